@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export DELAYQ_VENV := $(CURDIR)/$(VENV)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-matrix lint bench clean
+
+help: ## Show what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
+
+demo: ## Watch a shop whose orders cancel themselves (ORDERS=... REVIEWS=... for recorded orders)
+	@$(PYTHON) tools/environment.py demo
+	@$(BIN)/python example_project/demo.py
+
+test: ## Set up, then run the whole suite on every database this machine has
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py $(STAGES)
+
+test-matrix: ## Unit and integration tests on the newest Python and Django found here (SQLite)
+	@$(PYTHON) tools/newest.py
+
+lint: ## Style, types, import rules, migrations
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tools/suite.py lint
+
+bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or mariadb: on a server)
+	@$(PYTHON) tools/environment.py test
+	@PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/lag.py
+
+clean: ## Remove what the other commands created
+	rm -rf $(VENV) .venv-newest .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

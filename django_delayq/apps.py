@@ -1,0 +1,24 @@
+"""Start: discover the policies, check them, and begin to listen to saves and deletes."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
+
+
+class DelayqConfig(AppConfig):
+    """The app as Django sees it."""
+
+    name = "django_delayq"
+    verbose_name = _("Timeouts")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_delayq import checks, receivers
+        from django_delayq.policies import registry
+
+        autodiscover_modules("timeouts")
+        registry.check_postponed()
+        receivers.connect()
+        checks.register()

@@ -1,0 +1,122 @@
+"""System checks: what can be seen to be wrong before the first order is due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Info, Tags, Warning
+from django.core.checks import register as register_check
+from django.utils.module_loading import import_string
+
+from django_delayq.conf import ConfigError, get_settings
+from django_delayq.ledger.locking import database_of
+from django_delayq.policies import get_policies
+from django_delayq.policy_rules import reads_other_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def register() -> None:
+    """Make Django run the checks below."""
+    register_check(check_settings, "django_delayq")
+    register_check(check_policies, "django_delayq")
+    register_check(check_databases, "django_delayq", Tags.database)
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """The `DELAYQ` setting is sound."""
+    try:
+        settings = get_settings()
+    except ConfigError as error:
+        return [Error(str(error), id="django_delayq.E001")]
+    found: list[CheckMessage] = []
+    if settings.redis is None:
+        found.append(
+            Info(
+                "No Redis is configured: workers poll the ledger once a second.",
+                hint='Set DELAYQ = {"REDIS": "redis://..."} or a cache alias for deadlines met to the millisecond.',
+                id="django_delayq.I001",
+            )
+        )
+    if settings.catch_up >= settings.retention / 2:
+        found.append(
+            Error(
+                "CATCH_UP must be less than half of RETENTION.",
+                hint="Otherwise a round whose settled row was pruned could be armed, and fire, a second time.",
+                id="django_delayq.E002",
+            )
+        )
+    if settings.executor is not None:
+        try:
+            import_string(settings.executor)
+        except ImportError as error:
+            found.append(Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003"))
+    if not django_settings.USE_TZ:
+        found.append(
+            Warning(
+                "USE_TZ is False: deadlines are kept in local time, of which one hour comes twice a year.",
+                hint="Set USE_TZ = True.",
+                id="django_delayq.W003",
+            )
+        )
+    return found
+
+
+def check_policies(**_: Any) -> list[CheckMessage]:
+    """Each policy's model and ledger share a database, and its condition is one that saves can see."""
+    return [message for policy in get_policies() for message in _check_policy(policy)]
+
+
+def _check_policy(policy: Any) -> Iterator[CheckMessage]:
+    try:
+        database_of(policy.concrete_model)
+    except ConfigError as error:
+        yield Error(str(error), obj=policy, id="django_delayq.E004")
+    if reads_other_tables(policy):
+        yield Warning(
+            f"when of {policy.label} looks at related rows.",
+            hint="Saving a related row neither arms nor cancels, and its state is not locked while firing. "
+            "Copy what matters to the object's own columns, or call sync_timeouts() where the related row changes.",
+            obj=policy,
+            id="django_delayq.W001",
+        )
+    if policy.is_automatic and policy.after is None:
+        yield Warning(
+            f"{policy.label} has when and since but no after: saving cancels it, but can never arm it.",
+            hint="Give after=, or schedule it by hand.",
+            obj=policy,
+            id="django_delayq.W002",
+        )
+
+
+def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
+    """SQLite begins its transactions as writers, and the server is one that can skip locked rows."""
+    from django.db import connections
+
+    found: list[CheckMessage] = []
+    for alias in databases or []:
+        connection = connections[alias]
+        if connection.vendor == "sqlite":
+            mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", ""))
+            if mode.upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
+                found.append(
+                    Warning(
+                        f"Database {alias!r}: SQLite transactions begin as readers.",
+                        hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: one that reads first and writes later '
+                        "fails with 'database is locked' as soon as a worker has written in between.",
+                        id="django_delayq.W004",
+                    )
+                )
+        elif connection.vendor not in {"postgresql", "mysql"}:
+            found.append(Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005"))
+        elif not connection.features.has_select_for_update_skip_locked:
+            found.append(
+                Error(
+                    f"Database {alias!r} cannot skip locked rows.",
+                    hint="MySQL 8.0.1 or MariaDB 10.6 at least.",
+                    id="django_delayq.E006",
+                )
+            )
+    return found

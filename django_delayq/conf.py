@@ -1,0 +1,147 @@
+"""The `DELAYQ` setting as a frozen `Settings` object: every key optional, unknown keys refused with a hint.
+
+Read through `get_settings()`, which validates once and again after `setting_changed` (so that
+`override_settings` works in tests). Reading settings needs neither a database nor Redis.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from django_delayq.exceptions import DelayqError
+from django_delayq.retries import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    RedisSource = str | Callable[[], Any] | None
+
+REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
+MAX_CONCURRENCY = 1024
+
+
+class ConfigError(DelayqError, ImproperlyConfigured):
+    """The `DELAYQ` setting is wrong; the message names the key and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `DELAYQ` says, with its defaults. Durations are timedeltas, counts are ints.
+
+    Attributes:
+        redis: a `CACHES` alias, a URL, a dotted path to a callable that returns a redis-py client, or
+            None (workers then poll the ledger once a second). Default: alias `"default"` if Redis serves it.
+        prefix: the first part of every Redis key. Give each project its own when they share a Redis.
+        shards: number of sorted sets per queue; only Redis Cluster needs more than 1.
+        horizon: a timeout due later than this stays out of Redis until a sweep brings it in.
+        lease: a worker's right to fire what it took; extended while a handler lives. After a SIGKILL the
+            timeout comes back when the lease ends.
+        concurrency: handler threads per worker process.
+        sweep_interval: how often a worker compares the ledger with Redis.
+        sync_interval: how often a worker compares the tables of automatic policies with the ledger.
+        catch_up: saving an object arms a round that is overdue by less than this.
+        retention: settled rows are kept this long after the later of `settled_at` and `due_at`.
+        retry: what happens after a handler raised, unless its policy says otherwise.
+        executor: dotted path of the class that runs firings; None: threads of the worker process.
+    """
+
+    redis: RedisSource = None
+    prefix: str = "delayq"
+    shards: int = 1
+    horizon: timedelta = timedelta(hours=1)
+    lease: timedelta = timedelta(seconds=60)
+    concurrency: int = 4
+    sweep_interval: timedelta = timedelta(seconds=5)
+    sync_interval: timedelta = timedelta(seconds=60)
+    catch_up: timedelta = timedelta(days=7)
+    retention: timedelta = timedelta(days=30)
+    retry: Retry = Retry()
+    executor: str | None = None
+
+
+KEYS = {field.name.upper(): field for field in fields(Settings)}
+
+
+@functools.cache
+def get_settings() -> Settings:
+    """The validated settings.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type or outside its range.
+    """
+    raw = getattr(django_settings, "DELAYQ", {})
+    if not isinstance(raw, dict):
+        raise ConfigError(f"DELAYQ must be a dict, not {type(raw).__name__}.")
+    for key in raw:
+        if key not in KEYS:
+            raise ConfigError(f"Unknown DELAYQ setting {key!r}.{_hint(str(key))}")
+    values = {KEYS[key].name: _checked(key, value) for key, value in raw.items()}
+    if "redis" not in values:
+        values["redis"] = "default" if _is_redis_alias("default") else None
+    return Settings(**values)
+
+
+def _hint(key: str) -> str:
+    near = difflib.get_close_matches(key.upper(), KEYS, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(sorted(KEYS))}."
+
+
+def _is_redis_alias(alias: str) -> bool:
+    return django_settings.CACHES.get(alias, {}).get("BACKEND") in REDIS_BACKENDS
+
+
+def _checked(key: str, value: Any) -> Any:
+    """`value` as `key` needs it; a clear refusal otherwise, at start and not when the first order is due."""
+    default = Settings.__dataclass_fields__[KEYS[key].name].default
+    if key == "REDIS":
+        return _checked_redis(value)
+    if key == "EXECUTOR":
+        expected = value is None or isinstance(value, str)
+        rule = "a dotted path or None"
+    elif isinstance(default, timedelta):
+        floor = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else timedelta(milliseconds=50)
+        expected = isinstance(value, timedelta) and value >= floor
+        rule = f"a timedelta of at least {floor.total_seconds():g} seconds"
+    elif isinstance(default, int):
+        expected = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
+        rule = f"an int from 1 to {MAX_CONCURRENCY}"
+    elif isinstance(default, Retry):
+        expected, rule = isinstance(value, Retry), "a django_delayq.Retry"
+    else:
+        expected = isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
+        rule = "a non-empty text without braces and blanks"
+    if not expected:
+        raise ConfigError(f"DELAYQ[{key!r}] must be {rule}, not {value!r}.")
+    return value
+
+
+def _checked_redis(value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    if isinstance(value, str) and value:
+        if "://" in value or "." in value or _is_redis_alias(value):
+            return value
+        known = [alias for alias in django_settings.CACHES if _is_redis_alias(alias)]
+        raise ConfigError(
+            f"DELAYQ['REDIS'] is {value!r}, which is neither a URL nor a dotted path nor a cache alias served by "
+            f"Redis. Such aliases here: {', '.join(known) or 'none'}."
+        )
+    raise ConfigError(
+        f"DELAYQ['REDIS'] must be a cache alias, a URL, a dotted path or None, not {type(value).__name__}."
+    )
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    if setting in {"DELAYQ", "CACHES"}:
+        get_settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_delayq.conf")

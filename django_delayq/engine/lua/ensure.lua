@@ -1,0 +1,39 @@
+-- Adds entries, and moves waiting ones earlier; never later, and never one under a lease. Safe to repeat.
+-- A lease that ends later than any lease may (the server's clock was set back, or it is a forgery) is none: without
+-- this rule nothing would ever bring such an entry back.
+-- KEYS entries wake
+-- ARGV max_lease_ms [score id ...]
+-- RETURN number of entries added or moved
+
+--- include score
+--- include clock
+--- include head
+--- include wake
+
+local head = waiting_head(KEYS[1])
+local count = (#ARGV - 1) / 2
+local changed = redis.call('ZADD', KEYS[1], 'NX', unpack(ARGV, 2))
+
+if changed < count then
+  local ids, moves = {}, {}
+  for i = 1, count do
+    ids[i] = ARGV[2 * i + 1]
+  end
+  local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
+  local no_lease = LEASED + (now_ms() + tonumber(ARGV[1])) * MS + MS
+  for i = 1, count do
+    local held, wanted = tonumber(scores[i]), tonumber(ARGV[2 * i])
+    local deliveries = math.floor(held % DELIVERIES)
+    if held >= no_lease then
+      moves[#moves + 1], moves[#moves + 2] = text(wanted), ids[i]
+    elseif held < LEASED and wanted < held - deliveries then
+      moves[#moves + 1], moves[#moves + 2] = text(wanted + deliveries), ids[i]
+    end
+  end
+  if #moves > 0 then
+    changed = changed + redis.call('ZADD', KEYS[1], 'XX', 'LT', 'CH', unpack(moves))
+  end
+end
+
+wake_if_earlier(KEYS[1], KEYS[2], head)
+return changed

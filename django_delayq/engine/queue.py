@@ -1,0 +1,161 @@
+"""One delay queue: each method is one Lua command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django_delayq.engine.calls import Caller
+from django_delayq.engine.faults import Client
+from django_delayq.engine.keys import queue_keys
+from django_delayq.engine.limits import (
+    MAX_BATCH,
+    MAX_LEASE_MS,
+    MAX_PEEK,
+    batches,
+    checked_ahead_ms,
+    checked_id,
+    checked_lease_ms,
+    checked_pair,
+)
+from django_delayq.engine.records import Entry, Lease, QueueStats, Reserved
+from django_delayq.engine.scripts import Call
+
+
+class DelayQueue:
+    """The entries of one queue and shard: ids that wait for their due time, or are under a worker's lease.
+
+    It holds hints, never the truth: an entry may be lost, doubled or early, and whoever fires decides by the ledger.
+    Ids are ints in [1, 2**63), due times ints of milliseconds since 1970 in [0, 2**42), rounded up by the caller; the
+    clock is the Redis server's. More than 1,000 entries are sent as several commands in one round trip, which are not
+    atomic together. Nothing is sent if any argument is refused (ValueError, TypeError).
+
+    Every method raises EngineUnavailable (try again later: all of them may be repeated) or EngineError. Threads may
+    share an instance.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        prefix: str = "delayq",
+        queue: str = "default",
+        shard: int = 0,
+        shards: int = 1,
+        caller: Caller | None = None,
+    ) -> None:
+        self.name = queue
+        self.keys = queue_keys(prefix, queue, shard, shards)
+        self._caller = caller or Caller(client)
+
+    def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
+        """Each (id, due ms) is there, due at that time at the latest. Returns how many were added or moved.
+
+        Never moves an entry later, and never touches one under a lease; so it may be repeated at any time.
+        """
+        return self._count(self.ensure_calls(entries))
+
+    def reschedule(self, entries: Iterable[tuple[int, int]]) -> int:
+        """Each (id, due ms) waits for exactly that time, under no lease any more. Returns how many changed."""
+        return self._count(self.reschedule_calls(entries))
+
+    def remove(self, ids: Iterable[int]) -> int:
+        """None of the ids is there any more. Returns how many were."""
+        return self._count(self.remove_calls(ids))
+
+    def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
+        """Up to `limit` (at most 1,000) due entries are leased to the caller for `lease_ms`.
+
+        Lapsed leases come first, then waiting entries, each kind earliest first; with `ahead_ms` (at most 1,000) also
+        those that fall due within that time, for a caller who has something to prepare. No other caller gets them
+        before the lease ends. Goes on when Redis is out of memory. Members that are not ours are removed on the way,
+        counted in `discarded`, and logged once for each queue.
+        """
+        if limit < 1:
+            raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
+        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), checked_ahead_ms(ahead_ms))
+        now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
+        if discarded:
+            self._caller.tell_once(
+                "foreign_members",
+                self.name,
+                "Queue %r held %d members that are no entries; they were removed, and later ones will be, quietly",
+                self.name,
+                discarded,
+            )
+        return Reserved(
+            lease=Lease(token) if ids else None,
+            entries=tuple(Entry(int(id), count) for id, count in zip(ids, deliveries, strict=True)),
+            next_due_ms=_time_or_none(next_ms),
+            now_ms=now_ms,
+            discarded=discarded,
+        )
+
+    def acknowledge(self, lease: Lease, ids: Iterable[int] | None = None) -> int:
+        """Those of the ids that this lease still holds are gone; None means the whole lease. Returns how many.
+
+        A lapsed lease holds its entries until another reserve takes them; a stale one acknowledges nothing.
+        """
+        if ids is None:
+            return int(self._one("acknowledge_all", (lease.token,)))
+        members = [checked_id(id) for id in ids]
+        return self._count([Call("acknowledge", self.keys, (lease.token, *batch)) for batch in batches(members)])
+
+    def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
+        """Each (id, due ms) that this lease still holds waits for that time. Returns how many.
+
+        The delivery given back is not counted.
+        """
+        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
+        return self._count([Call("release", self.keys, (lease.token, *_flat(batch))) for batch in batches(pairs)])
+
+    def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
+        """What this lease still holds is held by the returned lease instead, for `lease_ms` from now.
+
+        Returns the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing:
+        others may have its entries. A reply lost on the way costs the lease; its entries come back when it ends.
+        """
+        token, count = self._one("extend", (lease.token, checked_lease_ms(lease_ms)))
+        return (Lease(token) if count else lease), count
+
+    def stats(self) -> QueueStats:
+        """Counts of this moment, at a cost that does not grow with them."""
+        total, leased, due, next_ms, now_ms = self._one("stats")
+        return QueueStats(total, leased, due, _time_or_none(next_ms), now_ms)
+
+    def peek(self, limit: int = 100) -> list[tuple[int, int]]:
+        """The first `limit` (at most 500) entries as (id, due ms or lease expiry), by time; changes nothing."""
+        if limit < 1:
+            raise ValueError(f"the limit of a peek is 1 or more, not {limit}")
+        limit = min(int(limit), MAX_PEEK)
+        flat = self._one("peek", (limit,))
+        shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
+        return sorted(shown, key=lambda pair: pair[1])[:limit]
+
+    def ensure_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
+        """The commands of `ensure`, for a round trip over several queues."""
+        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
+        return [Call("ensure", self.keys, (MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
+
+    def reschedule_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
+        """The commands of `reschedule`, for a round trip over several queues."""
+        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
+        return [Call("reschedule", self.keys, _flat(batch)) for batch in batches(pairs)]
+
+    def remove_calls(self, ids: Iterable[int]) -> list[Call]:
+        """The commands of `remove`, for a round trip over several queues."""
+        return [Call("remove", self.keys, batch) for batch in batches(checked_id(id) for id in ids)]
+
+    def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
+        return self._caller.send([Call(command, self.keys, args)])[0]
+
+    def _count(self, calls: list[Call]) -> int:
+        return sum(self._caller.send(calls))
+
+
+def _flat(pairs: Iterable[tuple[int, str]]) -> list[int | str]:
+    return [word for pair in pairs for word in pair]
+
+
+def _time_or_none(ms: int) -> int | None:
+    return None if ms < 0 else ms

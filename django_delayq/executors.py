@@ -1,0 +1,161 @@
+"""Where firings run: in threads of the worker's process, or wherever the class named by `DELAYQ["EXECUTOR"]` says."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from math import inf
+from queue import Empty, SimpleQueue
+from typing import Final, Protocol, TypeAlias
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
+
+from django_delayq import clock
+from django_delayq.conf import ConfigError, get_settings
+from django_delayq.firing import Report, Work, run
+
+logger = logging.getLogger("django_delayq.worker")
+
+Done: TypeAlias = Callable[[Work, Report], None]
+"""Told what became of a work, in any thread."""
+
+IDLE_SECONDS: Final = 60.0
+"""After this long without a query a connection is tried before it is used: firewalls cut what is silent."""
+
+
+class Executor(Protocol):
+    """Runs works, several at a time. Made as `cls(using, concurrency)` in the worker's main thread."""
+
+    def submit(self, work: Work, done: Done) -> None:
+        """`work` will be run by `firing.run`, in its turn, and `done` be told. Returns at once."""
+
+    def withdraw(self) -> list[Work]:
+        """The works that have not begun; they never will, and `done` is not told of them."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """Nothing more is submitted. With `wait`, whatever was submitted and not withdrawn has been run."""
+
+
+class ThreadExecutor:
+    """Daemon threads, each with its own database connection, open already when the first deadline comes.
+
+    Daemons, so that a worker that is told to stop a second time need not wait for a handler that hangs.
+    """
+
+    def __init__(self, using: str, concurrency: int) -> None:
+        self._using = using
+        self._broken_at = 0.0
+        self._works: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"delayq-handler-{number}", daemon=True)
+            for number in range(1, concurrency + 1)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Work, done: Done) -> None:
+        self._works.put((work, done))
+
+    def withdraw(self) -> list[Work]:
+        withdrawn = []
+        with contextlib.suppress(Empty):
+            while True:
+                item = self._works.get_nowait()
+                if item is not None:
+                    withdrawn.append(item[0])
+        return withdrawn
+
+    def close(self, *, wait: bool = True) -> None:
+        for _ in self._threads:
+            self._works.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def _serve(self) -> None:
+        open_connection(self._using)
+        used_at = time.monotonic()
+        try:
+            while (item := self._works.get()) is not None:
+                work, done = item
+                # Where one connection broke, most likely all did: the others are tried before they are used.
+                is_suspect = self._broken_at >= used_at
+                check_connections(idle_seconds=inf if is_suspect else time.monotonic() - used_at)
+                report = self._run(work)
+                used_at = time.monotonic()
+                check_connections()
+                if connections[self._using].connection is None:
+                    self._broken_at = used_at
+                done(work, report)
+        finally:
+            connections.close_all()
+
+    def _run(self, work: Work) -> Report:
+        try:
+            return run(work, self._using)
+        except BaseException:  # `run` lets nothing out, but a thread that is lost here is lost for good
+            logger.exception("A firing was interrupted; its timeouts come again", extra={"event": "interrupted"})
+            return Report(again=dict.fromkeys(work.ids, clock.now() + timedelta(seconds=1)))
+
+
+def make_executor(using: str, concurrency: int) -> Executor:
+    """The executor that the settings name.
+
+    Raises:
+        ConfigError: `DELAYQ["EXECUTOR"]` cannot be imported.
+    """
+    path = get_settings().executor
+    if path is None:
+        return ThreadExecutor(using, concurrency)
+    try:
+        executor: Executor = import_string(path)(using, concurrency)
+    except ImportError as error:
+        raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be imported: {error}") from error
+    return executor
+
+
+def open_connection(using: str) -> bool:
+    """This thread's connection to the database is open; False: it cannot be opened just now."""
+    try:
+        connections[using].ensure_connection()
+    except Exception as error:  # noqa: BLE001 - the next query will say it again to somebody who can act on it
+        logger.debug("no connection to database %r yet: %s", using, error)
+        return False
+    return True
+
+
+def check_connections(idle_seconds: float = 0.0) -> None:
+    """This thread's database connections are sound, or closed, so that their next use opens them anew.
+
+    Django closes a connection after each request unless CONN_MAX_AGE says otherwise. A worker has no requests, and
+    opening one would cost more than most firings; so a connection stays open as long as it works, or for
+    CONN_MAX_AGE seconds if that is set.
+    """
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None or connection.in_atomic_block:
+            continue
+        if _is_too_old(connection) or (
+            (connection.errors_occurred or idle_seconds > IDLE_SECONDS) and not _is_usable(connection)
+        ):
+            with contextlib.suppress(Exception):
+                connection.close()
+
+
+def _is_too_old(connection: BaseDatabaseWrapper) -> bool:
+    has_age = bool(connection.settings_dict["CONN_MAX_AGE"])
+    return has_age and connection.close_at is not None and time.monotonic() >= connection.close_at
+
+
+def _is_usable(connection: BaseDatabaseWrapper) -> bool:
+    try:
+        usable = connection.is_usable()
+    except Exception:  # noqa: BLE001 - then it is not
+        return False
+    if usable:
+        connection.errors_occurred = False
+    return usable

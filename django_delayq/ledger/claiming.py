@@ -1,0 +1,84 @@
+"""What a worker without Redis may do with rows: claim those that are due for a while, and give claims back.
+
+A claim is to the ledger what a lease is to Redis: whoever dies with it leaves a count behind, so that the row is a
+suspect when it is claimed again. It decides nothing: a claimed row may be fired by anybody, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import transaction
+from django.db.models import Case, DateTimeField, F, Q, Value, When
+
+from django_delayq.clock import DatabaseNow, database_now
+from django_delayq.ledger.locking import begin_write, for_update
+from django_delayq.models import Timeout, TimeoutQuerySet
+
+CHUNK = 200
+MOST_CLAIMS = 30_000
+"""The column holds no more than 32,767."""
+
+
+class Claimed(NamedTuple):
+    """What `claim` got: how often each id was claimed and never given back, until when, and the database's moment."""
+
+    claims: Mapping[int, int]
+    until: datetime
+    now: datetime
+
+
+def claimable(using: str, queues: Sequence[str] | None) -> TimeoutQuerySet:
+    """Rows that are due and that nobody has claimed, longest due first; `queues` None: of all queues."""
+    unclaimed = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
+    rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
+    return rows if queues is None else rows.filter(queue__in=queues)
+
+
+def is_any_claimable(using: str, queues: Sequence[str] | None) -> bool:
+    """Whether `claim` would find anything.
+
+    Not `exists()`, which leaves out the order: without it PostgreSQL may read the table from its beginning until it
+    finds one, and mostly there is none.
+    """
+    return bool(claimable(using, queues).values_list("pk", flat=True)[:1])
+
+
+def claim(using: str, queues: Sequence[str] | None, limit: int, seconds: timedelta) -> Claimed:
+    """At most `limit` due rows are claimed by the caller for `seconds`; rows that others lock are left out."""
+    with transaction.atomic(using=using):
+        begin_write(using)
+        now = database_now(using)
+        until = now + seconds
+        found = dict(for_update(claimable(using, queues), using, wait=False).values_list("id", "claims")[:limit])
+        for ids in _chunks(list(found)):
+            rows = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MOST_CLAIMS)
+            rows.update(claims=F("claims") + 1, claimed_until=until)
+    return Claimed({id: count + 1 for id, count in found.items()}, until, now)
+
+
+def keep(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> datetime:
+    """Those of `ids` that are still claimed `until` then are claimed for `seconds` from now; returns until when."""
+    longer = database_now(using) + seconds
+    for chunk in _chunks(list(ids)):
+        Timeout.objects.using(using).filter(pk__in=chunk, claimed_until=until).update(claimed_until=longer)
+    return longer
+
+
+def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> None:
+    """Those that are still claimed `until` then are free, each from its moment on, and that claim is not counted.
+
+    A row that waits for that moment anyway is free at once: somebody may move it forward.
+    """
+    for ids in _chunks(list(again)):
+        moments = [When(pk=id, then=Value(again[id], output_field=DateTimeField())) for id in ids]
+        free_from = Case(*moments, output_field=DateTimeField())
+        rows = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
+        rows.filter(run_at__gte=free_from).update(claims=F("claims") - 1, claimed_until=None)
+        rows.update(claims=F("claims") - 1, claimed_until=free_from)
+
+
+def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:
+    return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]

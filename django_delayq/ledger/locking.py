@@ -1,0 +1,112 @@
+"""Transactions and the order of locks: business row first, then timeout row, everywhere.
+
+Two of us who locked in opposite orders would wait for each other for ever, and the database would end it by
+failing somebody's payment.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router, transaction
+from django.db.models import Model, QuerySet, Value
+from django.db.models.functions import Concat
+
+from django_delayq.conf import ConfigError
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from django_delayq.models import TimeoutQuerySet
+
+M = TypeVar("M", bound=Model)
+
+
+def database_of(model: type[Model], instance: Model | None = None) -> str:
+    """The alias of the writer that holds both `model` and the ledger.
+
+    Raises:
+        ConfigError: the routers put them into two databases, where no transaction spans both.
+    """
+    hints: dict[str, Any] = {} if instance is None else {"instance": instance}
+    business, ledger = router.db_for_write(model, **hints), router.db_for_write(Timeout, **hints)
+    if business != ledger:
+        raise ConfigError(
+            f"{model.__name__} is written to database {business!r} and its timeouts to {ledger!r}. They must share "
+            "one: let the router send the app django_delayq where the model lives."
+        )
+    return business
+
+
+@contextmanager
+def transaction_of(using: str) -> Iterator[None]:
+    """Inside the caller's transaction, joins it, without a savepoint; outside, opens one.
+
+    Joining keeps the caller's transaction usable after our own errors: `atomic(savepoint=False)` would mark
+    it for rollback. So whoever raises inside must not have written yet.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
+        begin_write(using)
+        yield
+    else:
+        with transaction.atomic(using=using):
+            begin_write(using)
+            yield
+
+
+def begin_write(using: str) -> None:
+    """On SQLite: this transaction is a writing one from here on; elsewhere nothing.
+
+    A SQLite transaction that reads first and writes later fails at once, without waiting, when somebody
+    else has written in between. One that writes first queues up.
+    """
+    connection = connections[using]
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {connection.ops.quote_name(Timeout._meta.db_table)} SET id = id WHERE id = -1")
+
+
+def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[M]:
+    """`rows`, locked until the end of the transaction; `wait=False` leaves out what others hold.
+
+    SKIP LOCKED and not NOWAIT: NOWAIT aborts a PostgreSQL transaction, and MariaDB reports it like a lock
+    wait that timed out. PostgreSQL gets FOR NO KEY UPDATE, which does not stall inserts of child rows.
+    """
+    features = connections[using].features
+    if not features.has_select_for_update:
+        return rows
+    if not wait and not features.has_select_for_update_skip_locked:
+        raise ImproperlyConfigured("The database must know SKIP LOCKED: MySQL 8.0.1 or MariaDB 10.6 at least.")
+    return rows.select_for_update(skip_locked=not wait, no_key=features.has_select_for_no_key_update)
+
+
+def in_state(rows: TimeoutQuerySet, state: Timeout.State, using: str) -> TimeoutQuerySet:
+    """Those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE.
+
+    MySQL and MariaDB prefer the index of states and times to the primary key while it names hardly any row. Then an
+    UPDATE of one row comes by the next one in that index, and waits for whoever holds it. So the column is hidden
+    from the index. What is pending is found by `slot_taken=1`, which tempts nobody.
+    """
+    if connections[using].vendor != "mysql":
+        return rows.filter(state=state)
+    return rows.alias(state_in_words=Concat("state", Value(""))).filter(state_in_words=state)
+
+
+def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool = True) -> dict[Any, M]:
+    """The business rows `pks`, fresh and locked in the order of their keys, by key.
+
+    Found by primary key alone, through `_base_manager`, on the writer: a condition in this statement would
+    lock every row it looks at in InnoDB, and PostgreSQL refuses it over outer joins. A key that is missing
+    from the answer is gone, or, with `wait=False`, held by somebody else.
+    """
+    rows = model._base_manager.using(using).select_related(None).filter(pk__in=pks).order_by("pk")
+    return {row.pk: row for row in for_update(rows, using, wait=wait)}
+
+
+def lock_object(model: type[M], pk: Any, using: str) -> M | None:
+    """The business row `pk`, fresh and locked; None if it is gone."""
+    return lock_objects(model, [pk], using).get(pk)

@@ -1,0 +1,121 @@
+"""What a firing may do with a row. Each transition is one UPDATE that compares before it sets.
+
+All of it runs inside a transaction. Rows come from `lock_rows`, which waits for nobody, so that what a row
+says is still true when it is changed; the comparison in the UPDATE decides nevertheless, because SQLite locks
+no rows and a worker's clock proves nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import F
+
+from django_delayq import clock
+from django_delayq.clock import DatabaseNow
+from django_delayq.ledger.locking import for_update, in_state
+from django_delayq.models import Timeout, slot_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+State, Cause = Timeout.State, Timeout.Cause
+
+
+def lock_rows(ids: Collection[int], using: str, *, history: bool = False) -> tuple[dict[int, Timeout], datetime]:
+    """The rows `ids` by id, fresh and locked, and the database's moment. Those that others hold are left out.
+
+    The history, which may be large, is loaded only on demand, or here with `history`.
+    """
+    rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow()).order_by("pk")
+    found = list(for_update(rows if history else rows.defer("history"), using, wait=False))
+    now: datetime = vars(found[0])["database_now"] if found else clock.now()
+    return {row.pk: row for row in found}, now
+
+
+def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: bool = False) -> bool:
+    """All of the pending `rows` are `fired` and say so; False: one of them is not due, and the caller must undo.
+
+    `counted`: the attempt has been charged already.
+    """
+    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
+    attempts = 0 if counted else 1
+    if _due(rows, using).update(**values, attempts=F("attempts") + attempts) != len(rows):
+        return False
+    for row in rows:
+        _tell(row, {**values, "attempts": row.attempts + attempts})
+    return True
+
+
+def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
+    """The pending `row` is `firing` until `until`, its attempt counted and its slot free; False: it is not due."""
+    values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
+    if not _due([row], using).filter(attempts=row.attempts).update(**values):
+        return False
+    _tell(row, values)
+    return True
+
+
+def is_marked(row_id: int, using: str) -> bool:
+    """Whether the current transaction still works and still sees the row as fired."""
+    return bool(Timeout.objects.using(using).filter(pk=row_id, state=State.FIRED).exists())
+
+
+def mark_skipped(rows: Sequence[Timeout], cause: Timeout.Cause, now: datetime, using: str) -> None:
+    """The pending, locked `rows` are `skipped`: there is nothing to do."""
+    values = {"state": State.SKIPPED, "cause": cause, "settled_at": now, "slot_taken": None}
+    Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
+    for row in rows:
+        _tell(row, values)
+
+
+def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
+    """`row` has `values` if nobody has moved, settled, begun anew or tried it since it was read; else False."""
+    unchanged = {name: getattr(row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
+    if not Timeout.objects.using(using).filter(pk=row.pk, **unchanged).update(**values):
+        return False
+    _tell(row, values)
+    return True
+
+
+def settled(state: Timeout.State, cause: Timeout.Cause, now: datetime) -> dict[str, Any]:
+    """The columns of a row that settles as `state`, for `compare_and_set`."""
+    return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
+
+
+def waiting(run_at: datetime) -> dict[str, Any]:
+    """The columns of a row that waits for its next attempt at `run_at`, for `compare_and_set`."""
+    return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at}
+
+
+def slot_is_taken(row: Timeout, labels: Iterable[str], using: str) -> bool:
+    """Whether a newer round waits in the slot of the firing `row`, under any of its policy's `labels`."""
+    slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels}
+    taken: bool = Timeout.objects.using(using).filter(slot__in={row.slot, *slots}, slot_taken=1).exists()
+    return taken
+
+
+def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
+    """At most `limit` rows, only `ids` if given, whose attempt outlived its expiry, the longest expired first."""
+    rows = Timeout.objects.using(using).filter(state=State.FIRING, settled_at__isnull=True, run_at__lte=DatabaseNow())
+    if ids is not None:
+        rows = rows.filter(pk__in=ids)
+    return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
+
+
+def extend(ids: Collection[int], until: datetime, using: str) -> int:
+    """Those of `ids` that are firing expire at `until`; returns how many."""
+    rows = Timeout.objects.using(using).filter(pk__in=ids)
+    return int(in_state(rows, State.FIRING, using).update(run_at=until))
+
+
+def _due(rows: Sequence[Timeout], using: str) -> Any:
+    ids = [row.pk for row in rows]
+    # Not by the state: see `in_state`.
+    return Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, run_at__lte=DatabaseNow())
+
+
+def _tell(row: Timeout, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(row, name, value)

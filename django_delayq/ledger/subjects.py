@@ -1,0 +1,126 @@
+"""Whom a timeout is about: a policy, an object, a key, and the slot that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.contenttypes.models import ContentType
+from django.db.models import Model
+
+from django_delayq.ledger.locking import database_of
+from django_delayq.models import Timeout, slot_of
+from django_delayq.policies import registry, resolve_policy
+
+if TYPE_CHECKING:
+    from django_delayq.models import TimeoutQuerySet
+    from django_delayq.policies import TimeoutPolicy
+
+MAX_KEY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One policy's place for one object and key in one database; or, with `row_id`, one row of it."""
+
+    policy: TimeoutPolicy[Any] | None
+    """None: a row whose policy is not declared any more; it can still be found, cancelled and moved."""
+    model: type[Model] | None
+    pk: Any
+    labels: tuple[str, ...]
+    content_type_id: int
+    object_id: str
+    key: str
+    using: str
+    row_id: int | None = None
+
+    @property
+    def slot(self) -> str:
+        """The slot that new rows take."""
+        return slot_of(self.labels[0], self.content_type_id, self.object_id, self.key)
+
+    @property
+    def slots(self) -> list[str]:
+        """The slots under the present and all former labels of the policy, the present first."""
+        return [slot_of(label, self.content_type_id, self.object_id, self.key) for label in self.labels]
+
+    def rounds(self) -> TimeoutQuerySet:
+        """Every row of this subject, newest first."""
+        rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by("-id")
+        return rows.filter(slot__in=self.slots) if self.row_id is None else rows.filter(pk=self.row_id)
+
+    def pending(self) -> TimeoutQuerySet:
+        """The row that waits, if there is one; found by the unique slot."""
+        return self.rounds().filter(slot_taken=1)
+
+    def __str__(self) -> str:
+        return f"{self.labels[0]} of {self.object_id}{f' ({self.key})' if self.key else ''}"
+
+
+def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:
+    """The subject of the object with the primary key `pk`.
+
+    Raises:
+        ValueError: `key` is no text, longer than 200 characters, or holds NUL, which PostgreSQL refuses.
+    """
+    if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
+        raise ValueError(f"key must be a text of at most {MAX_KEY} characters without NUL, not {key!r}.")
+    content_type = ContentType.objects.db_manager(using).get_for_model(policy.concrete_model)
+    object_id = object_id_of(policy.concrete_model, pk)
+    return Subject(policy, policy.model, pk, policy.labels, content_type.pk, object_id, key, using)
+
+
+def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str = "") -> Subject:
+    """What a public verb was asked to act on: an object and a policy, or a row of the ledger itself.
+
+    Raises:
+        UnknownPolicy: no such policy for this kind of object.
+        ValueError: an object that is not saved, or a wrong key.
+        TypeError: neither a model instance nor a `Timeout`, or no policy for an object.
+    """
+    if isinstance(target, Timeout):
+        return _subject_of_row(target)
+    if not isinstance(target, Model):
+        raise TypeError(f"Expected a model instance or a Timeout, not {type(target).__name__}.")
+    if policy is None:
+        raise TypeError("Which policy? Name one, or pass the Timeout itself.")
+    resolved = resolve_policy(policy, type(target))
+    pk = resolved.pk_of(target)
+    if pk is None or target._state.adding:
+        raise ValueError(f"{target!r} is not saved: save it first, its timeouts are kept by its primary key.")
+    return subject_at(resolved, pk, key, database_of(type(target), target))
+
+
+def _subject_of_row(row: Timeout) -> Subject:
+    if row.pk is None:
+        raise ValueError("This Timeout is not a row of the ledger.")
+    policy = registry.get(row.policy)
+    using = row._state.db or database_of(Timeout)
+    content_type = ContentType.objects.db_manager(using).get_for_id(row.content_type_id)
+    model = policy.model if policy else content_type.model_class()
+    try:
+        pk = None if model is None else pk_of(model, row.object_id)
+    except ValueError:
+        model, pk = None, None
+    labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
+    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
+
+
+def object_id_of(model: type[Model], pk: Any) -> str:
+    """How the ledger writes a primary key: `str` of its Python value, the same for `"7"` and 7."""
+    return str(_key_field(model).to_python(pk))
+
+
+def pk_of(model: type[Model], object_id: str) -> Any:
+    """The primary key that `object_id` stands for; ValueError if it cannot be one of this model."""
+    try:
+        return _key_field(model).to_python(object_id)
+    except Exception as error:
+        raise ValueError(f"{object_id!r} is no key of {model.__name__}.") from error
+
+
+def _key_field(model: type[Model]) -> Any:
+    field: Any = model._meta.pk
+    while field.remote_field is not None:  # a multi-table child's key is its parent's
+        field = field.target_field
+    return field

@@ -1,0 +1,1 @@
+"""Arguments in, one call out."""

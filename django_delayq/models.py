@@ -1,0 +1,199 @@
+"""The ledger: one row per timeout, written in the caller's transaction. It is the truth; Redis is an index.
+
+Only `ledger.py` changes rows, each change a compare-and-set. The constraints below tie every state to its
+columns, so that a row which lies about itself cannot be stored by anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.contrib.contenttypes.fields import GenericForeignKey
+from django.contrib.contenttypes.models import ContentType
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from django_delayq import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+    from django.db.backends.ddl_references import Statement
+
+
+class _PartialIndex(models.Index):
+    """An index over some rows, where the database can leave the others out.
+
+    MySQL and MariaDB, which know no partial indexes, get the same columns in full. The conditions name no
+    parameter, because SQLite cannot match a partial index by a bound one.
+    """
+
+    rows: ClassVar[Q]
+
+    def create_sql(
+        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
+    ) -> Statement:
+        """The index with its condition, or without if the database has no partial indexes."""
+        partial = schema_editor.connection.features.supports_partial_indexes
+        plain = models.Index(fields=self.fields, name=self.name, condition=self.rows if partial else None)
+        return plain.create_sql(model, schema_editor, using, **kwargs)
+
+
+class UnsettledIndex(_PartialIndex):
+    """Over the rows that still wait: a year of history costs the sweep nothing."""
+
+    rows = Q(settled_at__isnull=True)
+
+
+class SettledIndex(_PartialIndex):
+    """Over the settled rows only. With the others in it, SQLite would look for those that wait in here, unsorted."""
+
+    rows = Q(settled_at__isnull=False)
+
+
+def new_idempotency_key() -> str:
+    """A key that no other timeout of any installation has."""
+    return uuid.uuid4().hex
+
+
+def slot_of(label: str, content_type_id: int, object_id: str, key: str) -> str:
+    """The place that at most one pending timeout may hold: a digest of policy, object and key.
+
+    A digest, because MySQL can neither index four long texts together nor compare them case by case;
+    160 bits, because keys may come from strangers who would look for a collision.
+    """
+    parts = (label, str(content_type_id), object_id, key)
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=20).hexdigest()
+
+
+class TimeoutQuerySet(models.QuerySet["Timeout"]):
+    """Reads of the ledger by what a row is doing."""
+
+    def pending(self) -> TimeoutQuerySet:
+        """Rows that wait to be fired."""
+        return self.filter(state=Timeout.State.PENDING, settled_at__isnull=True)
+
+    def unsettled(self) -> TimeoutQuerySet:
+        """Rows that wait or are being fired."""
+        return self.filter(settled_at__isnull=True)
+
+    def due(self) -> TimeoutQuerySet:
+        """Pending rows whose next attempt is due by the database's clock."""
+        return self.pending().filter(run_at__lte=clock.DatabaseNow())
+
+    def of_labels(self, labels: Iterable[str]) -> TimeoutQuerySet:
+        """Rows of a policy under its present and former labels."""
+        return self.filter(policy__in=tuple(labels))
+
+
+class Timeout(models.Model):
+    """One round of one policy for one object (and key). Outlives its object and its policy."""
+
+    class State(models.TextChoices):
+        PENDING = "pending", _("pending")
+        FIRING = "firing", _("firing")
+        FIRED = "fired", _("fired")
+        SKIPPED = "skipped", _("skipped")
+        CANCELLED = "cancelled", _("cancelled")
+        DEAD = "dead", _("dead")
+
+        @property
+        def is_settled(self) -> bool:
+            """Whether nothing more will happen by itself."""
+            return self not in {Timeout.State.PENDING, Timeout.State.FIRING}
+
+    class Cause(models.TextChoices):
+        """Why a row is settled as it is."""
+
+        DUE = "due", _("it was due")
+        HAND = "hand", _("by hand")
+        CONDITION = "condition", _("the condition stopped holding")
+        GONE = "gone", _("the object is gone")
+        HANDLER = "handler", _("the handler said so")
+        RETRIES = "retries", _("all retries are used up")
+        LATE = "late", _("it was too late")
+        SUPERSEDED = "superseded", _("a newer round took its place")
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(_("policy"), max_length=200)
+    content_type = models.ForeignKey(
+        ContentType, verbose_name=_("kind of object"), on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+    )
+    object_id = models.CharField(_("object id"), max_length=255)
+    content_object = GenericForeignKey("content_type", "object_id", for_concrete_model=True)
+    key = models.CharField(_("key"), max_length=200, default="", blank=True)
+    queue = models.CharField(_("queue"), max_length=100, default="default")
+    state = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.PENDING)
+    cause = models.CharField(_("cause"), max_length=12, choices=Cause.choices, default="", blank=True)
+    due_at = models.DateTimeField(_("deadline"))
+    run_at = models.DateTimeField(_("next attempt"))
+    since_at = models.DateTimeField(_("counts from"), null=True, blank=True)
+    first_due_at = models.DateTimeField(_("first deadline"))
+    extensions = models.PositiveSmallIntegerField(_("extensions"), default=0)
+    attempts = models.PositiveSmallIntegerField(_("attempts"), default=0)
+    payload = models.JSONField(_("payload"), null=True, blank=True, default=None)
+    history = models.JSONField(_("history"), default=list, blank=True)
+    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
+    created_at = models.DateTimeField(_("created at"))
+    settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
+    idempotency_key = models.CharField(_("idempotency key"), max_length=32, default=new_idempotency_key, editable=False)
+
+    # Internal: who holds the slot, and what the firing path remembers.
+    slot = models.CharField(max_length=40, editable=False)
+    slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)
+    final_attempt = models.BooleanField(default=False, editable=False)
+    claims = models.PositiveSmallIntegerField(default=0, editable=False)
+    claimed_until = models.DateTimeField(null=True, default=None, editable=False)
+
+    objects: ClassVar[Any] = TimeoutQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("timeout")
+        verbose_name_plural = _("timeouts")
+        default_permissions = ("view",)
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            # NULLs do not collide on any supported database, so settled rows leave the slot free.
+            models.UniqueConstraint(fields=["slot", "slot_taken"], name="delayq_one_pending_per_slot"),
+            models.CheckConstraint(
+                condition=(
+                    Q(state="pending", settled_at__isnull=True, cause="", slot_taken=1, slot_taken__isnull=False)
+                    | Q(state="firing", settled_at__isnull=True, cause="", slot_taken__isnull=True)
+                    | Q(
+                        ~Q(cause=""),
+                        state__in=["fired", "skipped", "cancelled", "dead"],
+                        settled_at__isnull=False,
+                        slot_taken__isnull=True,
+                    )
+                ),
+                name="delayq_state_fits_its_columns",
+            ),
+        ]
+        indexes: ClassVar[list[models.Index]] = [
+            UnsettledIndex(fields=["state", "run_at", "id"], name="delayq_unsettled"),
+            models.Index(fields=["content_type", "object_id"], name="delayq_object"),
+            SettledIndex(fields=["settled_at", "id"], name="delayq_settled"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.policy} of {self.object_id}{f' ({self.key})' if self.key else ''}: {self.state}"
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        """The failed attempts among the events of `history`, oldest first, with their tracebacks."""
+        return [event for event in self.history if event.get("what") == "failed"]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will happen by itself."""
+        return self.settled_at is not None
+
+    def lateness(self) -> float | None:
+        """Seconds between the deadline and the settling, for a row that fired; else None."""
+        if self.state != self.State.FIRED or not isinstance(self.settled_at, datetime):
+            return None
+        return (self.settled_at - self.due_at).total_seconds()

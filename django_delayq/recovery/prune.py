@@ -1,0 +1,32 @@
+"""Prune: rows that were settled long ago are deleted, a few at a time, so that no delete is ever a long one."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+from typing import Final
+
+from django_delayq.clock import database_now
+from django_delayq.conf import get_settings
+from django_delayq.ledger.forgetting import delete_page
+
+PAUSE_SECONDS: Final = 0.01
+"""Between two pages: replicas and other writers get their turn."""
+
+
+def prune(using: str, older_than: timedelta | None = None) -> int:
+    """No row is left whose settling and deadline are both older than `older_than`; returns how many were deleted.
+
+    Both, because a row that was cancelled long before its deadline still closes its round until then: without it the
+    object would be armed a second time. Default: `RETENTION`. Each page is a transaction of its own, so it may be
+    stopped at any time.
+    """
+    before = database_now(using) - (get_settings().retention if older_than is None else older_than)
+    deleted = 0
+    start: datetime | None = None
+    while True:
+        count, start = delete_page(using, before, start)
+        deleted += count
+        if start is None:
+            return deleted
+        time.sleep(PAUSE_SECONDS)

@@ -1,0 +1,117 @@
+"""The sweep: Redis knows what is due soon or overdue, whatever became of pushes, entries and servers.
+
+It loads what lay beyond the horizon, repairs what Redis lost, and finds rows whose push never happened: one mechanism
+for all three, so that none of them is code which runs once a year. Every `SWEEP_INTERVAL` it looks at what is due from
+a minute ago to two intervals ahead; once a minute, at everything overdue, for rows that were committed after they were
+due and for old backlog. And it settles `firing` rows whose worker died.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from django_delayq import clock
+from django_delayq.conf import get_settings
+from django_delayq.engine import Engine
+from django_delayq.firing import settle_expired
+from django_delayq.firing.planning import PARKED
+from django_delayq.policies import registry
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery.reading import PAGE, Row, page_of
+
+PASS: Final = 10_000
+BEHIND: Final = timedelta(seconds=60)
+FULL_INTERVAL: Final = timedelta(seconds=60)
+EXPIRED_PAGE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How many rows were looked at, and how many entries were missing or too late."""
+
+    looked: int = 0
+    changed: int = 0
+
+    def __add__(self, other: Swept) -> Swept:
+        return Swept(self.looked + other.looked, self.changed + other.changed)
+
+
+class Sweep:
+    """One worker's sweep. Not for several threads at once."""
+
+    def __init__(self, engine: Engine, using: str, clocks: Clocks) -> None:
+        self._engine = engine
+        self._using = using
+        self._clocks = clocks
+        self._places: dict[str, Row | None] = {}
+        self._parked_until = clock.now()
+
+    def run_once(self, *, everything: bool = False) -> Swept:
+        """One sweep, if it is this worker's turn; with `everything` in any case, and over all that is overdue.
+
+        Raises EngineError or the database's errors; what was done until then stays done.
+        """
+        interval = get_settings().sweep_interval
+        if not everything and not take_turn(self._engine, "sweep", interval):
+            return Swept()
+        full = everything or take_turn(self._engine, "full-sweep", FULL_INTERVAL)
+        now = self._clocks.ask_database()
+        # What is yet to come is first: behind a long backlog it would have to wait for it.
+        self._parked_until = now + PARKED
+        ahead = self._range("ahead", now, now + 2 * interval)
+        if full:
+            return ahead + self._range("full", None, now)
+        return ahead + self._range("behind", now - BEHIND, now)
+
+    def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
+        """Pass after pass until the end of the range, or until a whole pass found Redis as it should be.
+
+        Then the rest is most likely as it should be too, and a backlog of 100,000 is not read again every few
+        seconds. The next sweep goes on from there, so that in the end every row is looked at.
+        """
+        total = Swept()
+        place = self._places.get(kind)
+        while True:
+            swept, place = self._pass(start, place, end)
+            total += swept
+            if place is None or not swept.changed:
+                break
+        self._places[kind] = place
+        return total
+
+    def _pass(self, start: datetime | None, place: Row | None, end: datetime) -> tuple[Swept, Row | None]:
+        """At most `PASS` rows; returns how far it came, None: to the end."""
+        if place is not None and start is not None and place.run_at < start:
+            place = None
+        swept = Swept()
+        while swept.looked < PASS:
+            page = page_of(self._using, start, place, end)
+            swept += Swept(len(page), self._ensure(page))
+            if len(page) < PAGE:
+                return swept, None
+            place = page[-1]
+        return swept, place
+
+    def _ensure(self, rows: Sequence[Row]) -> int:
+        entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for row in rows:
+            # A policy that nobody declares is looked at once a minute; an entry that is parked so stays where it is.
+            moment = row.run_at if registry.get(row.policy) else max(row.run_at, self._parked_until)
+            entries[row.queue, self._engine.shard_of(row.id)].append((row.id, self._clocks.redis_ms(moment)))
+        return sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
+
+
+def settle_all_expired(using: str) -> int:
+    """Every `firing` row whose attempt died is settled or waits again; returns how many. Needs no Redis."""
+    settled = 0
+    while True:
+        report = settle_expired(using, EXPIRED_PAGE)
+        found = len(report.done) + len(report.again)
+        settled += found
+        if found < EXPIRED_PAGE:
+            return settled

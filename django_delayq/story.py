@@ -1,0 +1,151 @@
+"""Why did that happen? Every round of one policy for one object, as events in order, readable as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+
+from django_delayq import clock
+from django_delayq.arming import decide
+from django_delayq.conf import get_settings
+from django_delayq.ledger.subjects import Subject, subject_of
+from django_delayq.models import Timeout
+from django_delayq.observing import observe_many
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+    from django_delayq.policies import TimeoutPolicy
+
+State = Timeout.State
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEvent:
+    """One thing that happened to one round; `str()` is a line for people."""
+
+    at: datetime
+    what: str
+    timeout_id: int
+    by: str = ""
+    reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"{_local(self.at)}  {self.what}"]
+        if "to" in self.details:
+            parts.append(_("to {moment}").format(moment=_local(_moment(self.details["to"]))))
+        if "error" in self.details:
+            parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
+        if "late" in self.details:
+            parts.append(_("{seconds:.3f} s after the deadline").format(seconds=self.details["late"]))
+        if self.by:
+            parts.append(_("by {who}").format(who=self.by))
+        return ", ".join(parts) + (f" ({self.reason})" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The events of all rounds, oldest first, and one sentence on how things stand now."""
+
+    title: str
+    events: tuple[StoryEvent, ...]
+    outlook: str
+
+    def __iter__(self) -> Iterator[StoryEvent]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *(f"  {event}" for event in self.events), f"  {self.outlook}"])
+
+
+def explain_timeout(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Story:
+    """What happened to this timeout, when, by whom and why, and what will happen. Reads only.
+
+    `obj` may be a `Timeout`: then only its own round is told.
+
+    Raises:
+        UnknownPolicy: no such policy.
+        ValueError: `obj` is not saved.
+    """
+    subject = subject_of(obj, policy, key)
+    rounds = list(subject.rounds().order_by("id"))
+    events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
+    newest = rounds[-1] if rounds else None
+    return Story(str(subject), tuple(events), _outlook(subject, newest))
+
+
+def events_of(row: Timeout) -> Iterator[StoryEvent]:
+    """The events of one round: scheduled, what its history tells, and how it was settled."""
+    yield StoryEvent(
+        row.created_at,
+        "scheduled",
+        row.pk,
+        reason="" if row.is_settled else row.reason,
+        details={"to": row.first_due_at},
+    )
+    for said in row.history:
+        known = {"at", "what", "by", "reason"}
+        details = {name: value for name, value in said.items() if name not in known}
+        at = _moment(said["at"])
+        yield StoryEvent(at, said["what"], row.pk, said.get("by", ""), said.get("reason", ""), details)
+    if row.settled_at is not None:
+        late = row.lateness()
+        details = {"cause": row.cause, **({} if late is None else {"late": late})}
+        reason = row.reason or str(row.get_cause_display())
+        yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
+
+
+def _outlook(subject: Subject, newest: Timeout | None) -> str:
+    if newest is not None and newest.state == State.PENDING:
+        if newest.attempts:
+            text = _("Attempt {number} is due at {moment}.")
+            return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
+        return _("It is due at {moment}, unless something happens first.").format(moment=_local(newest.run_at))
+    if newest is not None and newest.state == State.FIRING:
+        return _("It is firing now.")
+    return _why_nothing_waits(subject)
+
+
+def _why_nothing_waits(subject: Subject) -> str:
+    policy = subject.policy
+    if policy is None:
+        return _("Nothing is pending: the policy is not declared any more.")
+    if not policy.is_automatic or subject.key:
+        return _("Nothing is pending; this policy is scheduled by hand.")
+    seen = observe_many(policy.concrete_model, [policy], [subject.pk], subject.using)
+    plan = decide(seen, subject.using, get_settings().catch_up)
+    reasons = (
+        (not seen, _("Nothing is pending: the object is gone.")),
+        (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
+        (
+            bool(plan.too_old),
+            _("Nothing is pending: the deadline passed too long ago; arm it with delayq_sync --backfill."),
+        ),
+        (bool(plan.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
+        (
+            bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
+            _("Nothing is pending: the moment that it counts from is not set."),
+        ),
+        (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
+    )
+    return next(text for applies, text in reasons if applies)
+
+
+def _moment(text: Any) -> datetime:
+    found = parse_datetime(str(text))
+    return found if found is not None else clock.now()
+
+
+def _local(moment: datetime) -> str:
+    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return f"{shown:%Y-%m-%d %H:%M:%S.%f}"[:-3]

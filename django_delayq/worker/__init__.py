@@ -1,0 +1,17 @@
+"""Wait until something is due, and fire it.
+
+loop       the worker: start, wait, stop, and the order of stopping
+transfer   due entries in Redis -> leased to this worker (without Redis: recovery.poll -> claimed)
+dispatch   leased ids -> rows -> works -> executor -> reports -> acknowledged or put back
+appetite   how much to hold at once
+leases     what runs long keeps its lease
+link       whether Redis is there
+duties     the sweep, the sync and the pruning, each in its thread
+shutdown   signals of the operating system
+"""
+
+from __future__ import annotations
+
+from django_delayq.worker.loop import Worker
+
+__all__ = ["Worker"]

@@ -1,0 +1,120 @@
+"""The sweep, the sync and the pruning of one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from django_delayq.conf import get_settings
+from django_delayq.exceptions import EngineError
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery.prune import prune
+from django_delayq.recovery.sweep import Sweep, settle_all_expired
+from django_delayq.syncing import sync_all
+from django_delayq.worker.duties import Duty
+from django_delayq.worker.link import Link
+from django_delayq.worker.queues import forgotten_queues
+
+PRUNE_INTERVAL: Final = timedelta(hours=1)
+QUEUES_SECONDS: Final = 30.0
+
+
+class Background:
+    """What a worker does beside firing. Each method may be called by one thread at a time.
+
+    Args:
+        link: told when Redis fails here, and when it is back.
+        using: the database.
+        clocks: learns the database's moments.
+        serve: called with queues that only rows name, whenever there are some; None: nobody wants to know.
+        wake: called when the worker has a reason to look.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        using: str,
+        clocks: Clocks,
+        *,
+        serve: Callable[[Sequence[str]], None] | None,
+        known_queues: Sequence[str],
+        wake: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self._using = using
+        self._sweep = None if link.engine is None else Sweep(link.engine, using, clocks)
+        self._serve = serve
+        self._known_queues = set(known_queues)
+        self._wake = wake
+        self._queues_at = 0.0
+
+    def duties(self) -> list[Duty]:
+        """The threads that do it, not yet started."""
+        settings = get_settings()
+        return [
+            Duty("sweep", self.sweep, self._sweep_pause),
+            Duty("sync", self.sync, settings.sync_interval.total_seconds()),
+            Duty("prune", self.prune, PRUNE_INTERVAL.total_seconds()),
+        ]
+
+    def sweep(self) -> None:
+        """One sweep if it is our turn; if Redis was away, a look whether it is back, and then a sweep of everything.
+
+        Raises the database's errors.
+        """
+        settle_all_expired(self._using)
+        self._find_queues()
+        if self._sweep is None:
+            return
+        try:
+            if self._link.is_up:
+                self._sweep.run_once()
+                return
+            self._link.probe()
+            self._sweep.run_once(everything=True)
+        except EngineError as error:
+            self._link.lost(error)
+        else:
+            self._link.back()
+            self._wake()
+
+    def sweep_everything(self) -> None:
+        """One sweep of everything, for a worker that does not wait for its turn. Raises EngineError too."""
+        settle_all_expired(self._using)
+        self._find_queues()
+        if self._sweep is not None:
+            self._sweep.run_once(everything=True)
+
+    def sync(self) -> None:
+        """Every automatic policy fits its table, if it is our turn. Raises the database's errors."""
+        if self._is_our_turn("sync", get_settings().sync_interval):
+            sync_all(self._using)
+
+    def prune(self) -> None:
+        """Rows that nobody needs any more are gone, if it is our turn. Raises the database's errors."""
+        if self._is_our_turn("prune", PRUNE_INTERVAL):
+            prune(self._using)
+
+    def _is_our_turn(self, work: str, interval: timedelta) -> bool:
+        try:
+            return take_turn(self._link.engine if self._link.is_up else None, work, interval)
+        except EngineError as error:
+            self._link.lost(error)
+            return True
+
+    def _sweep_pause(self) -> float:
+        interval = get_settings().sweep_interval.total_seconds()
+        is_away = self._link.engine is not None and not self._link.is_up
+        return min(interval, self._link.pause_seconds) if is_away else interval
+
+    def _find_queues(self) -> None:
+        if self._serve is None or time.monotonic() < self._queues_at:
+            return
+        found = forgotten_queues(self._using, self._known_queues)
+        self._queues_at = time.monotonic() + QUEUES_SECONDS
+        if found:
+            self._known_queues.update(found)
+            self._serve(found)

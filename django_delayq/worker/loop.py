@@ -1,0 +1,232 @@
+"""The worker: start, wait, stop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any, Final, cast
+
+from django.db import router
+
+from django_delayq.conf import get_settings
+from django_delayq.connections import get_worker_engine
+from django_delayq.engine import Wakeup
+from django_delayq.exceptions import EngineError
+from django_delayq.executors import Executor, check_connections, make_executor, open_connection
+from django_delayq.models import Timeout
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.poll import Taken
+from django_delayq.worker.appetite import Appetite
+from django_delayq.worker.background import Background
+from django_delayq.worker.burst import LOOK_SECONDS, Burst
+from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.duties import Duty
+from django_delayq.worker.leases import lease_keeper, third_of_a_lease
+from django_delayq.worker.link import Link
+from django_delayq.worker.outage import Outage
+from django_delayq.worker.queues import declared_queues, warn_of_unknown
+from django_delayq.worker.shutdown import stopping_on_signals
+from django_delayq.worker.sources import Sources
+from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS
+
+logger = logging.getLogger("django_delayq.worker")
+
+JOIN_SECONDS: Final = 5.0
+
+
+class Worker:
+    """Fires what falls due, until it is stopped. `run` it once, in one thread; `stop` it from any.
+
+    Args:
+        queues: which to serve; None: those of all declared policies, and those that only rows name.
+        concurrency: how many handlers run at once; by default the setting `CONCURRENCY`.
+        burst: end when nothing is due.
+        max_timeouts: end after this many timeouts.
+        using: the database; by default where the routers write the ledger.
+
+    Raises:
+        ConfigError: the settings are wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int | None = None,
+        burst: bool = False,
+        max_timeouts: int | None = None,
+        using: str | None = None,
+    ) -> None:
+        self.using = using or router.db_for_write(Timeout)
+        self.queues = list(dict.fromkeys(queues)) if queues else declared_queues()
+        self.concurrency = concurrency or get_settings().concurrency
+        self.abandoned = 0
+        """After a hard stop: how many timeouts were running then, and were left to others."""
+        self._only = self.queues if queues else None
+        self._burst = Burst(self.using, self._only) if burst else None
+        self._max_timeouts = max_timeouts
+        self._stopping = self._hard = False
+        self._database_used_at = time.monotonic()
+        self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
+        self._clocks = Clocks(self.using)
+        self._outage = Outage(self.using)
+        self._appetite = Appetite(self.concurrency)
+        self._link = Link(get_worker_engine())
+        self._sources = Sources(self._link, self.queues, self._only, self.using, self._clocks)
+        self._bell = self._new_bell()
+
+    def __str__(self) -> str:
+        queues = ", ".join(self.queues) if self._only else "all queues"
+        source = "the ledger, once a second" if self._link.engine is None else "Redis"
+        return f"serves {queues} of database {self.using!r} with {self.concurrency} threads, woken by {source}"
+
+    def stop(self, *, hard: bool = False) -> None:
+        """`run` ends soon: what has not begun is given back at once, what runs is waited for. For signal handlers too.
+
+        Args:
+            hard: it is not waited for either. Nothing is lost: what is not committed then comes again.
+        """
+        self._stopping = True
+        self._hard = self._hard or hard
+        self.wake()
+
+    def wake(self) -> None:
+        """The worker looks now. For any thread, and for signal handlers."""
+        self._bell.wake()
+
+    def run(self) -> None:
+        """Returns after `stop`, or when a burst or `max_timeouts` is over. No failure of a server ends it."""
+        with stopping_on_signals(self):
+            open_connection(self.using)
+            executor = make_executor(self.using, self.concurrency)
+            dispatch = Dispatch(
+                executor, self._sources, self.using, clocks=self._clocks, appetite=self._appetite, wake=self.wake
+            )
+            background = self._new_background()
+            threads = [lease_keeper(self._sources, dispatch, self.using)]
+            threads += [] if self._burst else background.duties()
+            try:
+                for thread in threads:
+                    thread.start()
+                self._bell.start()
+                self._try(lambda: self._prepare(background))
+                while not self._stopping:
+                    self._wait(self._try(lambda: self._pass(dispatch)) or 0)
+            finally:
+                self._end(dispatch, executor, threads)
+
+    def _prepare(self, background: Background) -> None:
+        self._clocks.ask_database()
+        if self._only is not None:
+            warn_of_unknown(self._only, self.using)
+        if self._burst:
+            background.sync()
+            background.sweep_everything()
+
+    def _pass(self, dispatch: Dispatch) -> float:
+        """Settle what has ended, take what is due, hand it out; returns for how long there is nothing to do."""
+        dispatch.collect()
+        dispatch.give_back(held_for=third_of_a_lease())
+        self._sources.flush()
+        self._serve_found_queues()
+        if self._outage.seconds_left:
+            return self._outage.seconds_left
+        room = self._room(dispatch)
+        if not room:
+            return LONGEST_WAIT_SECONDS
+        self._outage.check()
+        taken = self._sources.take(room)
+        self._hand_out(dispatch, taken)
+        if self._burst and not taken.deliveries and taken.wait_seconds and not dispatch.held:
+            return self._look_for_the_end(dispatch, self._burst, room)
+        return taken.wait_seconds
+
+    def _room(self, dispatch: Dispatch) -> int:
+        room = self._appetite.room(dispatch.held)
+        if self._max_timeouts is None:
+            return room
+        left = self._max_timeouts - dispatch.worked_on
+        if left <= 0:
+            self._stopping = True
+        return max(0, min(room, left - dispatch.held))
+
+    def _hand_out(self, dispatch: Dispatch, taken: Taken) -> None:
+        if not taken.deliveries:
+            return
+        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
+        self._database_used_at = time.monotonic()
+        try:
+            dispatch.hand_out(taken.deliveries)
+        except Exception:
+            dispatch.put_back(taken.deliveries)
+            raise
+
+    def _look_for_the_end(self, dispatch: Dispatch, burst: Burst, room: int) -> float:
+        """Ends a burst if the ledger agrees that nothing is due."""
+        taken = self._sources.look_into_ledger(room)
+        self._hand_out(dispatch, taken)
+        if taken.deliveries:
+            return 0.0
+        self._stopping = self._stopping or burst.is_over(dispatch.worked_on)
+        return LOOK_SECONDS
+
+    def _try(self, step: Any) -> Any:
+        """What `step` returns; None after a failure, a server's or one of ours: it is noted, and the worker lives."""
+        try:
+            return step()
+        except EngineError as error:
+            self._link.lost(error)
+        except Exception as error:  # noqa: BLE001
+            self._outage.failed(error)
+        return None
+
+    def _wait(self, seconds: float) -> None:
+        if seconds > 0 and not self._stopping and self._bell.wait(seconds):
+            self._sources.look_now()
+
+    def _end(self, dispatch: Dispatch, executor: Executor, threads: Sequence[Duty]) -> None:
+        """The order of stopping: first what others can take over, then what only we can finish, then our own tools.
+
+        The leases are kept until the last handler is through: losing one would have a colleague fire what we fire.
+        """
+        keeper, *duties = threads
+        for duty in duties:
+            duty.stop()
+        dispatch.collect()
+        dispatch.give_back()
+        self._try(self._sources.flush)
+        while dispatch.held and not self._hard:
+            self._bell.wait(LONGEST_WAIT_SECONDS)
+            if dispatch.collect():
+                self._try(self._sources.flush)
+        keeper.stop()
+        if self._hard:
+            self.abandoned = dispatch.abandon()
+            self._try(self._sources.flush)
+        executor.close(wait=not self._hard)
+        self._bell.close()
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(JOIN_SECONDS)
+        if self._link.engine is not None:
+            self._link.engine.close()
+
+    def _new_background(self) -> Background:
+        serve = self._found_queues.put if self._only is None else None
+        return Background(self._link, self.using, self._clocks, serve=serve, known_queues=self.queues, wake=self.wake)
+
+    def _serve_found_queues(self) -> None:
+        while not self._found_queues.empty():
+            self.queues += self._found_queues.get()
+            self._sources.serve(self.queues)
+            former, self._bell = self._bell, self._new_bell()
+            self._bell.start()
+            former.close()
+            self._bell.wake()  # whoever rang the former one meanwhile is heard
+
+    def _new_bell(self) -> Wakeup:
+        engine = self._link.engine
+        # Without channels it is a bell that only this process rings.
+        return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)

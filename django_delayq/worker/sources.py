@@ -1,0 +1,90 @@
+"""Where due timeouts come from just now: Redis while it is there, the ledger while it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+from django_delayq.exceptions import EngineError
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.poll import Poll, Taken
+from django_delayq.worker.link import Link
+from django_delayq.worker.transfer import Transfer
+
+
+class Sources:
+    """Both sources as one. Raises the database's errors, and none of Redis: those only change the source.
+
+    Args:
+        link: told when Redis fails; believed about everything else.
+        queues: which to serve.
+        only: the same, or None: rows of all queues are read from the ledger.
+        using: the database.
+        clocks: learns both servers' moments.
+    """
+
+    def __init__(
+        self, link: Link, queues: Sequence[str], only: Sequence[str] | None, using: str, clocks: Clocks
+    ) -> None:
+        self._link = link
+        self._transfer = None if link.engine is None else Transfer(link.engine, queues, clocks)
+        self._poll = Poll(using, only, clocks)
+        self._must_poll = False
+
+    def serve(self, queues: Sequence[str]) -> None:
+        """These queues are served, too."""
+        if self._transfer is not None:
+            self._transfer.serve(queues)
+
+    def look_now(self) -> None:
+        """What was known about when to look next is forgotten."""
+        if self._transfer is not None:
+            self._transfer.look_now()
+
+    def take(self, room: int) -> Taken:
+        """At most `room` due timeouts are this worker's for a while."""
+        if self._transfer is None:
+            return self._poll.take(room)
+        if self._link.is_up and not self._must_poll:
+            try:
+                return self._transfer.take(room)
+            except EngineError as error:
+                self._lost(error)
+        if not self._link.is_up:
+            return self._poll.take(room)
+        # Redis is back. What it had leased to somebody whose answer was lost, it keeps for a while: so one look more.
+        taken = self._poll.look(room)
+        self._must_poll = taken.wait_seconds == 0
+        return Taken(taken.deliveries)
+
+    def look_into_ledger(self, room: int) -> Taken:
+        """As `take`, but by what the ledger says, whatever Redis says."""
+        return self._poll.look(room)
+
+    def settle(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
+        """Takes note. Both are told: what came from one may have come from the other too, while it was under way."""
+        self._poll.settle(done, again)
+        if self._transfer is not None:
+            self._transfer.settle(done, again)
+
+    def flush(self) -> None:
+        """What was noted is told. What Redis cannot be told now waits for it, as long as it matters."""
+        if self._transfer is not None and self._link.is_up:
+            try:
+                self._transfer.flush()
+            except EngineError as error:
+                self._lost(error)
+        self._poll.flush()
+
+    def extend(self) -> None:
+        """What is held stays so for one `LEASE` from now."""
+        if self._transfer is not None and self._link.is_up:
+            try:
+                self._transfer.extend()
+            except EngineError as error:
+                self._lost(error)
+        self._poll.extend()
+
+    def _lost(self, error: EngineError) -> None:
+        self._must_poll = True
+        self._link.lost(error)

@@ -1,0 +1,20 @@
+"""What the shop keeps: customers and their trials, orders and what follows them, text messages."""
+
+from __future__ import annotations
+
+from shop.models.customers import Customer, TrialMembership
+from shop.models.messages import TextMessage
+from shop.models.orders import CancelReason, Order, StepRefused
+from shop.models.steps import Acceptance, Delivery, Review
+
+__all__ = [
+    "Acceptance",
+    "CancelReason",
+    "Customer",
+    "Delivery",
+    "Order",
+    "Review",
+    "StepRefused",
+    "TextMessage",
+    "TrialMembership",
+]

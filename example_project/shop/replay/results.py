@@ -1,0 +1,55 @@
+"""What the ledger says at the end, and whether the orders say the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from django.db.models import Count, Max, QuerySet
+
+from django_delayq import get_policies, get_policy
+from django_delayq.models import Timeout
+
+Counts = dict[str, dict[str, int]]
+
+
+class Ledger:
+    """The rows that a run has written: those with a higher id than any before it."""
+
+    def __init__(self, after_id: int) -> None:
+        self.after_id = after_id
+
+    @classmethod
+    def from_now_on(cls) -> Ledger:
+        """Everything that is armed from this moment on."""
+        return cls(Timeout.objects.aggregate(highest=Max("id"))["highest"] or 0)
+
+    def rows(self) -> QuerySet[Timeout]:
+        return Timeout.objects.filter(id__gt=self.after_id)
+
+    def open_rows(self) -> QuerySet[Timeout]:
+        """What is not settled yet."""
+        return self.rows().filter(settled_at__isnull=True)
+
+    def counts(self) -> Counts:
+        """`{policy name: {state: count}}` in the order of declaration; what did not occur is left out."""
+        found: Counts = defaultdict(dict)
+        grouped = self.rows().order_by("policy", "state").values_list("policy", "state").annotate(count=Count("id"))
+        for label, state, count in grouped:
+            found[policy_name(label)][state] = count
+        return {policy.name: found[policy.name] for policy in get_policies() if policy.name in found}
+
+
+def policy_name(label: str) -> str:
+    """`cancel_unpaid` of `shop.order.cancel_unpaid`."""
+    return get_policy(label).name
+
+
+def table(counts: Counts) -> str:
+    """The counts as a table for people."""
+    states = [state for state in Timeout.State.values if any(state in row for row in counts.values())]
+    lines = [["policy", *states]]
+    lines += [[name, *(str(row.get(state, "-")) for state in states)] for name, row in counts.items()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
+    )

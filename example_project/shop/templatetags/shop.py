@@ -1,0 +1,35 @@
+"""Moments in the shop's templates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django import template
+from django.utils import timezone
+from django.utils.html import format_html
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+register = template.Library()
+
+
+@register.simple_tag
+def moment(value: datetime | None) -> str:
+    """A moment as a `<time>` element; the page's script turns it into the reader's own time zone."""
+    if value is None:
+        return ""
+    local = timezone.localtime(value)
+    return format_html('<time data-moment datetime="{}">{}</time>', value.isoformat(), f"{local:%d %b %H:%M:%S %Z}")
+
+
+@register.filter
+def ms(value: datetime | None) -> int | None:
+    """Milliseconds since 1970, as scripts count."""
+    return None if value is None else round(value.timestamp() * 1000)
+
+
+@register.filter
+def policy_name(label: str) -> str:
+    """`cancel_unpaid` of `shop.order.cancel_unpaid`."""
+    return label.rpartition(".")[2]

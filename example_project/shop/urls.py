@@ -1,0 +1,18 @@
+"""The shop's addresses."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from shop.views import actions, pages
+
+app_name = "shop"
+urlpatterns = [
+    path("", pages.index, name="index"),
+    path("orders/", actions.place, name="place"),
+    path("orders/<str:reference>/", pages.order, name="order"),
+    path("orders/<str:reference>/review/", actions.review, name="review"),
+    path("orders/<str:reference>/<str:step>/", actions.take_step, name="step"),
+    path("customers/<str:reference>/", pages.customer, name="customer"),
+    path("customers/<str:reference>/convert/", actions.convert, name="convert"),
+]

@@ -1,0 +1,136 @@
+"""The pages that do something: POST only, and back to where it shows.
+
+Whatever a deadline stands against goes through `before_deadline`: either the step is taken and the timeout
+will not fire, or it has fired and the step is refused. There is nothing in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import messages
+from django.db import transaction
+from django.http import Http404, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from django_delayq import DeadlinePassed, before_deadline
+from shop.delays import shop_delay
+from shop.forms import OrderForm, ReviewForm
+from shop.models import CancelReason, Customer, Order, Review, StepRefused, TrialMembership
+from shop.timeouts import cancel_unaccepted, cancel_unpaid, notify_trial_expiry, review_by_default
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django.http import HttpRequest
+
+MERCHANT = "The Corner Shop"
+
+
+@require_POST
+def place(request: HttpRequest) -> HttpResponse:
+    """A new order; the browser remembers who placed it."""
+    form = OrderForm(request.POST)
+    if not form.is_valid():
+        return render(request, "shop/place.html", {"form": form}, status=400)
+    name, phone, product = (form.cleaned_data[key] for key in ("name", "phone", "product"))
+    with transaction.atomic():
+        customer = Customer.objects.filter(name=name, phone=phone).first()
+        customer = customer or Customer.objects.create(name=name, phone=phone)
+        order = Order.objects.place(customer, product, form.price_cents)
+    request.session["customer"] = customer.reference
+    messages.success(request, "Thank you. Your order is placed; it waits for your payment.")
+    return redirect(order)
+
+
+def _pay(order: Order) -> None:
+    with before_deadline(order, cancel_unpaid):
+        order.pay()
+
+
+def _accept(order: Order) -> None:
+    with before_deadline(order, cancel_unaccepted):
+        order.accept(MERCHANT, timezone.now() + shop_delay("promised_delivery"))
+
+
+def _hand_over(order: Order) -> None:
+    with transaction.atomic():
+        Order.objects.lock(order.pk).hand_over()
+
+
+def _deliver(order: Order) -> None:
+    with transaction.atomic():
+        Order.objects.lock(order.pk).deliver()
+
+
+def _cancel(order: Order) -> None:
+    with transaction.atomic():
+        Order.objects.lock(order.pk).cancel(reason=CancelReason.CUSTOMER)
+
+
+STEPS: dict[str, tuple[Callable[[Order], None], str]] = {
+    "pay": (_pay, "Paid, thank you. The merchant has been told."),
+    "accept": (_accept, "Accepted. The parcel can be packed."),
+    "hand-over": (_hand_over, "The courier has the parcel."),
+    "deliver": (_deliver, "Delivered."),
+    "cancel": (_cancel, "The order is cancelled."),
+}
+
+
+@require_POST
+def take_step(request: HttpRequest, reference: str, step: str) -> HttpResponse:
+    """One step of an order's way, or a polite refusal."""
+    if step not in STEPS:
+        raise Http404(f"There is no step {step!r}.")
+    order = get_object_or_404(Order, reference=reference)
+    take, thanks = STEPS[step]
+    _answer(request, lambda: take(order), thanks)
+    return redirect(order)
+
+
+@require_POST
+def review(request: HttpRequest, reference: str) -> HttpResponse:
+    """The customer's own review, if it comes before the one by default."""
+    order = get_object_or_404(Order, reference=reference)
+    asked = get_object_or_404(Review, order=order)
+    form = ReviewForm(request.POST)
+    if not form.is_valid():
+        messages.error(request, "Please choose one to five stars.")
+        return redirect(order)
+
+    def answer() -> None:
+        with before_deadline(asked, review_by_default):
+            asked.answer(form.cleaned_data["score"], form.cleaned_data["text"])
+
+    _answer(request, answer, "Thank you for your review.")
+    return redirect(order)
+
+
+@require_POST
+def convert(request: HttpRequest, reference: str) -> HttpResponse:
+    """The customer becomes a member before the trial is over."""
+    customer = get_object_or_404(Customer, reference=reference)
+    trial = get_object_or_404(TrialMembership, customer=customer)
+
+    def become_member() -> None:
+        with before_deadline(trial, notify_trial_expiry):
+            trial.convert()
+
+    _answer(request, become_member, "Welcome! You are a member now.")
+    return redirect(customer)
+
+
+def _answer(request: HttpRequest, take: Callable[[], None], thanks: str) -> None:
+    try:
+        take()
+    except DeadlinePassed as passed:
+        deadline = timezone.localtime(passed.timeout.due_at)
+        messages.error(
+            request, f"Sorry, this came too late: the deadline was {deadline:%H:%M:%S}. Nothing was changed."
+        )
+    except StepRefused as refused:
+        messages.error(request, str(refused))
+    else:
+        messages.success(request, thanks)

@@ -1,0 +1,105 @@
+"""What all levels of tests share: addresses of servers, Redis keys of one's own, processes that meet their test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tools import processes
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+pytest_plugins = ["tests.testapp.fixtures"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A Redis key prefix that no other test, worker or run uses. So nobody ever needs FLUSHALL."""
+    return f"delayq-test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def own_prefix(prefix: str, settings: Settings) -> None:
+    """`DELAYQ["PREFIX"]` is this test's own, whether it asks for it or not."""
+    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefix}
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> str:
+    """The address of the Redis under test. Without one: skipped here, failed with `CI=true`."""
+    return _address("DELAYQ_TEST_REDIS_URL")
+
+
+@pytest.fixture
+def redis_client(redis_url: str, prefix: str) -> Iterator[redis.Redis]:
+    """A client of the Redis under test; the keys under `prefix` are deleted afterwards."""
+    import redis
+
+    client = redis.Redis.from_url(redis_url)
+    yield client
+    if keys := list(client.scan_iter(match=f"{prefix}*", count=1000)):
+        client.unlink(*keys)
+    client.close()
+
+
+@pytest.fixture
+def child_environment(prefix: str) -> dict[str, str]:
+    """The environment in which a child process finds this test's database and Redis keys.
+
+    Rows must be committed to be seen there: `django_db(transaction=True)`.
+    """
+    from django.db import connection
+
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "DELAYQ_TEST_DB_NAME": str(connection.settings_dict["NAME"]),
+        "DELAYQ_TEST_PREFIX": prefix,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@pytest.fixture
+def start_command(child_environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start `django-admin <arguments>` as a real process of this test; killed, group and all, when the test ends.
+
+    Keywords go to `subprocess.Popen`; `env` is added to what `child_environment` says.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "django", *arguments]
+        process = processes.start(command, env={**child_environment, **(env or {})}, cwd=ROOT, **options)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        processes.kill(process)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> tuple[str, str]:
+    """The paths of Chromium and of its driver. Without them: skipped here, failed with `CI=true`."""
+    return _address("DELAYQ_TEST_CHROMIUM"), _address("DELAYQ_TEST_CHROMEDRIVER")
+
+
+def _address(variable: str) -> str:
+    if value := os.environ.get(variable):
+        return value
+    words = f"{variable} is not set: python3 tests/servers.py run -- ..."
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)

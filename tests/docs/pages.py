@@ -1,0 +1,128 @@
+"""README and `docs/` taken apart: code blocks, links and inline code, each with its line.
+
+Conventions of a page:
+
+    ```python            runs; a first line such as `# shop/models.py` says which file of a project it belongs to
+    <!-- run             Python that runs without being shown: what a reader need not see, such as time passing
+    -->
+    <!-- not run: why -->    before a Python block that cannot run
+    ```console           commands; `$ ` may stand before them
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FILE = re.compile(r"# (?P<path>[\w/]+\.py)\s*\Z")
+_NOT_RUN = re.compile(r"<!-- not run: (?P<why>.+) -->\s*\Z")
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
+_INLINE = re.compile(r"`(?P<code>[^`\n]+)`")
+_HEADING = re.compile(r"#{1,6} (?P<title>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block, or a hidden one; `line` is that of its first line of code."""
+
+    language: str
+    code: str
+    line: int
+    hidden: bool = False
+    not_run: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file of a project that this is said to be; "" for code that is simply run."""
+        match = _FILE.match(self.code.partition("\n")[0])
+        return match["path"] if match else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One Markdown file."""
+
+    path: Path
+    blocks: tuple[Block, ...]
+    prose: tuple[tuple[int, str], ...]
+    """The lines outside all blocks and comments, with their numbers."""
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(ROOT).as_posix() if self.path.is_relative_to(ROOT) else self.path.name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def table(self, *header: str) -> list[list[str]]:
+        """The rows of the first table whose header begins with the cells `header`.
+
+        Raises:
+            LookupError: there is no such table.
+        """
+        lines = [line for _, line in self.prose]
+        for number, line in enumerate(lines):
+            if line.startswith("|") and _cells(line)[: len(header)] == list(header):
+                body = takewhile(lambda row: row.startswith("|"), lines[number + 2 :])
+                return [_cells(row) for row in body]
+        raise LookupError(f"{self.name} has no table that begins with {header}")
+
+    def links(self) -> Iterator[tuple[int, str]]:
+        """Targets of links, as they are written."""
+        for number, line in self.prose:
+            for match in _LINK.finditer(_INLINE.sub("``", line)):
+                yield number, match["target"]
+
+    def inline_code(self) -> Iterator[tuple[int, str]]:
+        """What stands between single backticks."""
+        for number, line in self.prose:
+            for match in _INLINE.finditer(line):
+                yield number, match["code"]
+
+    def anchors(self) -> set[str]:
+        """What a link to a heading may name, as GitHub makes it."""
+        titles = [match["title"] for _, line in self.prose if (match := _HEADING.fullmatch(line))]
+        return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def code(cell: str) -> list[str]:
+    """What stands between backticks in a cell."""
+    return [match["code"] for match in _INLINE.finditer(cell)]
+
+
+@cache
+def read(path: Path) -> Page:
+    """The page at `path`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    blocks: list[Block] = []
+    prose: list[tuple[int, str]] = []
+    not_run, number = "", 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        if line.startswith("```") or line.strip() == "<!-- run":
+            hidden = line.startswith("<!--")
+            end = next(i for i in range(number, len(lines)) if lines[i].rstrip() == ("-->" if hidden else "```"))
+            code = "\n".join(lines[number:end]) + "\n"
+            blocks.append(Block("python" if hidden else line[3:].strip(), code, number + 1, hidden, not_run))
+            number, not_run = end + 1, ""
+        elif match := _NOT_RUN.match(line):
+            not_run = match["why"]
+        elif not line.startswith("<!--"):
+            prose.append((number, line))
+    return Page(path, tuple(blocks), tuple(prose))
+
+
+def pages() -> list[Page]:
+    """README first, then `docs/` by name."""
+    return [read(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]

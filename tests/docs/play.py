@@ -1,0 +1,146 @@
+"""Run the Python of one page as its reader would: in a small Django project made of the page's own files.
+
+    python -m tests.docs.play docs/races.md
+
+Blocks that say `# shop/models.py` and the like become files of an app `shop`. What a page does not bring along
+itself comes from the quickstart, whose shop all pages share. Then the tables are made, and the other blocks run
+in order, in one namespace. A block that says `# settings.py` is checked as settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from copy import deepcopy
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from tests.docs.expectations import Expectations, Wrong
+from tests.docs.pages import ROOT, Block, Page, read
+
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+SHARED_FILES = ("shop/models.py", "shop/timeouts.py")
+_NUMBER = re.compile(r"\d+")
+SETTINGS = """
+SECRET_KEY = "only for the examples"
+USE_TZ = True
+ROOT_URLCONF = "shop.urls"
+ALLOWED_HOSTS = ["*"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_delayq", "shop"]
+DATABASES = {{"default": {{
+    "ENGINE": "django.db.backends.sqlite3",
+    "NAME": {home!r} + "/shop.sqlite3",
+    "OPTIONS": {{"transaction_mode": "IMMEDIATE", "timeout": 20}},
+}}}}
+DELAYQ = {{"REDIS": None}}
+"""
+
+
+def play(path: Path) -> None:
+    """Raises whatever an example raises, or `Wrong` when it does not do what the page says."""
+    page = read(path)
+    with tempfile.TemporaryDirectory() as home:
+        _write_project(Path(home), page)
+        sys.path.insert(0, home)
+        os.environ["DJANGO_SETTINGS_MODULE"] = "project_settings"
+        import django
+        from django.core.management import call_command
+        from django.db import connections
+
+        django.setup()
+        call_command("migrate", run_syncdb=True, verbosity=0)
+        call_command("check", fail_level="ERROR", stderr=StringIO())
+        try:
+            _run(page)
+        finally:
+            connections.close_all()
+
+
+def _run(page: Page) -> None:
+    expectations = Expectations(page.name)
+    namespace: dict[str, Any] = {"__name__": "example", "fire_after": fire_after, **expectations.names()}
+    for block, following in zip(page.blocks, (*page.blocks[1:], None), strict=True):
+        if block.language != "python" or block.not_run or block.file not in ("", "settings.py"):
+            continue
+        compiled = expectations.compile(block.code, block.line)
+        if block.file == "settings.py":
+            _check_settings(compiled)
+            continue
+        printed = StringIO()
+        with redirect_stdout(printed):
+            exec(compiled, namespace)
+        if following is not None and following.language == "text":
+            _compare(page, following, printed.getvalue())
+    expectations.check_all_met()
+
+
+def _compare(page: Page, shown: Block, printed: str) -> None:
+    """What a page shows as printed is what was printed, whatever the numbers in it."""
+    expected, got = (_NUMBER.sub("0", text).split() for text in (shown.code, printed))
+    if expected != got:
+        raise Wrong(f"{page.name}:{shown.line}: the page shows\n{shown.code}\nbut this was printed\n{printed}")
+
+
+def fire_after(**span: float) -> int:
+    """For hidden blocks: that much time passes, and what has fallen due by then fires. The clock is set back after."""
+    from datetime import timedelta
+
+    from django_delayq import clock
+    from django_delayq.testing import fire_due
+
+    with clock.set_to(clock.now() + timedelta(**span)):
+        return fire_due()
+
+
+def _check_settings(compiled: Any) -> None:
+    """A settings example is one that this library takes, addresses of Redis included, without an error."""
+    from django.conf import settings
+    from django.core.checks import ERROR, run_checks
+    from django.test import override_settings
+
+    from django_delayq.conf import get_settings
+    from django_delayq.connections import get_worker_engine
+
+    namespace = {name: deepcopy(getattr(settings, name)) for name in ("INSTALLED_APPS", "DATABASES", "CACHES")}
+    before = deepcopy(namespace)
+    exec(compiled, namespace)
+    changed = {name: value for name, value in namespace.items() if name.isupper() and value != before.get(name)}
+    assert "django_delayq" in namespace["INSTALLED_APPS"]
+    for name in ("DATABASES", "INSTALLED_APPS"):  # cannot be exchanged in a running project
+        changed.pop(name, None)
+    exchanged: AbstractContextManager[Any] = override_settings(**changed) if changed else nullcontext()
+    with exchanged:
+        get_settings()
+        get_worker_engine()
+        found = [message for message in run_checks() if message.level >= ERROR]
+        assert not found, found
+
+
+def _write_project(home: Path, page: Page) -> None:
+    own = _files(page.blocks)
+    shared = {name: code for name, code in _files(read(QUICKSTART).blocks).items() if name in SHARED_FILES}
+    own.pop("settings.py", None)
+    (home / "project_settings.py").write_text(SETTINGS.format(home=str(home)))
+    for name, code in {"shop/__init__.py": "", "shop/urls.py": "urlpatterns = []\n", **shared, **own}.items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+
+
+def _files(blocks: Iterable[Block]) -> dict[str, str]:
+    """The files that the blocks are parts of; several blocks may make up one."""
+    files: dict[str, str] = {}
+    for block in blocks:
+        if block.language == "python" and block.file and not block.not_run:
+            files[block.file] = f"{files.get(block.file, '')}\n\n{block.code}"
+    return files
+
+
+if __name__ == "__main__":
+    play(Path(sys.argv[1]).resolve())

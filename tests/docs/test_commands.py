@@ -1,0 +1,119 @@
+"""Every command of README and docs exists, with the options that it is given."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import BaseCommand, CommandError
+
+from tests.docs.pages import ROOT, code, pages, read
+
+SHELLS = {"console", "sh", "shell", "bash"}
+OTHER_PROGRAMS = {"redis-cli"}
+"""Not ours, and not checked."""
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Where each command stands, and its line."""
+    for page in pages():
+        for block in page.blocks:
+            if block.language in SHELLS:
+                for number, line in enumerate(block.code.splitlines(), block.line):
+                    if line.strip() and not line.startswith("#"):
+                        yield f"{page.name}:{number}", line.removeprefix("$ ")
+            for match in re.finditer(r"^ExecStart=(.*)$", block.code, re.MULTILINE):
+                yield f"{page.name}:{block.line}", match[1]
+        for number, text in page.inline_code():
+            if re.match(r"(\$ |make |pip install |(python )?manage\.py |django-admin |delayq_\w+)", text):
+                manage = "manage.py " if text.startswith("delayq_") else ""
+                yield f"{page.name}:{number}", manage + text.removeprefix("$ ")
+
+
+@pytest.mark.parametrize(("place", "line"), [pytest.param(*found, id=":".join(found)) for found in commands()])
+def test_a_command_exists_with_its_options(place: str, line: str) -> None:
+    complaint = complaint_about(line)
+    assert complaint is None, f"{place}: {line}: {complaint}"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("make dmeo", "no target"),
+        ("python manage.py delayq_wroker", "no such command"),
+        ("python manage.py migrate --databsae x", "unrecognized"),
+        ("pip install .[postgres]", "no extra"),
+        ("pip install django-delay", "not this project"),
+        ("rm -rf /", "unknown program"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found_out(line: str, words: str) -> None:
+    assert words in (complaint_about(line) or "")
+
+
+def test_the_options_of_the_worker_are_all_told() -> None:
+    told = {code(row[0])[0].split()[0] for row in read(ROOT / "docs" / "worker.md").table("option")}
+    assert told == own_options("delayq_worker")
+
+
+def complaint_about(line: str) -> str | None:
+    """What is wrong with a command line; None: nothing."""
+    words = shlex.split(line, comments=True)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        words.pop(0)
+    if re.search(r"python[\d.]*$", words[0]):
+        words.pop(0)
+    program, arguments = words[0].rpartition("/")[2], words[1:]
+    if program == "make":
+        unknown = {word for word in arguments if "=" not in word} - make_targets()
+        return f"no target {unknown}" if unknown else None
+    if program in {"manage.py", "django-admin"}:
+        return complaint_about_management(arguments)
+    if program == "pip":
+        return next(filter(None, map(complaint_about_requirement, arguments[1:])), None)
+    return None if program in OTHER_PROGRAMS else f"unknown program {program}"
+
+
+def complaint_about_management(arguments: list[str]) -> str | None:
+    name, rest = arguments[0], arguments[1:]
+    if name not in get_commands():
+        return f"there is no such command: {name}"
+    try:
+        command_of(name).create_parser("manage.py", name).parse_args(rest)
+    except CommandError as error:
+        return str(error)
+    return None
+
+
+def complaint_about_requirement(requirement: str) -> str | None:
+    match = re.fullmatch(r"(?P<name>\.|[\w-]+)(\[(?P<extras>[\w,]+)\])?", requirement)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if match is None or match["name"] not in {".", project["name"]}:
+        return f"{requirement} is not this project"
+    unknown = set((match["extras"] or "").split(",")) - {"", *project["optional-dependencies"]}
+    return f"there is no extra {unknown}" if unknown else None
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def command_of(name: str) -> BaseCommand:
+    app: Any = get_commands()[name]
+    return app if isinstance(app, BaseCommand) else load_command_class(app, name)
+
+
+def own_options(name: str) -> set[str]:
+    """The options that the command adds to those of every command."""
+
+    def options(parser: argparse.ArgumentParser) -> set[str]:
+        return {action.option_strings[-1] for action in parser._actions if action.option_strings}
+
+    common = options(BaseCommand().create_parser("manage.py", name))
+    return options(command_of(name).create_parser("manage.py", name)) - common

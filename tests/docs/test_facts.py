@@ -1,0 +1,225 @@
+"""Tables, names and versions in README and docs are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import importlib.util
+import inspect
+import re
+import tomllib
+from dataclasses import MISSING, fields
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core.management import get_commands
+from django.dispatch import Signal
+
+import django_delayq
+from django_delayq import Retry, TimeoutPolicy, checks, conf
+from django_delayq.engine import limits
+from django_delayq.ledger import history, subjects
+from django_delayq.models import Timeout
+from tests.docs.pages import ROOT, Page, code, pages, read
+
+DOCS = ROOT / "docs"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+def names_in_code() -> set[str]:
+    """Every identifier in any code of any page."""
+    texts = [text for page in pages() for _, text in page.inline_code()]
+    texts += [block.code for page in pages() for block in page.blocks]
+    return set(IDENTIFIER.findall(" ".join(texts)))
+
+
+def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
+    told = {
+        code(row[0])[0]: eval(code(row[1])[0], {"timedelta": timedelta, "Retry": Retry})
+        for row in read(DOCS / "settings.md").table("key", "default")
+    }
+    assert told == {field.name.upper(): field.default for field in fields(conf.Settings)}
+
+
+def test_every_system_check_is_told() -> None:
+    told = [code(row[0])[0] for row in read(DOCS / "settings.md").table("id")]
+    assert set(told) == set(re.findall(r'id="(django_delayq\.\w+)"', inspect.getsource(checks)))
+
+
+def test_the_arguments_of_a_policy_are_those_of_the_code() -> None:
+    rows = {code(row[0])[0]: row[1] for row in read(DOCS / "declaring.md").table("argument", "default")}
+    declared = {field.name: field.default for field in fields(TimeoutPolicy) if field.name != "handler"}
+    assert rows.keys() == declared.keys()
+    for name, shown in rows.items():
+        if code(shown) and not shown.startswith("setting"):
+            assert ast.literal_eval(code(shown)[0]) == declared[name]
+        elif shown == "none":
+            assert declared[name] in (None, (), MISSING)
+
+
+@pytest.mark.parametrize(("header", "choices"), [("state", Timeout.State), ("cause", Timeout.Cause)])
+def test_states_and_causes_are_those_of_the_model(header: str, choices: Any) -> None:
+    assert [code(row[0])[0] for row in read(DOCS / "states.md").table(header)] == choices.values
+
+
+def test_causes_are_told_with_states_that_are_settled() -> None:
+    for row in read(DOCS / "states.md").table("cause"):
+        assert all(Timeout.State(state).is_settled for state in code(row[1]))
+
+
+def test_the_table_of_states_tells_which_are_settled() -> None:
+    told = {code(row[0])[0]: row[1] == "yes" for row in read(DOCS / "states.md").table("state")}
+    assert told == {state.value: state.is_settled for state in Timeout.State}
+
+
+def test_the_diagram_draws_every_state_and_no_other() -> None:
+    (diagram,) = [block.code for block in read(DOCS / "states.md").blocks if block.language == "mermaid"]
+    arrows = re.findall(r"^ +(\[\*\]|\w+) --> (\w+): ", diagram, re.MULTILINE)
+    assert {state for arrow in arrows for state in arrow} - {"[*]"} == set(Timeout.State.values)
+    settled = {state.value for state in Timeout.State if state.is_settled}
+    assert {arrow for arrow in arrows if arrow[0] in settled} == {("dead", "cancelled")}
+
+
+def test_every_column_for_users_is_told_and_exists() -> None:
+    told = {name for row in read(DOCS / "states.md").table("column") for name in code(row[0])}
+    internal = {"id", "slot", "slot_taken", "final_attempt", "claims", "claimed_until"}
+    columns = {field.name for field in Timeout._meta.get_fields()} - internal
+    assert told == columns | {"errors"}
+
+
+def test_the_signals_are_told() -> None:
+    told = [code(row[0])[0] for row in read(DOCS / "states.md").table("signal")]
+    public = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)}
+    assert set(told) == public
+
+
+def test_the_errors_are_told_with_what_else_they_are() -> None:
+    for row in read(DOCS / "scheduling.md").table("error", "also a"):
+        error = getattr(django_delayq, code(row[0])[0])
+        assert issubclass(error, django_delayq.DelayqError)
+        assert all(issubclass(error, getattr(builtins, name)) for name in code(row[1]))
+    told = {code(row[0])[0] for row in read(DOCS / "scheduling.md").table("error")}
+    errors = {name for name in django_delayq.__all__ if _is_error(getattr(django_delayq, name))}
+    assert told == errors - {"DelayqError"}
+
+
+def test_every_public_name_is_documented() -> None:
+    assert set(django_delayq.__all__) - names_in_code() == set()
+
+
+LOG_ATTRIBUTES = {"timeout_id"}
+
+
+@pytest.mark.parametrize("page", pages(), ids=str)
+def test_names_of_ours_exist(page: Page) -> None:
+    unknown = [f"{page.name}:{number}: {name}" for number, text in page.inline_code() for name in unknown_names(text)]
+    assert unknown == []
+
+
+def test_names_that_do_not_exist_are_found_out() -> None:
+    wrong = (
+        "django_delayq.contrib.email",
+        "django_delayq.models.Timer",
+        "delayq_wroker",
+        "stop_timeout(x)",
+        "timeout_won",
+    )
+    assert [len(unknown_names(text)) for text in wrong] == [1] * len(wrong)
+
+
+def unknown_names(text: str) -> list[str]:
+    """What looks like a module, command or public name of ours, and is none."""
+    modules = re.findall(r"(?<![\w/])django_delayq(?:\.\w+)+", text)
+    commands = re.findall(r"(?<![\w./])delayq_\w+", text)
+    public = re.findall(r"(?<![\w.\"'/])(a?[a-z]+_timeouts?|timeout_[a-z]+)\b(?!=)", text)
+    known = {*django_delayq.__all__, *LOG_ATTRIBUTES}
+    return [
+        *(name for name in modules if not _resolves(name)),
+        *(name for name in commands if name not in get_commands()),
+        *(name for name in public if name not in known),
+    ]
+
+
+def _resolves(dotted: str) -> bool:
+    if re.fullmatch(r"django_delayq\.[EWI]\d{3}", dotted):
+        return dotted in inspect.getsource(checks)
+    try:
+        importlib.import_module(dotted)
+    except ImportError:
+        head, _, name = dotted.rpartition(".")
+        return importlib.util.find_spec(head) is not None and hasattr(importlib.import_module(head), name)
+    return True
+
+
+def test_the_files_that_internals_names_exist() -> None:
+    files = {
+        text for _, text in read(DOCS / "internals.md").inline_code() if re.fullmatch(r"[\w/]+(\.py|\.lua|/)", text)
+    }
+    assert len(files) > 20
+    package = ROOT / "django_delayq"
+    places = [package, ROOT]
+    assert {name for name in files if not any((place / name).exists() for place in places)} == set()
+
+
+def test_internals_goes_the_way_of_a_timeout() -> None:
+    page = read(DOCS / "internals.md")
+    steps = [re.match(r"\[(\w+)\]", row[0]) for row in page.table("step", "begin with")]
+    titles = [line.removeprefix("## ").lower() for _, line in page.prose if line.startswith("## ")]
+    assert [step[1] for step in steps if step] == ["declare", "schedule", "wait", "fire", "settle"] == titles[:5]
+
+
+def test_the_import_rules_are_shown_in_their_order() -> None:
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    heights = {name: height for height, layer in enumerate(layers) for name in re.findall(r"\w+", layer)}
+    (shown,) = [block.code for block in read(DOCS / "internals.md").blocks if block.language == "text"]
+    lines = [[heights[name] for name in re.findall(r"\w+", line)] for line in shown.splitlines() if "--" not in line]
+    shown_names = re.findall(r"[a-z]+", shown.replace("no Django below", ""))
+    assert len(shown_names) == len(set(shown_names))
+    assert all(max(above) <= min(below) for above, below in pairwise(lines))
+
+
+def test_versions_are_those_of_the_project() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert re.findall(r"Version (\d+\.\d+\.\d+)", readme) == [PROJECT["project"]["version"]]
+    assert PROJECT["project"]["version"] == django_delayq.__version__
+    pythons = _classified("Programming Language :: Python :: 3.")
+    djangos = _classified("Framework :: Django :: ")
+    assert f"Python 3.{pythons[0]} to 3.{pythons[-1]}, Django {djangos[0]} to {djangos[-1]}" in readme
+
+
+def test_database_versions_are_those_that_the_check_demands() -> None:
+    (hint,) = re.findall(r'hint="(MySQL \S+ or MariaDB [\d.]+) at least', inspect.getsource(checks))
+    assert hint in _flat(read(ROOT / "README.md")).replace(",", "")
+
+
+def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
+    scheduling, states, handlers = (_flat(read(DOCS / f"{name}.md")) for name in ("scheduling", "states", "handlers"))
+    assert f"up to {subjects.MAX_KEY} characters" in scheduling
+    assert "the last forty" in states and history.MAX_EVENTS == 40
+    assert limits.MAX_DUE_MS == 2**42 - 1 and "named is 2108" in scheduling
+    assert "at once, at once, after 2, 10 and 10 minutes, 1, 2, 6 and 15 hours" in handlers
+    ladder = [0, 0, *(60 * minutes for minutes in (2, 10, 10, 60, 120, 360, 900))]
+    assert list(Retry().delays) == ladder
+
+
+def test_the_shop_of_the_examples_is_no_app_of_the_tests() -> None:
+    assert not apps.is_installed("shop")
+
+
+def _classified(prefix: str) -> list[str]:
+    found = [name.removeprefix(prefix) for name in PROJECT["project"]["classifiers"] if name.startswith(prefix)]
+    return sorted(found, key=lambda version: [int(part) for part in version.split(".")])
+
+
+def _flat(page: Page) -> str:
+    return " ".join(" ".join(line for _, line in page.prose).split())
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, django_delayq.DelayqError)

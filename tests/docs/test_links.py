@@ -1,0 +1,43 @@
+"""Links lead somewhere, and every page can be reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, pages, read
+
+PAGES = pages()
+
+
+def broken(page: Page) -> list[str]:
+    """Links of `page` that lead nowhere, as `page:line: target`."""
+    found = []
+    for number, target in page.links():
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.path.parent / file).resolve() if file else page.path
+        exists = path.is_file() and (not anchor or anchor in read(path).anchors())
+        if not exists:
+            found.append(f"{page.name}:{number}: {target}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_to_a_page_and_to_a_heading(page: Page) -> None:
+    assert broken(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# One, two\n[a](#one-two) [b](#three) [c](missing.md) [d](http://example.org) [e](https://x.y)\n")
+    assert [line.rpartition(" ")[2] for line in broken(read(path))] == ["#three", "missing.md", "http://example.org"]
+
+
+def test_every_page_is_reached_from_the_readme_and_the_index() -> None:
+    every = {page.path for page in PAGES if page.path.parent.name == "docs"}
+    for start in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        linked = {(start.parent / target.partition("#")[0]).resolve() for _, target in read(start).links()}
+        assert every - {start} <= linked

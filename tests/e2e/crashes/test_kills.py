@@ -1,0 +1,175 @@
+"""SIGKILL at each step of a firing; killers among innocents; SIGTERM and SIGSTOP: one effect each, none lost."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq.models import Timeout
+from tests.e2e.crashes.conftest import SHORT, StartWorker, due_now, effects, settled, states, wait_until
+from tests.testapp.models import Effect
+from tools.servers import RedisServer
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(180),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+]
+LONG_LEASE = {**SHORT, "LEASE": 300.0}
+
+
+def end(worker: subprocess.Popen[bytes]) -> int:
+    """The exit code of a worker that is told to stop."""
+    worker.send_signal(signal.SIGTERM)
+    return worker.wait(30)
+
+
+@pytest.mark.parametrize(
+    "step", ["planned", "begun", "locked", "checked", "marked", "handled", "committed", "reported"]
+)
+def test_killed_at_any_step_it_fires_once(start_worker: StartWorker, step: str) -> None:
+    rows = due_now("remind", 3)
+    doomed = start_worker(KILL_AT=step)
+    assert doomed.wait(30) == -signal.SIGKILL
+    heir = start_worker()
+    rows += due_now("remind")  # so that there is something to do for it whatever the step
+    wait_until(settled(4), "the heir has fired what is left")
+    assert end(heir) == 0
+    assert effects("remind") == {row.pk: 1 for row in rows}
+    assert states() == {"fired": 4}
+
+
+@pytest.mark.parametrize("step", ["marked", "committed", "handled", "settled"])
+def test_killed_outside_a_transaction_it_is_done_at_least_once_under_one_key(
+    start_worker: StartWorker, step: str
+) -> None:
+    (row,) = due_now("send_outside")
+    doomed = start_worker(KILL_AT=step)
+    assert doomed.wait(30) == -signal.SIGKILL
+    heir = start_worker()
+    due_now("remind")  # so that there is something to do for it whatever the step
+    wait_until(settled(2), "the heir has settled it")
+    assert end(heir) == 0
+    assert states() == {"fired": 2}
+    assert effects("send_outside")[row.pk] in ({1, 2} if step == "handled" else {1})
+    keys = Effect.objects.filter(what="send_outside").values_list("idempotency_key", flat=True)
+    assert set(keys) == {row.idempotency_key}
+
+
+def _has_ended_or_all_settled(worker: subprocess.Popen[bytes], count: int) -> bool:
+    return worker.poll() is not None or settled(count)()
+
+
+@pytest.mark.parametrize("source", ["redis", "ledger"])
+def test_one_killer_among_a_hundred_ends_dead_and_the_others_fire(start_worker: StartWorker, source: str) -> None:
+    (killer,) = due_now("kill_worker")
+    innocents = due_now("remind", 99)
+    variables = {"KILLER": "1"} | ({"WITHOUT_REDIS": "1"} if source == "ledger" else {})
+    deaths = 0
+    while not settled(100)():
+        worker = start_worker(**variables)
+        wait_until(partial(_has_ended_or_all_settled, worker, 100), "it dies or all is done")
+        if worker.poll() is None:
+            assert end(worker) == 0
+        else:
+            assert worker.returncode == -signal.SIGKILL
+            deaths += 1
+        assert deaths < 10, "the killer kills for ever"
+    killer.refresh_from_db()
+    assert (killer.state, killer.cause) == ("dead", "retries")
+    assert "died" in killer.reason
+    assert effects("remind") == {row.pk: 1 for row in innocents}
+    assert states() == {"fired": 99, "dead": 1}
+    assert deaths >= 3
+
+
+@pytest.mark.parametrize("source", ["redis", "ledger"])
+def test_terminated_under_load_it_leaves_nothing_to_wait_for(start_worker: StartWorker, source: str) -> None:
+    """With a lease of five minutes, whoever comes next could not finish within the test if one were left."""
+    rows = due_now("linger", 300)
+    variables = {"WITHOUT_REDIS": "1"} if source == "ledger" else {}
+    first = start_worker(seconds=LONG_LEASE, **variables)
+    wait_until(lambda: len(effects("linger")) >= 10, "it is in the middle of it")
+    assert end(first) == 0
+    assert len(effects("linger")) < 300, "it was not in the middle of it"
+    second = start_worker(seconds=LONG_LEASE, **variables)
+    wait_until(settled(300), "the next one has done the rest")
+    assert end(second) == 0
+    assert effects("linger") == {row.pk: 1 for row in rows}
+
+
+@pytest.mark.parametrize("step", ["planned", "marked"])
+def test_a_worker_that_slept_past_its_lease_fires_nothing_twice(start_worker: StartWorker, step: str) -> None:
+    if step == "marked" and connection.vendor == "sqlite":
+        pytest.skip("a SQLite transaction that sleeps keeps everybody waiting until it wakes")
+    (row,) = due_now("remind")
+    sleeper = start_worker(STOP_AT=step)
+    wait_until(lambda: _is_stopped(sleeper), "it sleeps in the middle of a firing")
+    other = start_worker()
+    (bystander,) = due_now("remind")
+    wait_until(lambda: bystander.pk in effects("remind"), "the other one is at work")
+    if step == "planned":
+        wait_until(settled(2), "the other one has taken over")
+    sleeper.send_signal(signal.SIGCONT)
+    wait_until(settled(2), "all is done")
+    assert [end(sleeper), end(other)] == [0, 0]
+    assert effects("remind") == {row.pk: 1, bystander.pk: 1}
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    with open(f"/proc/{process.pid}/stat") as stat:  # noqa: PTH123 - a file of the kernel's
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_what_redis_lost_is_back_within_a_sweep(start_worker: StartWorker, redis_client: Any, prefix: str) -> None:
+    worker = start_worker(seconds={**SHORT, "SWEEP_INTERVAL": 2.0})
+    first = due_now("remind", 5)
+    wait_until(settled(5), "it is at work")
+    later = due_now("remind", 5)
+    Timeout.objects.filter(pk__in=[row.pk for row in later]).update(run_at=_in(3), due_at=_in(3))
+    wait_until(lambda: _entries(redis_client, prefix) >= 5, "the sweep has told Redis of them")
+    redis_client.delete(*redis_client.scan_iter(match=f"{prefix}*"))
+    wait_until(settled(10), "they have fired all the same")
+    assert end(worker) == 0
+    assert effects("remind") == {row.pk: 1 for row in [*first, *later]}
+
+
+def _in(seconds: float) -> Any:
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    return timezone.now() + timedelta(seconds=seconds)
+
+
+def _entries(client: Any, prefix: str) -> int:
+    return sum(client.zcard(key) for key in client.scan_iter(match=f"{prefix}*", _type="zset"))
+
+
+def test_while_redis_is_down_the_ledger_is_polled_and_then_redis_serves_again(
+    start_worker: StartWorker, tmp_path: Any, prefix: str
+) -> None:
+    import redis
+
+    with RedisServer(tmp_path / "redis") as server:
+        worker = start_worker(REDIS_URL=server.url)
+        due_now("remind", 2)
+        wait_until(settled(2), "it fires with Redis")
+        server.kill()
+        due_now("remind", 2)
+        wait_until(settled(4), "it fires without Redis")
+        server.start()
+        client = redis.Redis.from_url(server.url)
+        wait_until(lambda: any(client.scan_iter(match=f"{prefix}*")), "it has come back to Redis")
+        rows = due_now("remind", 2)
+        wait_until(settled(6), "it fires with Redis again")
+        assert end(worker) == 0
+        client.close()
+    assert set(effects("remind").values()) == {1}
+    assert {row.pk for row in rows} <= set(effects("remind"))

@@ -1,0 +1,45 @@
+"""A process of a race: does what a line of JSON tells it, and answers with a line. See `stage.Actor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import django
+
+
+def main() -> None:
+    django.setup()
+    deeds = _deeds()
+    _say({"answer": "ready"})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            answer = {"answer": deeds[asked.pop("deed")](**asked)}
+        except Exception:
+            answer = {"error": traceback.format_exc()}
+        _say(answer)
+
+
+def _deeds() -> Mapping[str, Callable[..., Any]]:
+    from tests.e2e.races import bulk_verbs, payers, single_verbs
+
+    return {
+        "pay": payers.pay,
+        "schedule": single_verbs.schedule,
+        "single": single_verbs.anything,
+        "own": single_verbs.one_after_the_other,
+        "bulk": bulk_verbs.anything,
+    }
+
+
+def _say(answer: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What a paying process does: it pays its share of orders, each at its planned moment of the database's clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db import DEFAULT_DB_ALIAS
+from django.utils import timezone
+
+from django_delayq.clock import database_now
+from tests.e2e.races.paying import RIGHT_WAYS, Payment
+from tests.testapp.models import Order
+
+
+def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, float]]:
+    """Pays `share`, orders' keys with moments in Unix time, in this order.
+
+    Returns each key with the payment's own answer, and the seconds by which it began late.
+    """
+    payment = RIGHT_WAYS[way]
+    _warm_up(payment)
+    ahead = _database_is_ahead_by()
+    answers = []
+    for pk, moment in share:
+        order = Order.objects.get(pk=pk)  # as a view reads it, some time before it decides
+        # Not to wait for anything to happen: this is the planned instant of the race.
+        time.sleep(max(0.0, moment - ahead - time.time()))
+        late = time.time() + ahead - moment
+        answers.append((pk, payment(order), late))
+    return answers
+
+
+def _warm_up(payment: Payment) -> None:
+    """The first payment of a process is many times slower than the next ones; this one is nobody's."""
+    order = Order.objects.create(created_at=timezone.now())
+    payment(order)
+    order.delete()
+
+
+def _database_is_ahead_by() -> float:
+    """Seconds by which the database's clock is ahead of ours, by the quickest of some looks at it."""
+    looks = []
+    for _ in range(10):
+        began = time.time()
+        there: datetime = database_now(DEFAULT_DB_ALIAS)
+        ended = time.time()
+        looks.append((ended - began, there.timestamp() - (began + ended) / 2))
+    return min(looks)[1]

@@ -1,0 +1,105 @@
+"""One race: orders that are paid around their deadlines while workers fire, and what must be true afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from statistics import median
+
+from django.db import DEFAULT_DB_ALIAS
+
+from django_delayq import sync_timeouts
+from django_delayq.clock import database_now
+from django_delayq.models import Timeout
+from tests.e2e.races.stage import Actor, all_answer, wait_until
+from tests.testapp.models import Effect, Order
+from tests.testapp.timeouts import cancel_unpaid
+
+LEAD = timedelta(seconds=1.2)
+"""Until the first deadline: time to arm all orders, and for the payers to warm up."""
+JITTER = 0.020
+"""Seconds around its deadline within which an order is paid."""
+
+# Status of the order, state of its timeout, number of effects, the payer's own answer.
+IN_TIME = {("paid", "cancelled", 0, True), ("paid", "skipped", 0, True)}
+TOO_LATE = {("cancelled", "fired", 1, False)}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a race ended: how many won each way, and by how many seconds both sides were late, in the median."""
+
+    paid: int
+    cancelled: int
+    payers_late: float
+    workers_late: float
+
+    @property
+    def share_paid(self) -> float:
+        return self.paid / (self.paid + self.cancelled)
+
+
+def race(way: str, payers: Sequence[Actor], *, count: int, per_second: float, shift: float, seed: str) -> Outcome:
+    """`count` orders are paid at their deadlines + `shift` seconds, give or take the jitter.
+
+    Raises AssertionError unless each of them was either paid or cancelled and both sides know which.
+    """
+    dice = random.Random(seed)
+    begin = database_now(DEFAULT_DB_ALIAS) + LEAD
+    deadlines = sorted(begin + timedelta(seconds=dice.uniform(0, count / per_second)) for _ in range(count))
+    orders = _arm(deadlines)
+    plan = [
+        (pk, deadline.timestamp() + shift + dice.uniform(-JITTER, JITTER))
+        for pk, deadline in zip(orders, deadlines, strict=True)
+    ]
+    for number, payer in enumerate(payers):
+        payer.tell("pay", way=way, share=sorted(plan[number :: len(payers)], key=lambda item: item[1]))
+    answers = [answer for answers in all_answer(payers) for answer in answers]
+    unsettled = Timeout.objects.unsettled()
+    wait_until(lambda: not unsettled.exists(), "all timeouts are settled")
+    paid, cancelled = judge(orders, {pk: was_paid for pk, was_paid, _ in answers})
+    return Outcome(paid, cancelled, median(late for _, _, late in answers), _lateness(orders))
+
+
+def _arm(deadlines: Sequence[datetime]) -> list[int]:
+    """New unpaid orders with these deadlines; their keys."""
+    assert isinstance(cancel_unpaid.after, timedelta)
+    before = Order.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    Order.objects.bulk_create([Order(created_at=deadline - cancel_unpaid.after) for deadline in deadlines])
+    orders = Order.objects.filter(pk__gt=before).order_by("pk")
+    assert sync_timeouts(orders) == len(deadlines)
+    assert database_now(DEFAULT_DB_ALIAS) < deadlines[0], "arming took longer than the lead"
+    return list(orders.values_list("pk", flat=True))
+
+
+def judge(orders: Collection[int], answers: Mapping[int, bool]) -> tuple[int, int]:
+    """How many were paid and how many were cancelled. Raises AssertionError for each that was both or neither."""
+    rows = _rows_of(orders)
+    effects = Counter(
+        Effect.objects.filter(object_id__in=[str(pk) for pk in orders]).values_list("timeout_id", flat=True)
+    )
+    status = dict(Order.objects.filter(pk__in=orders).values_list("pk", "status"))
+    ends = {pk: (status[pk], rows[pk].state, effects[rows[pk].pk], answers.get(pk)) for pk in orders}
+    wrong = {pk: end for pk, end in ends.items() if end not in IN_TIME | TOO_LATE}
+    assert not wrong, f"{len(wrong)} of {len(ends)} ended as none may: {wrong}"
+    fired = {row.pk: row for row in rows.values() if row.state == Timeout.State.FIRED}
+    assert effects == Counter(fired.keys()), "effects and fired rows are the same"
+    early = [row for row in fired.values() if row.settled_at is None or row.settled_at < row.due_at]
+    assert not early, f"fired before its deadline: {early}"
+    return len(ends) - len(fired), len(fired)
+
+
+def _rows_of(orders: Collection[int]) -> dict[int, Timeout]:
+    """The timeout of each order: the one and only."""
+    rows = list(Timeout.objects.filter(object_id__in=[str(pk) for pk in orders], policy=cancel_unpaid.label))
+    by_order = {int(row.object_id): row for row in rows}
+    assert len(rows) == len(by_order) == len(orders), "each order has had one timeout"
+    return by_order
+
+
+def _lateness(orders: Collection[int]) -> float:
+    late = [row.lateness() or 0.0 for row in _rows_of(orders).values() if row.state == Timeout.State.FIRED]
+    return median(late) if late else 0.0

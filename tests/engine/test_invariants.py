@@ -1,0 +1,255 @@
+"""What always holds, one test for each, on a real clock and real connections. The model holds them for any sequence.
+
+I4 set model, I5 reserve, I6 exclusive, I7 fencing, I8 ensure, I9 reschedule wins, I10 wake, I11 bounded scripts,
+I12 safe to repeat, I13 exact scores, I15 one slot.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
+from tests.engine.redis_process import RedisProcess, await_true, binaries
+from tests.engine.virtual import START_MS, VirtualQueue
+
+TOP_MS = 2**42 - 1
+
+
+@pytest.fixture(params=binaries())
+def any_queue(request: pytest.FixtureRequest) -> Iterator[DelayQueue]:
+    """A queue on each kind of server that this machine has."""
+    with RedisProcess(request.param) as server, server.client() as client:
+        yield DelayQueue(client)
+
+
+def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue: DelayQueue) -> None:
+    rng, expected = random.Random(4), set[int]()
+    for _ in range(60):
+        ids = rng.sample(range(1, 500), 40)
+        match rng.randrange(4):
+            case 0:
+                any_queue.ensure([(id, rng.choice([0, TOP_MS])) for id in ids])
+                expected |= set(ids)
+            case 1:
+                any_queue.reschedule([(id, rng.choice([0, TOP_MS])) for id in ids])
+                expected |= set(ids)
+            case 2:
+                any_queue.remove(ids)
+                expected -= set(ids)
+            case _:
+                reserved = any_queue.reserve(30, 60_000)
+                if reserved.lease:
+                    done = [entry.id for entry in reserved.entries][:20]
+                    any_queue.acknowledge(reserved.lease, done)
+                    expected -= set(done)
+        assert {id for id, _ in any_queue.peek(500)} == expected
+
+
+def test_i5_reserve_gives_the_earliest_due_entries_once_more_counted_until_the_lease_ends(
+    any_queue: DelayQueue,
+) -> None:
+    any_queue.ensure([(3, 30), (1, 10), (2, 20), (4, TOP_MS)])
+    first = any_queue.reserve(2, 60_000)
+    assert first.entries == (Entry(1, 1), Entry(2, 1))
+    assert any_queue.peek()[1:3] == [(1, first.now_ms + 60_000), (2, first.now_ms + 60_000)]
+    assert any_queue.reserve(9, 60_000).entries == (Entry(3, 1),)
+
+
+def test_i6_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisProcess, client: redis.Redis) -> None:
+    DelayQueue(client).ensure([(id, 0) for id in range(1, 4001)])
+    taken: list[int] = []
+
+    def drain() -> None:
+        with shared_server.client() as own:
+            queue = DelayQueue(own)
+            while (reserved := queue.reserve(7, 60_000)).lease:
+                taken.extend(entry.id for entry in reserved.entries)
+                queue.acknowledge(reserved.lease)
+
+    threads = [threading.Thread(target=drain) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == list(range(1, 4001))
+
+
+def test_i7_a_lease_changes_only_what_it_still_holds_and_no_token_comes_twice(any_queue: DelayQueue) -> None:
+    any_queue.ensure([(id, 0) for id in range(1, 301)])
+    leases = [any_queue.reserve(1, 60_000 - n % 3).lease for n in range(300)]
+    held = [lease for lease in leases if lease]
+    assert len(set(held)) == 300
+    any_queue.reschedule([(1, TOP_MS)])
+    assert any_queue.acknowledge(held[0]) == 0
+    assert any_queue.acknowledge(held[1], range(1, 301)) == 1
+    assert any_queue.release(held[2], [(id, 5) for id in range(1, 301)]) == 1
+    assert any_queue.acknowledge(Lease(held[3].token + 16), [4]) == 0
+    assert any_queue.stats().total == 299
+
+
+def test_i8_ensure_may_be_repeated_and_moves_nothing_later_or_out_of_a_lease(any_queue: DelayQueue) -> None:
+    any_queue.ensure([(1, 5), (2, 50)])
+    any_queue.reserve(1, 60_000)
+    before = any_queue.peek()
+    for _ in range(2):
+        assert any_queue.ensure([(1, 1), (2, 51), (2, TOP_MS)]) == 0
+    assert any_queue.peek() == before
+
+
+def test_i9_no_lease_survives_a_reschedule(any_queue: DelayQueue) -> None:
+    any_queue.ensure([(1, 5)])
+    lease = any_queue.reserve(1, 60_000).lease
+    assert lease is not None
+    any_queue.reschedule([(1, TOP_MS)])
+    assert any_queue.acknowledge(lease) == 0
+    assert any_queue.release(lease, [(1, 0)]) == 0
+    assert any_queue.extend(lease, 60_000) == (lease, 0)
+    assert any_queue.peek() == [(1, TOP_MS)]
+
+
+def test_i10_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Redis) -> None:
+    engine = Engine(client)
+    queue = engine.queue("default", 0)
+    wakeup = engine.wakeup(["default"])
+    wakeup.start()
+    assert wakeup.wait(20)
+    rng = random.Random(10)
+    for due_ms in sorted(rng.sample(range(TOP_MS), 200), reverse=True):
+        engine.apply([Change("default", rng.randrange(1, 50), due_ms, earlier_only=rng.random() < 0.5)])
+        assert queue.stats().next_due_ms == due_ms
+        assert wakeup.wait(20), "the worker would have slept past it"
+        assert not wakeup.wait(0), "one change is one wake-up"
+    wakeup.close()
+
+
+def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client: redis.Redis) -> None:
+    queue = DelayQueue(client)
+    fill = "for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do redis.call('ZADD', KEYS[1], 1024, ARGV[3] .. i) end"
+    for first in range(1, 1_000_001, 50_000):
+        client.eval(fill, 1, queue.keys.entries, first, first + 49_999, "" if first <= 500_000 else "junk")
+    assert queue.stats().due == 1_000_000
+    seen: set[int] = set()
+    for _ in range(3):
+        reserved = queue.reserve(1_000_000, 60_000)
+        assert len(reserved.entries) == 1000
+        seen |= {entry.id for entry in reserved.entries}
+        assert reserved.lease is not None
+        assert queue.acknowledge(reserved.lease) == 1000
+    assert len(seen) == 3000
+    client.zremrangebylex(queue.keys.entries, "-", "(j")
+    for _ in range(3):
+        assert queue.reserve(1_000_000, 60_000).discarded == 1000
+    assert queue.stats().total == 500_000 - 3000
+    assert len(queue.peek(1_000_000)) <= 500
+    client.delete(queue.keys.entries)
+
+
+def test_i11_more_than_a_thousand_arguments_are_several_commands_in_one_round_trip(client: redis.Redis) -> None:
+    queue = DelayQueue(client)
+    entries = [(id, 0) for id in range(1, 2501)]
+    queue.ensure(entries[:1])
+    lease = queue.reserve(1, 60_000).lease
+    assert lease is not None
+    queue.acknowledge(lease, [1])
+    queue.reschedule([])
+    for act in [
+        lambda: queue.ensure(entries),
+        lambda: queue.reschedule(entries),
+        lambda: queue.acknowledge(lease, range(1, 2501)),
+        lambda: queue.release(lease, entries),
+        lambda: queue.remove(range(1, 2501)),
+    ]:
+        act()
+        client.config_resetstat()
+        act()
+        assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+
+
+def test_i12_whatever_is_sent_twice_is_done_once(any_queue: DelayQueue) -> None:
+    for wish in [[(1, 5), (2, 6)], [(1, 4)]]:
+        any_queue.ensure(wish)
+        assert any_queue.ensure(wish) == 0
+    any_queue.reschedule([(2, 9)])
+    assert any_queue.reschedule([(2, 9)]) == 0
+    lease = any_queue.reserve(2, 60_000).lease
+    assert lease is not None
+    any_queue.release(lease, [(1, 7)])
+    assert any_queue.release(lease, [(1, 7)]) == 0
+    any_queue.acknowledge(lease)
+    assert any_queue.acknowledge(lease) == 0
+    any_queue.remove([1])
+    assert any_queue.remove([1]) == 0
+
+
+@settings(deadline=None, max_examples=150)
+@given(id=st.integers(1, 2**63 - 1), ms=st.integers(0, TOP_MS - 86_400_000), deliveries=st.integers(1, 17))
+@example(id=2**63 - 1, ms=TOP_MS - 86_400_000, deliveries=17)
+@example(id=1, ms=0, deliveries=1)
+def test_i13_every_time_and_count_comes_back_exactly(
+    shared_server: RedisProcess, id: int, ms: int, deliveries: int
+) -> None:
+    with shared_server.client() as client:
+        client.flushall()
+        virtual = VirtualQueue(client)
+        virtual.queue.ensure([(id, ms)])
+        assert virtual.queue.peek() == [(id, ms)]
+        virtual.set_clock(ms)
+        reserved = virtual.queue.reserve(1, 999)
+        for delivery in range(1, deliveries + 1):
+            assert reserved.entries == (Entry(id, min(delivery, 15)),)
+            assert virtual.queue.peek() == [(id, virtual.now + 999)]
+            virtual.advance(999)
+            reserved = virtual.queue.reserve(1, 999)
+        assert reserved.lease is not None
+        assert virtual.queue.release(reserved.lease, [(id, ms)]) == 1
+        assert virtual.queue.peek() == [(id, ms)]
+
+
+@pytest.mark.parametrize("binary", binaries())
+@pytest.mark.parametrize("persistence", ["snapshot", "log"])
+def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: str) -> None:
+    with RedisProcess(binary) as server, RedisProcess(binary) as replica, server.client() as client:
+        client.config_set("appendonly", "yes" if persistence == "log" else "no")
+        client.config_set("repl-diskless-sync-delay", 0)
+        virtual = VirtualQueue(client)
+        virtual.queue.ensure([(1, TOP_MS), (2, 0), (3, START_MS), (2**63 - 1, START_MS)])
+        virtual.queue.reserve(3, 86_400_000)
+        before = virtual.scores()
+        with replica.client() as copy:
+            copy.replicaof("127.0.0.1", server.port)
+            await_true(lambda: copy.info("replication")["master_link_status"] == "up")
+            client.wait(1, 5000)
+            assert VirtualQueue(client).scores() == before
+            assert {int(id): int(score) for id, score in copy.zrange(virtual.entries, 0, -1, withscores=True)} == before
+        if persistence == "snapshot":
+            client.save()
+        else:
+            await_true(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+            server.extra = ("--appendonly", "yes")
+        server.restart()
+        await_true(lambda: VirtualQueue(client).scores() == before)
+
+
+def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:
+    keys = DelayQueue(client).keys
+    given_keys = [keys.entries, keys.counter, keys.wake]
+    client.acl_setuser("bound", enabled=True, passwords=["+x"], categories=["+@all"], keys=given_keys)
+    with client.client() as bound:
+        bound.execute_command("AUTH", "bound", "x")
+        queue = DelayQueue(bound)
+        queue.ensure([(1, 0), (2, 0)])
+        queue.reschedule([(3, 0)])
+        lease = queue.reserve(9, 60_000).lease
+        assert lease is not None
+        lease, _ = queue.extend(lease, 60_000)
+        assert queue.acknowledge(lease, [1]) + queue.release(lease, [(2, 5)]) + queue.acknowledge(lease) == 3
+        assert queue.stats().total == len(queue.peek()) == queue.remove([2]) == 1
+        bound.execute_command("AUTH", "default", "")
+    client.acl_deluser("bound")

@@ -1,0 +1,124 @@
+"""Names and numbers: any text as a queue, any id in its shard, and what is refused before it is sent."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.crc import key_slot
+
+from django_delayq.engine import Change, DelayQueue, Engine
+from django_delayq.engine.keys import queue_keys, shard_of
+
+ODD_NAMES = [
+    "",
+    " ",
+    "a b",
+    "a\nb",
+    "{",
+    "}",
+    "{}",
+    "}{",
+    "a}.0",
+    "{a}",
+    "a.0",
+    "a",
+    "a:z",
+    "%7B",
+    "ü",
+    "\x00",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_every_name_has_its_own_keys_all_in_one_slot(shards: int) -> None:
+    seen: set[str] = set()
+    for prefix in ["delayq", "a:b", "{x}", "delayq:{a.0}"]:
+        for name in ODD_NAMES:
+            for shard in range(shards):
+                keys = queue_keys(prefix, name, shard, shards)
+                names = [
+                    keys.entries,
+                    keys.counter,
+                    keys.wake,
+                    keys.aside(1).entries_aside,
+                    keys.aside(1).counter_aside,
+                ]
+                assert len({key_slot(key.encode()) for key in names}) == 1
+                assert all(key.isascii() and key.isprintable() and key.count("{") == 1 for key in names)
+                assert seen.isdisjoint(names)
+                seen |= set(names)
+
+
+@given(st.lists(st.text(), min_size=2, max_size=2, unique=True))
+def test_two_names_never_share_a_key(names: list[str]) -> None:
+    first, second = (queue_keys("delayq", name, 0, 1) for name in names)
+    assert first.entries != second.entries
+
+
+def test_queues_of_odd_names_hold_their_own_entries(client: redis.Redis) -> None:
+    engine = Engine(client, shards=2)
+    engine.apply([Change(name, id, id) for name in ODD_NAMES for id in range(1, 20)])
+    for name in ODD_NAMES:
+        held = {id: ms for shard in range(2) for id, ms in engine.queue(name, shard).peek()}
+        assert held == {id: id for id in range(1, 20)}
+
+
+@pytest.mark.parametrize("shards", [2, 3, 8, 64])
+def test_shards_are_spread_evenly_over_the_slots(shards: int) -> None:
+    slots = [key_slot(queue_keys("delayq", "default", shard, shards).entries.encode()) for shard in range(shards)]
+    assert [slot * shards // 16384 for slot in slots] == list(range(shards))
+
+
+def test_ids_are_spread_over_the_shards_and_stay_there() -> None:
+    counts = [0] * 8
+    for id in range(1, 8001):
+        counts[shard_of(id, 8)] += 1
+    assert min(counts) > 900
+    assert [shard_of(id, 8) for id in (1, 2, 3, 2**63 - 1)] == [7, 5, 3, 6]
+    assert {shard_of(id, 1) for id in range(100)} == {0}
+
+
+@pytest.mark.parametrize(("shard", "shards"), [(1, 1), (-1, 1), (0, 0), (8, 8)])
+def test_a_shard_that_does_not_exist_is_refused(shard: int, shards: int) -> None:
+    with pytest.raises(ValueError, match="is not one of"):
+        queue_keys("delayq", "default", shard, shards)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ((0, 1), ValueError),
+        ((-1, 1), ValueError),
+        ((2**63, 1), ValueError),
+        (("1", 1), TypeError),
+        ((1.0, 1), TypeError),
+        ((True, 1), TypeError),
+        ((None, 1), TypeError),
+        ((1, -1), ValueError),
+        ((1, 2**42), ValueError),
+        ((1, 1.5), TypeError),
+        ((1, None), TypeError),
+        ((1, True), TypeError),
+    ],
+)
+def test_what_is_out_of_range_is_refused_before_anything_is_sent(
+    client: redis.Redis, entry: tuple[int, int], error: type[Exception]
+) -> None:
+    queue = DelayQueue(client)
+    entries = [*((id, 1) for id in range(1, 1500)), entry]
+    with pytest.raises(error, match=r"id|due time"):
+        queue.ensure(entries)
+    with pytest.raises(error, match=r"id|due time"):
+        queue.reschedule(entries)
+    assert client.keys("*") == []
+
+
+def test_a_change_out_of_range_stops_the_whole_round_trip(client: redis.Redis) -> None:
+    with pytest.raises(ValueError, match="due time"):
+        Engine(client).apply([Change("a", 1, 5), Change("b", 1, 2**42)])
+    with pytest.raises(ValueError, match="id"):
+        Engine(client).apply([Change("a", 1, 5), Change("b", -1, None)])
+    assert client.keys("*") == []

@@ -1,0 +1,182 @@
+"""The mutation gate: each small mistake planted in the Lua files must be caught by the model or by a unit test.
+
+A mutant that survives means that a line of Lua could be broken without any test noticing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from django_delayq.engine import DelayQueue
+from django_delayq.engine.calls import Caller
+from django_delayq.engine.scripts import Scripts, read_texts
+from django_delayq.exceptions import EngineUnavailable
+from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve
+from tests.engine.model import machine
+from tests.engine.virtual import VirtualQueue
+
+# file under lua/, what stands there once, what is planted instead
+MUTANTS = {
+    "leases of one millisecond share a token": ("include/token.lua", "(last + step) % 64", "0"),
+    "a token still in use is given out": ("include/token.lua", "DELIVERIES - 1)) == 0", "DELIVERIES - 1)) >= 0"),
+    "the counter is not kept": ("include/token.lua", "redis.call('SET', counter, text(seq))", ""),
+    "the ms of a score keeps the lease bit": ("include/score.lua", "(score % LEASED) / MS", "score / MS"),
+    "fractions count as ours": ("include/score.lua", " and score % 1 == 0", ""),
+    "negative scores count as ours": ("include/score.lua", "score >= 0 and ", ""),
+    "numbers lose their last digits": ("include/score.lua", "string.format('%.0f', number)", "tostring(number)"),
+    "ids of twenty digits are taken": ("include/ids.lua", "#member > 19", "#member > 20"),
+    "ids beyond 2^63 are taken": ("include/ids.lua", " or member <= '9223372036854775807'", " or true"),
+    "ids with a leading zero are taken": ("include/ids.lua", "'^[1-9]%d*$'", "'^%d+$'"),
+    "the wake-up is forgotten": ("include/wake.lua", "if after and", "if false and"),
+    "the wake-up comes only for the first entry": (
+        "include/wake.lua",
+        "(not before or ms_of(after) < ms_of(before))",
+        "not before",
+    ),
+    "every change wakes": ("include/wake.lua", "ms_of(after) < ms_of(before)", "true"),
+    "the next time forgets leases": ("include/head.lua", "local only = waiting or leased", "local only = waiting"),
+    "the next time is the later one": ("include/head.lua", "math.min", "math.max"),
+    "ensure overwrites": ("ensure.lua", "'NX', unpack(ARGV, 2)", "unpack(ARGV, 2)"),
+    "ensure never moves": ("ensure.lua", "wanted < held - deliveries", "wanted > held - deliveries"),
+    "ensure may move a later duplicate over an earlier one": ("ensure.lua", "'XX', 'LT', 'CH'", "'XX', 'CH'"),
+    "ensure moves leased entries": ("ensure.lua", "held < LEASED and wanted", "wanted"),
+    "ensure forgets deliveries": ("ensure.lua", "text(wanted + deliveries)", "text(wanted)"),
+    "ensure believes in every lease": ("ensure.lua", "if held >= no_lease", "if false"),
+    "ensure does not wake": ("ensure.lua", "wake_if_earlier(KEYS[1], KEYS[2], head)", ""),
+    "reschedule keeps leases": ("reschedule.lua", "'CH', unpack", "'CH', 'LT', unpack"),
+    "reschedule does not wake": ("reschedule.lua", "wake_if_earlier(KEYS[1], KEYS[2], head)", ""),
+    "remove takes the first id only": ("remove.lua", "unpack(ARGV)", "ARGV[1]"),
+    "reserve gives out the next millisecond": (
+        "reserve.lua",
+        "(now + tonumber(ARGV[3])) * MS + MS - 1",
+        "(now + tonumber(ARGV[3])) * MS + MS",
+    ),
+    "reserve is a millisecond late": (
+        "reserve.lua",
+        "(now + tonumber(ARGV[3])) * MS + MS - 1",
+        "(now + tonumber(ARGV[3])) * MS - 1",
+    ),
+    "reserve never looks ahead": ("reserve.lua", "now + tonumber(ARGV[3])", "now"),
+    "a lease ends a millisecond late": (
+        "reserve.lua",
+        "lease(text(LEASED), LEASED + now * MS + MS - 1)",
+        "lease(text(LEASED), LEASED + now * MS - 1)",
+    ),
+    "lapsed leases are lost": ("reserve.lua", "lease(text(LEASED), LEASED + now * MS + MS - 1)\n", ""),
+    "deliveries are not counted": ("reserve.lua", "score % DELIVERIES + 1", "1"),
+    "deliveries overflow into the token": ("reserve.lua", "DELIVERIES - 1)\n        ids", "DELIVERIES)\n        ids"),
+    "nothing is leased": ("reserve.lua", "redis.call('ZADD', KEYS[1], 'XX', unpack(moves))", ""),
+    "the limit does not span both kinds": ("reserve.lua", "math.min(limit - #ids, budget)", "math.min(limit, budget)"),
+    "junk stops a reserve": ("reserve.lua", "#junk == 0 or ", "true or "),
+    "junk is not counted": ("reserve.lua", "discarded = discarded + redis", "redis"),
+    "junk beyond all times stays": ("reserve.lua", "discard(redis.call(", "local _ = (redis.call("),
+    "junk is bounded by nothing": ("reserve.lua", "budget = budget - #found / 2", ""),
+    "acknowledging ignores the lease": (
+        "acknowledge.lua",
+        "score >= token and score < token + DELIVERIES",
+        "score >= 0",
+    ),
+    "acknowledging reaches the next lease": (
+        "acknowledge.lua",
+        "token + DELIVERIES then",
+        "token + 2 * DELIVERIES then",
+    ),
+    "acknowledging all reaches the next lease": (
+        "acknowledge_all.lua",
+        "token + DELIVERIES - 1",
+        "token + DELIVERIES + 15",
+    ),
+    "acknowledging all forgets repeated deliveries": ("acknowledge_all.lua", "token + DELIVERIES - 1", "token + 1"),
+    "acknowledging all is off by one": ("acknowledge_all.lua", "math.min(held, 1000) - 1", "math.min(held, 1000)"),
+    "release ignores the lease": ("release.lua", "score >= token and score < token + DELIVERIES", "score >= 0"),
+    "release counts the delivery": ("release.lua", "score - token - 1", "score - token"),
+    "release does not wake": ("release.lua", "wake_if_earlier(KEYS[1], KEYS[2], head)", ""),
+    "extend keeps the token": ("extend.lua", "text(new + (held[i + 1] - old))", "text(old + (held[i + 1] - old))"),
+    "extend reaches the next lease": ("extend.lua", "old + DELIVERIES - 1", "old + DELIVERIES + 15"),
+    "extend forgets deliveries": ("extend.lua", "text(new + (held[i + 1] - old))", "text(new + 1)"),
+    "extend loses the lowest bit": ("extend.lua", "text(new + (held[i + 1] - old))", "text(new + held[i + 1] - old)"),
+    "stats count lapsed leases as live": ("stats.lua", "'(' .. text(LEASED + due)", "text(LEASED)"),
+    "stats forget lapsed leases": ("stats.lua", "waiting + lapsed", "waiting"),
+    "peek hides leases": ("peek.lua", "show(text(LEASED), '(' .. text(BEYOND))", ""),
+    "peek shows junk": ("peek.lua", "if is_id(found[i])", "if true"),
+}  # fmt: skip
+
+# Each begins with a removal; without it nothing drains at full memory.
+FULL_MEMORY_MUTANTS = ["reserve", "release", "extend"]
+
+MODULES = [test_reserve, test_leases, test_ensure, test_foreign_data, test_looking]
+QUICK = settings(  # what needs luck here should rather have a unit test
+    max_examples=100,
+    stateful_step_count=30,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def mutated(path: str, old: str, new: str) -> dict[str, str]:
+    """All commands' texts, with the mistake planted in one file."""
+    texts = read_texts()
+    whole = (files("django_delayq.engine") / "lua" / path).read_text(encoding="utf-8").rstrip()
+    assert whole.count(old) == 1, "the mutant must match exactly one place"
+    if not path.startswith("include/"):
+        name = path.removesuffix(".lua")
+        assert texts[name].count(old) == 1
+        return texts | {name: texts[name].replace(old, new)}
+    return {name: text.replace(whole, whole.replace(old, new)) for name, text in texts.items()}
+
+
+def unit_tests() -> Iterator[Callable[[VirtualQueue], None]]:
+    """The tests that need nothing but a queue."""
+    for module in MODULES:
+        for name, function in vars(module).items():
+            if name.startswith("test_") and list(inspect.signature(function).parameters) == ["virtual"]:
+                yield function
+
+
+def is_caught(client: redis.Redis, texts: dict[str, str]) -> bool:
+    """Whether a unit test or the model fails with these commands."""
+    for check in unit_tests():
+        client.flushdb()
+        try:
+            check(VirtualQueue(client, texts))
+        except Exception:
+            return True
+    try:
+        run_state_machine_as_test(machine(client, texts), settings=QUICK)
+    except Exception:
+        return True
+    return False
+
+
+def test_the_packaged_scripts_pass_what_the_mutants_must_fail(client: redis.Redis) -> None:
+    assert not is_caught(client, read_texts())
+    assert len(list(unit_tests())) > 40
+
+
+@pytest.mark.parametrize(("path", "old", "new"), MUTANTS.values(), ids=[name.replace(" ", "-") for name in MUTANTS])
+def test_a_mutant_is_caught(client: redis.Redis, path: str, old: str, new: str) -> None:
+    texts: dict[str, Any] = mutated(path, old, new)
+    for text in texts.values():
+        client.script_load(text)  # a mutant that is no Lua at all would prove nothing
+    assert is_caught(client, texts)
+
+
+@pytest.mark.parametrize("name", FULL_MEMORY_MUTANTS)
+def test_a_command_that_does_not_begin_with_a_removal_is_caught(client: redis.Redis, name: str) -> None:
+    texts = mutated(f"{name}.lua", "redis.call('ZREM', KEYS[1], '')", "0" if name == "reserve" else "local _ = 0")
+    try:
+        with pytest.raises(EngineUnavailable):
+            test_faults.drain_at_full_memory(client, DelayQueue(client, caller=Caller(client, Scripts(texts))))
+    finally:
+        client.config_set("maxmemory", 0)

@@ -1,0 +1,96 @@
+"""The Lua files: what their heads declare is what they use, and the loader finds every piece."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+import redis
+
+from django_delayq.engine.keys import queue_keys
+from django_delayq.engine.scripts import COMMANDS, Call, Script, Scripts, packaged_scripts, read_texts
+
+FOLDER = files("django_delayq.engine") / "lua"
+TEXTS = read_texts()
+KEYS = queue_keys("delayq", "default", 0, 1)
+
+
+def raw(name: str) -> str:
+    return (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def highest(table: str, text: str) -> int:
+    """The highest number that a text indexes KEYS or ARGV with."""
+    return max((int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", text)), default=0)
+
+
+def test_every_file_is_a_command_or_a_piece_that_is_used() -> None:
+    assert {file.name for file in FOLDER.iterdir() if file.is_file()} == {f"{name}.lua" for name in COMMANDS}
+    used = {piece for name in COMMANDS for piece in re.findall(r"^--- include (\w+)$", raw(name), re.MULTILINE)}
+    assert {file.name for file in (FOLDER / "include").iterdir()} == {f"{piece}.lua" for piece in used}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_at_most_sixty_lines(name: str) -> None:
+    assert len(raw(name).splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_head_declares_what_the_command_uses(name: str) -> None:
+    head = dict(re.findall(r"^-- (KEYS|ARGV|RETURN)(?: (.*))?$", raw(name), re.MULTILINE))
+    assert list(head) == ["KEYS", "ARGV", "RETURN"]
+    body = re.sub(r"^--.*$", "", TEXTS[name], flags=re.MULTILINE)
+    declared_keys = len(head["KEYS"].split())
+    if name == "set_aside":  # the one that goes through its keys by a variable
+        assert "KEYS[i]" in body
+        assert "KEYS[i + 2]" in body
+        assert declared_keys == 4
+    else:
+        assert highest("KEYS", body) == declared_keys
+    fixed = head["ARGV"].split("[")[0].split()
+    assert highest("ARGV", body) == len(fixed)
+    assert ("#ARGV" in body or "unpack(ARGV" in body) == ("[" in head["ARGV"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_include_is_left_and_none_is_put_in_twice(name: str) -> None:
+    assert "--- include" not in TEXTS[name]
+    functions = re.findall(r"local function (\w+)", TEXTS[name])
+    assert len(functions) == len(set(functions))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_digest_is_the_servers(client: redis.Redis, name: str) -> None:
+    assert client.script_load(TEXTS[name]) == Script.parse(TEXTS[name]).sha
+
+
+def test_a_text_without_a_head_is_refused() -> None:
+    with pytest.raises(KeyError):
+        Script.parse("return 1")
+
+
+def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Redis) -> None:
+    scripts, calls = packaged_scripts(), [Call("stats", KEYS), Call("remove", KEYS, ("1",))]
+    client.script_flush()
+    scripts.run(client, calls)
+    client.config_resetstat()
+    scripts.run(client, calls)
+    scripts.run(client, calls[:1])
+    stats = client.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] == 3
+    assert "cmdstat_eval" not in stats
+
+
+def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.Redis) -> None:
+    client.set(KEYS.entries, "mine")
+    other = queue_keys("delayq", "other", 0, 1)
+    replies = packaged_scripts().run(client, [Call("remove", other, ("1",)), Call("remove", KEYS, ("1",))])
+    assert replies[0] == 0
+    assert isinstance(replies[1], redis.ResponseError)
+
+
+def test_a_command_that_is_no_lua_is_an_error_reply(client: redis.Redis) -> None:
+    broken = Scripts({"stats": "-- KEYS entries\n-- ARGV\n-- RETURN\nthis is no Lua"})
+    (reply,) = broken.run(client, [Call("stats", KEYS)])
+    assert isinstance(reply, redis.ResponseError)

@@ -1,0 +1,108 @@
+"""The ledger in the admin: readable by who may, changeable by nobody."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+LIST = "admin:django_delayq_timeout_changelist"
+DETAIL = "admin:django_delayq_timeout_change"
+
+
+@pytest.fixture
+def row() -> Timeout:
+    order = Order.objects.create(status="new")
+    dq.schedule_timeout(order, "remind", minutes=5, key="k1", payload={"n": 1}, reason="<b>said so</b>")
+    dq.extend_timeout(order, "remind", key="k1", minutes=5, reason="asked for it")
+    return Timeout.objects.get()
+
+
+@pytest.fixture
+def viewer(client: Client) -> Client:
+    user = User.objects.create_user("viewer", password="x", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_timeout"))
+    client.force_login(user)
+    return client
+
+
+def test_the_list_shows_policy_object_state_and_deadline(viewer: Client, row: Timeout) -> None:
+    page = viewer.get(reverse(LIST)).content.decode()
+    assert "testapp.order.remind" in page
+    assert f"order {row.object_id}" in page
+    assert "pending" in page
+    assert f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}" in page
+    assert "&lt;b&gt;said so" in page
+
+
+def test_the_list_filters_by_state_and_policy_and_finds_ids_and_keys(viewer: Client, row: Timeout) -> None:
+    other = Order.objects.create(created_at=timezone.now())
+    dq.cancel_timeout(other, "cancel_unpaid")
+
+    def found(**query: str) -> set[int]:
+        return {one.pk for one in viewer.get(reverse(LIST), query).context["cl"].result_list}
+
+    assert found(state__exact="pending") == {row.pk}
+    assert found(state__exact="cancelled") == set(other.timeouts.values_list("pk", flat=True))
+    assert found(policy="testapp.order.remind") == {row.pk}
+    assert found(policy="testapp.order.cancel_unpaid") == set(other.timeouts.values_list("pk", flat=True))
+    assert found(q="k1") == {row.pk}
+    assert found(q=row.object_id) >= {row.pk}
+
+
+def test_the_detail_page_tells_the_story(viewer: Client, row: Timeout) -> None:
+    page = viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
+    for words in ("scheduled", "extended", "asked for it", "It is due at", "&lt;b&gt;said so"):
+        assert words in page
+
+
+def test_rows_whose_object_or_policy_or_history_is_strange_still_show(viewer: Client, row: Timeout) -> None:
+    failed = {"at": "2026-01-01T00:00:00+00:00", "what": "failed", "error": "KeyError", "traceback": "<script>"}
+    Timeout.objects.update(policy="gone.order.policy", object_id="no such key", history=[failed])
+    assert viewer.get(reverse(LIST)).status_code == 200
+    page = viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
+    assert "KeyError" in page
+    assert "<script></pre>" not in page
+
+
+def test_nobody_adds_changes_or_deletes_here(admin_client: Client, row: Timeout) -> None:
+    assert admin_client.get(reverse("admin:django_delayq_timeout_add")).status_code == 403
+    assert admin_client.get(reverse("admin:django_delayq_timeout_delete", args=[row.pk])).status_code == 403
+    changed = admin_client.post(reverse(DETAIL, args=[row.pk]), {"reason": "x", "state": "fired"})
+    assert changed.status_code == 403
+    admin_client.post(reverse(LIST), {"action": "delete_selected", "_selected_action": [row.pk]})
+    assert Timeout.objects.get().state == "pending"
+
+
+@pytest.mark.parametrize("staff", [False, True])
+def test_without_the_permission_nothing_is_shown(client: Client, row: Timeout, staff: bool) -> None:
+    client.force_login(User.objects.create_user("other", is_staff=staff))
+    assert client.get(reverse(LIST)).status_code in (302, 403)
+    assert client.get(reverse(DETAIL, args=[row.pk])).status_code in (302, 403)
+
+
+def test_the_list_neither_counts_the_table_nor_loads_objects(viewer: Client, row: Timeout) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        viewer.get(reverse(LIST))
+    statements = [query["sql"] for query in captured]
+    assert not any("COUNT(" in sql for sql in statements)
+    assert not any('FROM "testapp_order"' in sql or "FROM `testapp_order`" in sql for sql in statements)
+    (listing,) = [sql for sql in statements if "idempotency_key" in sql]
+    assert "payload" not in listing
+
+
+def test_the_story_of_a_late_firing_says_how_late(viewer: Client, row: Timeout, settings: Any) -> None:
+    Timeout.objects.update(state="fired", cause="due", settled_at=row.due_at + timedelta(seconds=1.5), slot_taken=None)
+    assert "1.500 s after the deadline" in viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()

@@ -1,0 +1,141 @@
+"""What the tests of firing share: rows that are due, a worker's two calls, and a second session that holds locks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import Model
+from django.utils import timezone
+
+from django_delayq import TimeoutPolicy, schedule_timeout
+from django_delayq.firing import Report, batches, groups, plan, points, run
+from django_delayq.firing.pace import Pace, forget_paces, pace_of
+from django_delayq.firing.patience import patience
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+WAIT = 20
+"""Seconds after which a test that waits for another thread gives up."""
+
+Fire = Callable[..., Report]
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test inherits what another one taught this process about the pace of a policy.
+
+    And none is given back, however slow the machine, what it expects to be done in one go.
+    """
+    for module in (batches, groups):
+        monkeypatch.setattr(module, "WORK_SECONDS", 600.0)
+    forget_paces()
+    patience.forget_all()
+    yield
+    points.look_on(None)
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(status="unpaid")
+
+
+@pytest.fixture
+def orders() -> list[Order]:
+    return [Order.objects.create(status="unpaid") for _ in range(5)]
+
+
+def due(obj: Model, policy: str | TimeoutPolicy[Any] = "remind", **options: Any) -> Timeout:
+    """A timeout of `obj` that is due now."""
+    return schedule_timeout(obj, policy, seconds=0, **options)
+
+
+def fire(*rows: Timeout, deliveries: int = 1) -> Report:
+    """What a worker does with `rows`: plan, then run each piece of work; the reports as one."""
+    works, report = plan({row.pk: deliveries for row in rows}, "default")
+    done, again, fired = [*report.done], dict(report.again), [*report.fired]
+    for work in works:
+        found = run(work, "default")
+        done += found.done
+        again.update(found.again)
+        fired += found.fired
+    assert sorted([*done, *again]) == sorted({row.pk for row in rows}), "each timeout is reported once"
+    return Report(tuple(done), again, tuple(fired))
+
+
+def state(row: Timeout) -> tuple[str, str]:
+    """What the ledger says of `row` now: state and cause."""
+    row.refresh_from_db()
+    return row.state, row.cause
+
+
+def grouping(policy: TimeoutPolicy[Any]) -> Pace:
+    """From here on `policy` is fired in groups, as after a long time of quick handlers that never raised."""
+    pace = pace_of(policy.label)
+    pace.seconds, pace.proven, pace.failing, pace.alone_until = 1e-5, 50, 0.0, 0.0
+    return pace
+
+
+def make_due(row: Timeout) -> None:
+    """Whatever `row` waits for has come."""
+    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now())
+
+
+@contextmanager
+def another_session(act: Callable[[], object]) -> Iterator[None]:
+    """In another thread and connection, a transaction has done `act` and stays open until the block ends."""
+    acted, end, errors = threading.Event(), threading.Event(), []
+
+    def session() -> None:
+        try:
+            with transaction.atomic():
+                act()
+                acted.set()
+                assert end.wait(WAIT)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            acted.set()
+            connections.close_all()
+
+    thread = threading.Thread(target=session)
+    thread.start()
+    try:
+        assert acted.wait(WAIT)
+        assert not errors, errors
+        yield
+    finally:
+        end.set()
+        thread.join(WAIT)
+    assert not errors, errors
+
+
+def locking(obj: Model) -> AbstractContextManager[None]:
+    """Another session holds the row of `obj`."""
+    return another_session(lambda: type(obj)._base_manager.select_for_update().get(pk=obj.pk))
+
+
+def in_another_thread(act: Callable[[], Any]) -> Any:
+    """What `act` returns in another thread, with a connection of its own."""
+    results: list[Any] = []
+
+    def go() -> None:
+        try:
+            results.append(act())
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join(WAIT)
+    assert results, "the other thread hangs or raised"
+    return results[0]
+
+
+needs_row_locks = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has no row locks: a writer holds the whole database"
+)

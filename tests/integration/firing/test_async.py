@@ -1,0 +1,100 @@
+"""Async handlers run in the firing's own thread and connection, so that its transaction spans them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connection
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, in_another_thread, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+
+
+def test_an_async_handler_writes_in_the_transaction_of_its_firing(order: Order, declare: Declare) -> None:
+    seen: list[Any] = []
+
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        await asyncio.sleep(0)
+        obj.status = "cancelled"
+        await obj.asave()
+        await Effect.objects.acreate(what="async", object_id=obj.pk)
+        seen.append(await sync_to_async(lambda: (threading.get_ident(), id(connection.connection)))())
+        seen.append(await sync_to_async(lambda: connection.in_atomic_block)())
+        if connection.vendor != "sqlite":
+            seen.append(in_another_thread(Effect.objects.count))
+
+    row = due(order, declare(Order, handler, name="asynchronous"))
+    assert fire(row).fired == (row.pk,)
+    assert seen[:2] == [(threading.get_ident(), id(connection.connection)), True]
+    assert seen[2:] in ([], [0]), "nobody else saw it before the commit"
+    assert Effect.objects.count() == 1
+    assert Order.objects.get().status == "cancelled"
+
+
+def test_what_a_failing_async_handler_wrote_is_undone(order: Order, declare: Declare) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        obj.status = "cancelled"
+        await obj.asave()
+        await Effect.objects.acreate(what="async", object_id=obj.pk)
+        raise ValueError("after writing")
+
+    row = due(order, declare(Order, handler, name="async_fails", retry=dq.Retry([60])))
+    fire(row)
+    assert (state(row), row.attempts, row.errors[0]["message"]) == (("pending", ""), 1, "after writing")
+    assert not Effect.objects.exists()
+    assert Order.objects.get().status == "unpaid"
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(1)])
+def test_a_cancelled_or_exiting_async_handler_has_failed(order: Order, declare: Declare, error: BaseException) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        await Effect.objects.acreate(what="async", object_id=obj.pk)
+        raise error
+
+    row = due(order, declare(Order, handler, name="async_ends", retry=dq.Retry([60])))
+    fire(row)
+    assert (state(row), row.attempts) == (("pending", ""), 1)
+    assert not Effect.objects.exists()
+
+
+def test_an_async_handler_schedules_with_the_async_twins(order: Order, declare: Declare) -> None:
+    async def handler(obj: Order, timeout: Timeout) -> None:
+        await dq.aschedule_timeout(obj, "remind", minutes=5)
+
+    assert fire(due(order, declare(Order, handler, name="async_schedules"))).fired
+    assert Timeout.objects.pending().get().policy == "testapp.order.remind"
+
+
+def test_async_handlers_are_grouped_batched_and_run_outside_too(orders: list[Order], declare: Declare) -> None:
+    async def one(obj: Order, timeout: Timeout) -> None:
+        await Effect.objects.acreate(what="one", object_id=obj.pk)
+
+    async def many(queryset: Any, timeouts: list[Timeout]) -> None:
+        await Effect.objects.acreate(what=f"{await queryset.acount()}", object_id="x")
+
+    class Sender:
+        async def __call__(self, obj: Order, timeout: Timeout) -> None:
+            await Effect.objects.acreate(what="outside", object_id=obj.pk)
+
+    policies = [
+        declare(Order, one, name="async_group"),
+        declare(Order, many, name="async_batch", batch=10),
+        declare(Order, functools.partial(one), name="async_partial"),
+        declare(Order, Sender(), name="async_outside", atomic=False),
+    ]
+    for policy in policies:
+        fire(*[due(order, policy) for order in orders])
+    assert set(Timeout.objects.values_list("state", flat=True)) == {"fired"}
+    counted = {what: Effect.objects.filter(what=what).count() for what in ("one", "5", "outside")}
+    assert counted == {"one": 10, "5": 1, "outside": 5}

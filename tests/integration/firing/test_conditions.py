@@ -1,0 +1,103 @@
+"""`when`, asked again on the locked row: in SQL's own logic, and through relations of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db.models import Exists, F, OuterRef, Q
+
+import django_delayq as dq
+from tests.integration.firing.conftest import due, fire, state
+from tests.testapp.models import Customer, Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+FIRED, UNMET = ("fired", "due"), ("skipped", "condition")
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        (Q(note="x"), UNMET),
+        (~Q(note="x"), FIRED),
+        (Q(note__gt=""), UNMET),
+        (Q(note=F("status")), UNMET),
+        (Q(note__isnull=True), FIRED),
+        (Q(), FIRED),
+    ],
+)
+def test_null_is_not_true(order: Order, declare: Declare, when: Q, expected: tuple[str, str]) -> None:
+    row = due(order, declare(Order, name="of_null", when=when))
+    fire(row)
+    assert state(row) == expected
+
+
+@pytest.mark.parametrize("vip", [True, False, None])
+def test_a_condition_over_a_nullable_relation_locks_and_decides(declare: Declare, vip: bool | None) -> None:
+    customer = None if vip is None else Customer.objects.create(vip=vip)
+    row = due(Order.objects.create(customer=customer), declare(Order, name="of_vip", when=Q(customer__vip=True)))
+    fire(row)
+    assert state(row) == (FIRED if vip else UNMET)
+
+
+def test_an_outer_join_in_the_condition_is_no_trouble_for_the_lock(declare: Declare) -> None:
+    policy = declare(Order, name="of_outer", when=Q(customer__vip=True) | Q(status="unpaid"))
+    alone, paid = Order.objects.create(), Order.objects.create(status="paid")
+    rows = [due(alone, policy), due(paid, policy)]
+    fire(*rows)
+    assert [state(row) for row in rows] == [FIRED, UNMET]
+
+
+def test_a_condition_that_finds_a_row_several_times_fires_it_once(declare: Declare) -> None:
+    ran: list[Any] = []
+    policy = declare(Customer, lambda obj, timeout: ran.append(obj.pk), name="of_many", when=Q(order__status="unpaid"))
+    many, none = Customer.objects.create(), Customer.objects.create()
+    for _ in range(3):
+        Order.objects.create(customer=many)
+    rows = [due(many, policy), due(none, policy)]
+    fire(*rows)
+    assert [state(row) for row in rows] == [FIRED, UNMET]
+    assert ran == [many.pk]
+
+
+def test_a_batch_does_not_double_what_its_condition_finds_twice(declare: Declare) -> None:
+    seen: list[list[int]] = []
+    policy = declare(
+        Customer,
+        lambda queryset, timeouts: seen.append([obj.pk for obj in queryset]),
+        name="of_many_in_batch",
+        when=Q(order__status="unpaid"),
+        batch=10,
+    )
+    customers = [Customer.objects.create() for _ in range(2)]
+    for _ in range(3):
+        for customer in customers:
+            Order.objects.create(customer=customer)
+    fire(*[due(customer, policy) for customer in customers])
+    assert seen == [[customer.pk for customer in customers]]
+
+
+def test_a_subquery_serves_as_condition(order: Order, declare: Declare) -> None:
+    warned = Exists(Effect.objects.filter(what="warned", timeout_id=OuterRef("pk")))
+    policy = declare(Order, name="of_exists", when=Q(warned))
+    row = due(order, policy)
+    Effect.objects.create(what="warned", object_id="", timeout_id=order.pk)
+    other = due(Order.objects.create(), policy)
+    fire(row, other)
+    assert (state(row), state(other)) == (FIRED, UNMET)
+
+
+def test_members_of_a_group_are_checked_each_by_itself(orders: list[Order]) -> None:
+    rows = [due(order, "cancel_unpaid") for order in orders]
+    Order.objects.filter(pk__in=[orders[1].pk, orders[3].pk]).update(status="paid")
+    fire(*rows)
+    assert [state(row) for row in rows] == [FIRED, UNMET, FIRED, UNMET, FIRED]
+    assert list(Order.objects.order_by("pk").values_list("status", flat=True)) == [
+        "cancelled",
+        "paid",
+        "cancelled",
+        "paid",
+        "cancelled",
+    ]

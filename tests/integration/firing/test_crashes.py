@@ -1,0 +1,101 @@
+"""SIGKILL at each step of a firing: one effect each, none lost."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_delayq.firing import points, settle_expired
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, make_due, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+StartCommand = Callable[..., "subprocess.Popen[bytes]"]
+
+FIRE = """
+from django_delayq.firing import plan, run
+works, _ = plan({%s: %s}, "default")
+for work in works:
+    run(work, "default")
+print("survived")
+"""
+INSIDE = [step for step in points.STEPS if step not in {"charged", "settled", "undone", "recorded"}]
+OUTSIDE = [step for step in points.STEPS if step not in {"charged", "undone", "recorded"}]
+
+
+def killed_at(start_command: StartCommand, step: str, row: Timeout, deliveries: int = 1) -> None:
+    """A process that fires `row` has been killed at `step`."""
+    program = FIRE % (row.pk, deliveries)
+    child = start_command("shell", "-v0", "-c", program, stdout=subprocess.PIPE, env={"DELAYQ_TEST_KILL_AT": step})
+    output, _ = child.communicate(timeout=60)
+    assert (child.returncode, output) == (-signal.SIGKILL, b"")
+
+
+@pytest.mark.parametrize("step", INSIDE)
+def test_a_process_killed_while_it_fires_leaves_one_effect(
+    order: Order, start_command: StartCommand, step: str
+) -> None:
+    row = due(order, "cancel_unpaid")
+    killed_at(start_command, step, row)
+    committed = step in {"committed", "reported"}
+    assert state(row) == (("fired", "due") if committed else ("pending", ""))
+    assert Effect.objects.count() == committed
+    report = fire(row, deliveries=2)
+    assert report.done == (row.pk,)
+    assert (state(row), row.attempts) == (("fired", "due"), 1)
+    assert Effect.objects.count() == 1
+    order.refresh_from_db()
+    assert order.status == "cancelled"
+
+
+def test_a_suspect_whose_process_is_killed_when_it_is_charged_keeps_the_charge(
+    order: Order, start_command: StartCommand
+) -> None:
+    row = due(order, "cancel_unpaid")
+    killed_at(start_command, "charged", row, deliveries=2)
+    assert (state(row), row.attempts) == (("pending", ""), 1)
+    assert fire(row, deliveries=3).fired == (row.pk,)
+    assert Effect.objects.count() == 1
+
+
+@pytest.mark.parametrize("step", ["undone", "recorded"])
+def test_a_process_killed_around_the_recording_of_a_failure_loses_at_most_the_record(
+    order: Order, start_command: StartCommand, step: str
+) -> None:
+    row = due(order, "kill_worker")
+    killed_at(start_command, step, row)
+    assert state(row) == ("pending", "")
+    assert row.attempts == (1 if step == "recorded" else 0)
+    for _ in range(5):
+        make_due(row)
+        fire(row, deliveries=2)
+    assert state(row) == ("dead", "retries")
+    assert row.attempts == 3
+
+
+@pytest.mark.parametrize("step", OUTSIDE)
+def test_a_process_killed_while_it_fires_outside_leaves_at_least_one_effect_with_one_key(
+    order: Order, start_command: StartCommand, step: str
+) -> None:
+    row = due(order, "send_outside")
+    killed_at(start_command, step, row)
+    marked = step in {"committed", "handled"}
+    settled = step in {"settled", "reported"}
+    assert state(row) == ("firing", "") if marked else ("fired", "due") if settled else ("pending", "")
+    Timeout.objects.filter(state="firing").update(run_at=timezone.now() - timedelta(seconds=1))
+    settle_expired("default")
+    fire(row, deliveries=2)
+    assert state(row) == ("fired", "due")
+    assert Effect.objects.count() == (2 if step == "handled" else 1)
+    assert set(Effect.objects.values_list("idempotency_key", flat=True)) == {row.idempotency_key}
+
+
+def test_nothing_in_the_environment_stops_a_firing_unless_a_test_installs_it(order: Order) -> None:
+    assert points._hook is None
+    assert fire(due(order)).fired

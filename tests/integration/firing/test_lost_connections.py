@@ -1,0 +1,213 @@
+"""The database goes away in every phase of a firing: nothing is lost, nothing happens twice, nobody is charged."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.firing import plan, points, run, settle_expired
+from django_delayq.models import Timeout
+from tests.engine.fault_proxy import FaultProxy
+from tests.integration.firing.conftest import due, fire, grouping, in_another_thread, make_due, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connection to lose"),
+]
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+SOON = timedelta(seconds=1)
+
+
+def kill_own_connection() -> None:
+    """The server ends this thread's connection, as a restart or a failover does."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()" if connection.vendor == "postgresql" else "SELECT CONNECTION_ID()")
+        [number] = cursor.fetchone()
+
+    def kill() -> None:
+        with connection.cursor() as other:
+            if connection.vendor == "postgresql":
+                other.execute("SELECT pg_terminate_backend(%s, 5000)", [number])
+            else:
+                other.execute(f"KILL {number}")
+
+    in_another_thread(kill)
+
+
+def at(step: str, act: Callable[[], object]) -> None:
+    """`act` is done when the next firing comes to `step`, once."""
+    left = [1]
+
+    def look(reached: str) -> None:
+        if reached == step and left:
+            left.pop()
+            act()
+
+    points.look_on(look)
+
+
+@pytest.fixture
+def proxy() -> Iterator[FaultProxy]:
+    """This thread's connection goes through a proxy that can lose a reply."""
+    address = connection.settings_dict["HOST"], int(connection.settings_dict["PORT"])
+
+    class Proxy(FaultProxy):
+        def _accept(self) -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = self._listener.accept()
+                    server = socket.create_connection(address)
+                    self._sockets += [client, server]
+                    threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+                    threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+
+    connection.close()
+    with Proxy("") as started:
+        connection.settings_dict["HOST"], connection.settings_dict["PORT"] = "127.0.0.1", str(started.port)
+        yield started
+        connection.close()
+        connection.settings_dict["HOST"], connection.settings_dict["PORT"] = address[0], str(address[1])
+
+
+@pytest.mark.parametrize("step", ["begun", "locked", "checked", "marked", "handled"])
+def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(orders: list[Order], step: str) -> None:
+    rows = [due(order, "cancel_unpaid") for order in orders[:2]]
+    at(step, kill_own_connection)
+    report = fire(rows[0])
+    points.look_on(None)
+    assert list(report.again) == [rows[0].pk]
+    assert report.again[rows[0].pk] - timezone.now() < SOON
+    assert (state(rows[0]), rows[0].attempts) == (("pending", ""), 0)
+    assert not Effect.objects.exists()
+    assert fire(*rows).fired == tuple(row.pk for row in rows)
+    assert Effect.objects.count() == 2
+
+
+def test_a_connection_lost_in_the_handler_counts_no_attempt_even_if_it_is_swallowed(
+    order: Order, declare: Declare
+) -> None:
+    calls: list[int] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            kill_own_connection()
+            with contextlib.suppress(Exception):
+                obj.save()
+        Effect.objects.create(what="sent", object_id=obj.pk)
+
+    row = due(order, declare(Order, handler, name="swallows"))
+    assert list(fire(row).again) == [row.pk]
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert fire(row).fired == (row.pk,)
+    assert Effect.objects.count() == 1
+
+
+def test_an_idle_connection_that_the_server_closed_is_opened_anew(order: Order) -> None:
+    row = due(order)
+    [work], _ = plan({row.pk: 1}, "default")
+    kill_own_connection()
+    assert list(run(work, "default").again) == [row.pk]
+    assert run(work, "default").fired == (row.pk,)
+    assert Effect.objects.count() == 1
+
+
+def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy: FaultProxy) -> None:
+    row = due(order, "cancel_unpaid")
+    at("handled", proxy.lose_next_reply)
+    report = fire(row)
+    points.look_on(None)
+    assert proxy.lost == 1
+    assert (list(report.again), report.done) == ([row.pk], ())
+    assert state(row) == ("fired", "due"), "the server had committed"
+    assert fire(row).done == (row.pk,)
+    assert Effect.objects.count() == 1
+
+
+def test_a_database_that_cannot_be_reached_puts_everything_back(orders: list[Order]) -> None:
+    rows = [due(order) for order in orders]
+    [work], _ = plan({row.pk: 1 for row in rows}, "default")
+    port = connection.settings_dict["PORT"]
+    connection.close()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        closed = nobody.getsockname()[1]
+    connection.settings_dict["PORT"] = str(closed)
+    try:
+        waits = []
+        for _ in range(12):
+            report = run(work, "default")
+            assert set(report.again) == {row.pk for row in rows}
+            waits.append(max(report.again.values()) - timezone.now())
+    finally:
+        connection.settings_dict["PORT"] = port
+    assert waits[0] < SOON
+    assert timedelta(seconds=15) < waits[-1] <= timedelta(seconds=90)
+    assert set(run(work, "default").fired) == {row.pk for row in rows}
+
+
+def test_trouble_with_another_database_is_the_handlers_own_affair(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise OperationalError("could not connect to the warehouse")
+
+    row = due(order, declare(Order, handler, name="warehouse", retry=dq.Retry([60])))
+    fire(row)
+    assert (state(row), row.attempts, row.errors[0]["error"]) == (("pending", ""), 1, "OperationalError")
+
+
+def test_a_group_whose_connection_is_lost_comes_again_as_a_whole(orders: list[Order], declare: Declare) -> None:
+    killed: list[int] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="sent", object_id=obj.pk)
+        if obj.pk == orders[3].pk and not killed:
+            killed.append(1)
+            kill_own_connection()
+            obj.save()
+
+    policy = declare(Order, handler, name="killed")
+    grouping(policy)
+    rows = [due(order, policy) for order in orders]
+    assert set(fire(*rows).again) == {row.pk for row in rows}
+    assert {(state(row), row.attempts) for row in rows} == {(("pending", ""), 0)}
+    assert len(fire(*rows).fired) == 5
+    assert Effect.objects.count() == 5
+
+
+def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
+    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        calls.append(1)
+        kill_own_connection()
+
+    monkeypatch.setattr("django_delayq.firing.outside.time.sleep", lambda seconds: None)
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    assert fire(row).fired == (row.pk,)
+    assert (state(row), calls) == (("fired", "due"), [1])
+
+
+def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError
+
+    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([60])))
+    at("undone", kill_own_connection)
+    assert list(fire(row).again) == [row.pk]
+    points.look_on(None)
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    fire(row)
+    assert (state(row), row.attempts) == (("pending", ""), 1)
+    make_due(row)
+    assert settle_expired("default").again == {}

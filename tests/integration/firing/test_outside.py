@@ -1,0 +1,346 @@
+"""`atomic=False`: between two transactions, at least once, with expiry, final attempt and newer rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.firing import extend_firing, plan, points, run, settle_expired
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import (
+    another_session,
+    due,
+    fire,
+    in_another_thread,
+    locking,
+    make_due,
+    needs_row_locks,
+    state,
+)
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+LEASE = timedelta(seconds=60)
+
+
+def die_at(row: Timeout, step: str) -> None:
+    """The process of this firing of `row` is gone at `step`."""
+
+    def look(reached: str) -> None:
+        if reached == step:
+            raise KeyboardInterrupt
+
+    [work], _ = plan({row.pk: 1}, "default")
+    points.look_on(look)
+    with pytest.raises(KeyboardInterrupt):
+        run(work, "default")
+    points.look_on(None)
+
+
+def expire(row: Timeout) -> None:
+    assert Timeout.objects.filter(pk=row.pk, state="firing").update(run_at=timezone.now() - timedelta(seconds=1))
+
+
+def test_the_handler_runs_outside_a_transaction_on_a_committed_firing_row(order: Order, declare: Declare) -> None:
+    seen: dict[str, Any] = {}
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        seen["atomic"] = connection.in_atomic_block
+        seen["told"] = (timeout.state, timeout.attempts, timeout.idempotency_key)
+        names = ("state", "attempts", "slot_taken")
+        seen["others see"] = in_another_thread(lambda: Timeout.objects.values_list(*names).get(pk=timeout.pk))
+        seen["expires in"] = timeout.run_at - timezone.now()
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    assert fire(row).fired == (row.pk,)
+    assert seen["atomic"] is False
+    assert seen["told"] == ("firing", 1, row.idempotency_key)
+    assert seen["others see"] == ("firing", 1, None)
+    assert LEASE - timedelta(seconds=5) < seen["expires in"] <= LEASE
+    assert (state(row), row.attempts) == (("fired", "due"), 1)
+
+
+def test_what_no_longer_matches_or_is_gone_is_not_run(declare: Declare) -> None:
+    policy = declare(
+        Order, lambda obj, timeout: pytest.fail("ran"), name="outside", atomic=False, when=Q(status="unpaid")
+    )
+    paid, gone = due(Order.objects.create(status="paid"), policy), due(Order.objects.create(), policy)
+    Timeout.objects.filter(pk=gone.pk).update(object_id="987654")
+    fire(paid, gone)
+    assert (state(paid), state(gone)) == (("skipped", "condition"), ("skipped", "gone"))
+
+
+def test_a_failure_undoes_nothing_and_climbs_the_ladder(order: Order, declare: Declare) -> None:
+    keys: set[str] = set()
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        keys.add(timeout.idempotency_key)
+        Effect.objects.create(what="sent", object_id=obj.pk)
+        raise ValueError(f"attempt {timeout.attempts}")
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([0])))
+    report = fire(row)
+    assert (state(row), row.attempts, row.slot_taken) == (("pending", ""), 1, 1)
+    assert report.again == {row.pk: row.run_at}
+    fire(row)
+    assert (state(row), row.attempts) == (("dead", "retries"), 2)
+    assert [error["message"] for error in row.errors] == ["attempt 1", "attempt 2"]
+    assert (Effect.objects.count(), len(keys)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "attempts"),
+    [
+        (dq.Snooze(minutes=5), ("pending", ""), 0),
+        (dq.Skip("no"), ("skipped", "handler"), 1),
+        (dq.GiveUp("no"), ("dead", "handler"), 1),
+    ],
+)
+def test_outcomes_settle_as_inside_a_transaction(
+    order: Order, declare: Declare, outcome: Exception, expected: tuple[str, str], attempts: int
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise outcome
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    fire(row)
+    assert (state(row), row.attempts) == (expected, attempts)
+
+
+def test_while_it_fires_nobody_fires_it_again(order: Order) -> None:
+    row = due(order, "send_outside")
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1, run_at=timezone.now() + LEASE)
+    report = fire(row, deliveries=2)
+    assert list(report.again) == [row.pk]
+    assert report.again[row.pk] - timezone.now() > LEASE / 2
+    assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize("by", ["sweep", "delivery"])
+def test_an_attempt_whose_process_died_is_repeated_by_the_ladder(order: Order, by: str) -> None:
+    row = due(order, "send_outside")
+    die_at(row, "committed")
+    assert (state(row), row.attempts) == (("firing", ""), 1)
+    assert settle_expired("default").again == {}
+    expire(row)
+    report = settle_expired("default") if by == "sweep" else fire(row, deliveries=2)
+    assert (state(row), row.attempts, row.errors[0]["error"]) == (("pending", ""), 1, "WorkerDied")
+    assert report.again == {row.pk: row.run_at}
+    assert fire(row, deliveries=2).fired == (row.pk,)
+    assert (state(row), row.attempts) == (("fired", "due"), 2)
+    assert Effect.objects.get().idempotency_key == row.idempotency_key
+
+
+def test_a_handler_that_kills_its_process_each_time_ends_dead(order: Order) -> None:
+    row = due(order, "send_outside")
+    for attempt in (1, 2, 3):
+        die_at(row, "committed")
+        expire(row)
+        settle_expired("default")
+        state(row)
+        assert row.attempts == attempt
+    assert (state(row), len(row.errors)) == (("dead", "retries"), 3)
+
+
+def test_a_living_workers_row_does_not_expire(order: Order) -> None:
+    row = due(order, "send_outside")
+    die_at(row, "committed")
+    other = due(Order.objects.create(), "send_outside")
+    expire(row)
+    extend_firing([row.pk, other.pk], "default")
+    assert settle_expired("default") == dq.firing.Report()
+    state(row)
+    assert row.run_at - timezone.now() > LEASE - timedelta(seconds=5)
+    before = other.run_at
+    state(other)
+    assert other.run_at == before, "only rows that are firing are moved"
+
+
+def test_whoever_cancels_during_the_firing_forbids_further_attempts(order: Order, declare: Declare) -> None:
+    answers: list[bool] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        answers.append(in_another_thread(lambda: dq.cancel_timeout(order, "outside")))
+        raise ValueError
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    assert fire(row).done == (row.pk,)
+    assert answers == [False]
+    assert state(row) == ("cancelled", "hand")
+    assert [error["error"] for error in row.errors] == ["ValueError"]
+
+
+def test_a_firing_that_succeeds_although_it_was_cancelled_meanwhile_has_fired(order: Order, declare: Declare) -> None:
+    policy = declare(
+        Order, lambda obj, timeout: dq.cancel_timeout(obj, "outside") and None, name="outside", atomic=False
+    )
+    row = due(order, policy)
+    fire(row)
+    assert state(row) == ("fired", "due")
+
+
+def test_a_cancelled_firing_that_died_is_cancelled(order: Order) -> None:
+    row = due(order, "send_outside")
+    die_at(row, "committed")
+    assert dq.cancel_timeout(order, "send_outside") is False
+    expire(row)
+    assert settle_expired("default").done == (row.pk,)
+    assert state(row) == ("cancelled", "hand")
+
+
+@pytest.mark.parametrize("ends", ["raises", "dies", "snoozes"])
+def test_a_newer_round_takes_the_place_of_a_firing_that_then_fails(order: Order, declare: Declare, ends: str) -> None:
+    newer: list[Timeout] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if ends != "dies":
+            newer.append(dq.schedule_timeout(obj, "outside", hours=1))
+        raise dq.Snooze(minutes=5) if ends == "snoozes" else ValueError
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    if ends == "dies":
+        die_at(row, "committed")
+        newer.append(dq.schedule_timeout(order, "outside", hours=1))
+        expire(row)
+        assert settle_expired("default").done == (row.pk,)
+    else:
+        assert fire(row).done == (row.pk,)
+    assert state(row) == ("skipped", "superseded")
+    assert state(newer[0]) == ("pending", "")
+
+
+def test_a_newer_round_that_comes_in_the_very_moment_of_the_failure_wins(
+    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at the slot said that it is free, the unique constraint knows better."""
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        dq.schedule_timeout(obj, "outside", hours=1)
+        raise ValueError
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    monkeypatch.setattr("django_delayq.ledger.settling.slot_is_taken", lambda *_: False)
+    assert fire(row).done == (row.pk,)
+    assert state(row) == ("skipped", "superseded")
+
+
+def test_a_newer_round_that_fires_beside_an_older_one_succeeds(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if not timeout.payload:
+            dq.schedule_timeout(obj, "outside", hours=1, payload="newer")
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    assert fire(row).fired
+    newer = Timeout.objects.pending().get()
+    make_due(newer)
+    assert fire(newer).fired
+    assert [state(one) for one in (row, newer)] == [("fired", "due")] * 2
+
+
+def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:
+    """Paused for longer than its lease, it wakes when the sweep has put the row back."""
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="sent", object_id=obj.pk)
+        expire(timeout)
+        settle_expired("default")
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([3600])))
+    assert fire(row).fired == (row.pk,)
+    assert state(row) == ("fired", "due")
+    assert Effect.objects.count() == 1
+
+
+@pytest.mark.parametrize("meanwhile", ["began another attempt", "moved"])
+def test_a_worker_that_returns_late_changes_nothing_if_others_went_on(
+    order: Order, declare: Declare, meanwhile: str
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        expire(timeout)
+        settle_expired("default")
+        if meanwhile == "moved":
+            dq.reschedule_timeout(obj, "outside", hours=2)
+        else:
+            Timeout.objects.filter(pk=timeout.pk).update(attempts=2)
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([3600])))
+    report = fire(row)
+    assert (report.fired, list(report.again)) == ((), [row.pk])
+    assert state(row) == ("pending", "")
+
+
+@needs_row_locks
+def test_a_row_that_is_held_when_the_handler_is_done_is_settled_when_it_is_free(
+    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+    pauses: list[float] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        held.append(locking(timeout))
+        held[0].__enter__()
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            held[0].__exit__(None, None, None)
+
+    monkeypatch.setattr("django_delayq.firing.outside.time.sleep", sleep)
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    assert fire(row).fired == (row.pk,)
+    assert len(pauses) == 3
+    assert state(row) == ("fired", "due")
+
+
+@needs_row_locks
+def test_trouble_of_the_database_in_the_handler_counts_no_attempt(order: Order, declare: Declare) -> None:
+    other = Order.objects.create()
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        with transaction.atomic():
+            Order.objects.select_for_update(nowait=True).get(pk=other.pk)
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    with another_session(lambda: Order.objects.select_for_update().get(pk=other.pk)):
+        report = fire(row)
+    assert (state(row), row.attempts, row.errors) == (("pending", ""), 0, [])
+    assert report.again == {row.pk: row.run_at}
+    assert row.run_at - timezone.now() < timedelta(seconds=1)
+
+
+def test_keyboard_interrupt_in_the_handler_gives_the_row_back(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise KeyboardInterrupt
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    with pytest.raises(KeyboardInterrupt):
+        fire(row)
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+
+
+def test_many_expired_rows_are_settled_in_pages(declare: Declare) -> None:
+    rows = [due(Order.objects.create(), "send_outside") for _ in range(5)]
+    for row in rows:
+        die_at(row, "committed")
+    Timeout.objects.update(run_at=timezone.now() - timedelta(seconds=1))
+    assert len(settle_expired("default", limit=3).again) == 3
+    assert len(settle_expired("default", limit=3).again) == 2
+    assert settle_expired("default", limit=3).again == {}
+
+
+def test_an_expired_row_of_a_policy_that_is_not_declared_waits_again(order: Order, declare: Declare) -> None:
+    policy = declare(Order, name="outside", atomic=False)
+    row = due(order, policy)
+    die_at(row, "committed")
+    dq.policies.registry.remove(policy)
+    expire(row)
+    assert list(settle_expired("default").again) == [row.pk]
+    assert state(row) == ("pending", "")

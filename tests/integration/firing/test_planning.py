@@ -1,0 +1,95 @@
+"""`plan`: one query, and the pieces that it makes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+import django_delayq as dq
+from django_delayq.firing import Work, plan, run
+from django_delayq.firing.pace import pace_of
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due
+from tests.testapp.models import Order, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+
+
+def test_one_query_for_everything_and_work_by_policy(orders: list[Order], declare: Declare) -> None:
+    batch = declare(Order, name="batch", batch=2)
+    outside = declare(Order, name="outside", atomic=False)
+    rows = {
+        "remind": [due(order) for order in orders],
+        "batch": [due(order, batch) for order in orders],
+        "outside": [due(order, outside) for order in orders[:2]],
+        "chase": [due(Parcel.objects.create(), "chase")],
+    }
+    later = dq.schedule_timeout(orders[0], "cancel_unpaid", minutes=1)
+    settled = due(orders[1], "cancel_unpaid")
+    dq.cancel_timeout(settled)
+    ids = [row.pk for some in rows.values() for row in some]
+    deliveries = dict.fromkeys([*ids, later.pk, settled.pk, 10**9], 1)
+    deliveries[rows["remind"][0].pk] = 2
+    with CaptureQueriesContext(connection) as queries:
+        works, report = plan(deliveries, "default")
+    assert len(queries) == 1
+    assert "history" not in queries.captured_queries[0]["sql"]
+    assert sorted(report.done) == [settled.pk, 10**9]
+    assert report.again == {later.pk: later.run_at}
+    assert report.now is not None
+    found: dict[str, list[tuple[int, bool]]] = {}
+    for work in works:
+        found.setdefault(work.policy.rpartition(".")[2], []).append((len(work.ids), work.suspect))
+    assert found == {
+        "remind": [(1, True), (4, False)],
+        "batch": [(2, False), (2, False), (1, False)],
+        "outside": [(1, False), (1, False)],
+        "chase": [(1, False)],
+    }
+    assert sorted(timeout_id for work in works for timeout_id in work.ids) == sorted(ids)
+
+
+def test_the_first_due_come_first(orders: list[Order]) -> None:
+    rows = [due(order) for order in reversed(orders)]
+    [work], _ = plan({row.pk: 1 for row in reversed(rows)}, "default")
+    assert work.ids == tuple(row.pk for row in rows)
+
+
+def test_a_crowd_is_cut_into_pieces_that_several_threads_can_share(declare: Declare) -> None:
+    policy = declare(Order, name="crowd")
+    rows = [due(Order.objects.create(), policy) for _ in range(60)]
+    deliveries = {row.pk: 1 for row in rows}
+    assert [len(work.ids) for work in plan(deliveries, "default")[0]] == [50, 10]
+    pace_of(policy.label).seconds = 0.02
+    assert {len(work.ids) for work in plan(deliveries, "default")[0]} == {10}
+    pace_of(policy.label).seconds = 5.0
+    assert {len(work.ids) for work in plan(deliveries, "default")[0]} == {1}
+
+
+def test_rows_of_different_queues_do_not_share_work(orders: list[Order]) -> None:
+    rows = [due(order) for order in orders]
+    Timeout.objects.filter(pk=rows[0].pk).update(queue="elsewhere")
+    works, _ = plan({row.pk: 1 for row in rows}, "default")
+    assert {(work.queue, len(work.ids)) for work in works} == {("elsewhere", 1), ("default", 4)}
+
+
+def test_work_survives_pickling_and_json(order: Order) -> None:
+    row = due(order)
+    [work], _ = plan({row.pk: 1}, "default")
+    assert pickle.loads(pickle.dumps(work)) == work
+    told = json.loads(json.dumps(asdict(work)))
+    again = Work(told["policy"], tuple(told["ids"]), tuple(told["object_ids"]), told["queue"], told["suspect"])
+    assert run(again, "default").fired == (row.pk,)
+
+
+def test_nothing_to_plan_is_no_trouble() -> None:
+    works, report = plan({}, "default")
+    assert (works, report.done, report.again) == ([], (), {})

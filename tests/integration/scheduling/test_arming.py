@@ -1,0 +1,395 @@
+"""Saving arms, moves and cancels; rounds, hand-set and old deadlines (DESIGN 3.1 and 6)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F, Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock
+from django_delayq.models import Timeout
+from tests.testapp.models import Customer, ExpressOrder, Order, OrderProxy, Parcel, Plain
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HALF_HOUR = timedelta(minutes=30)
+State = Timeout.State
+
+
+@pytest.fixture
+def now() -> datetime:
+    return timezone.now().replace(microsecond=123456)
+
+
+@pytest.fixture
+def order(now: datetime) -> Order:
+    return Order.objects.create(created_at=now)
+
+
+def rounds(obj: Any = None) -> list[Timeout]:
+    rows = Timeout.objects.order_by("id")
+    return list(rows if obj is None else rows.filter(object_id=str(obj.pk)))
+
+
+def settle(row: Timeout, state: str, cause: str) -> None:
+    Timeout.objects.filter(pk=row.pk).update(state=state, cause=cause, settled_at=timezone.now(), slot_taken=None)
+
+
+def test_saving_arms_while_the_condition_holds(order: Order, now: datetime) -> None:
+    (row,) = rounds()
+    assert (row.state, row.since_at, row.due_at) == ("pending", now, now + HALF_HOUR)
+    assert row.policy == "testapp.order.cancel_unpaid"
+
+
+def test_saving_cancels_when_the_condition_stops_holding_and_arms_again_when_it_holds(order: Order) -> None:
+    order.status = "paid"
+    order.save()
+    (row,) = rounds()
+    assert (row.state, row.cause) == ("cancelled", "condition")
+    order.status = "unpaid"
+    order.save()
+    assert [row.state for row in rounds()] == ["cancelled", "pending"]
+
+
+def test_saving_moves_when_the_value_it_counts_from_changes(order: Order, now: datetime) -> None:
+    before = rounds()[0]
+    order.created_at = now + timedelta(hours=1)
+    order.save()
+    (row,) = rounds()
+    assert (row.since_at, row.due_at) == (now + timedelta(hours=1), now + timedelta(hours=1) + HALF_HOUR)
+    assert row.idempotency_key != before.idempotency_key
+    order.created_at = None
+    order.save()
+    (row,) = rounds()
+    assert (row.state, row.cause) == ("cancelled", "condition")
+
+
+def test_nothing_is_armed_while_since_is_empty() -> None:
+    Order.objects.create()
+    assert rounds() == []
+
+
+def test_a_deadline_set_by_hand_survives_saves(order: Order) -> None:
+    dq.schedule_timeout(order, "cancel_unpaid", hours=5)
+    by_hand = rounds()[0].due_at
+    order.note = "changed"
+    order.save()
+    assert [row.due_at for row in rounds()] == [by_hand]
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"), [("fired", "due"), ("dead", "retries"), ("cancelled", "hand"), ("skipped", "handler")]
+)
+def test_a_closed_round_is_not_armed_again_but_the_next_one_is(
+    order: Order, now: datetime, state: str, cause: str
+) -> None:
+    settle(rounds()[0], state, cause)
+    order.save()
+    assert len(rounds()) == 1
+    order.created_at = now + timedelta(minutes=1)
+    order.save()
+    assert [row.state for row in rounds()] == [state, "pending"]
+    order.created_at = now  # back to the closed round
+    order.save()
+    assert [(row.state, row.cause) for row in rounds()] == [(state, cause), ("cancelled", "superseded")]
+
+
+@pytest.mark.parametrize(("state", "cause"), [("skipped", "condition"), ("cancelled", "condition")])
+def test_a_round_that_ended_because_the_condition_failed_is_open(order: Order, state: str, cause: str) -> None:
+    settle(rounds()[0], state, cause)
+    order.save()
+    assert [row.state for row in rounds()] == [state, "pending"]
+
+
+def test_a_round_that_is_firing_is_not_armed_a_second_time(order: Order) -> None:
+    Timeout.objects.update(state="firing", slot_taken=None)
+    order.save()
+    assert [row.state for row in rounds()] == ["firing"]
+
+
+def test_saving_arms_an_overdue_round_only_within_catch_up(now: datetime) -> None:
+    young = Order.objects.create(created_at=now - timedelta(days=6))
+    old = Order.objects.create(created_at=now - timedelta(days=8))
+    assert [len(rounds(young)), len(rounds(old))] == [1, 0]
+    assert "too long ago" in str(dq.explain_timeout(old, "cancel_unpaid"))
+
+
+def test_proxies_and_children_are_saved_as_orders_too(now: datetime) -> None:
+    proxy = OrderProxy.objects.create(created_at=now)
+    child = ExpressOrder.objects.create(created_at=now)
+    assert [len(rounds(proxy)), len(rounds(child))] == [1, 1]
+    assert dq.get_deadline(proxy, "cancel_unpaid") == now + HALF_HOUR
+    assert dq.get_deadline(child, "cancel_unpaid") == now + HALF_HOUR
+    child.status = "paid"
+    child.save()
+    assert rounds(child)[0].state == "cancelled"
+
+
+def test_uuid_keys_are_found_on_every_database(now: datetime) -> None:
+    parcel = Parcel.objects.create(sent_at=now)
+    (row,) = rounds()
+    assert row.object_id == str(parcel.pk)
+    parcel.save()
+    assert len(rounds()) == 1
+    assert list(parcel.timeouts.all()) == [row]
+    assert Parcel.objects.annotate(due=dq.Deadline("chase")).get().due == now + timedelta(hours=1)
+    parcel.status = "arrived"
+    parcel.save()
+    assert rounds()[0].state == "cancelled"
+
+
+def test_a_raw_save_arms_nothing(now: datetime) -> None:
+    from django.core import serializers
+
+    text = serializers.serialize("json", [Order(pk=77, created_at=now)])
+    for loaded in serializers.deserialize("json", text):
+        loaded.save()
+    assert rounds() == []
+
+
+def test_expressions_are_read_from_the_database_after_the_save(order: Order, now: datetime) -> None:
+    order.created_at = F("created_at") + timedelta(minutes=5)
+    order.save()
+    assert rounds()[0].due_at == now + timedelta(minutes=35)
+
+
+def test_update_fields_that_concern_no_policy_cost_no_query(order: Order) -> None:
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        order.note = "x"
+        order.save(update_fields=["note"])
+    assert [query["sql"] for query in captured if "timeout" in query["sql"].lower()] == []
+    order.status = "paid"
+    order.save(update_fields=["status"])
+    assert rounds()[0].state == "cancelled"
+
+
+def test_a_save_costs_at_most_two_more_queries(order: Order, now: datetime) -> None:
+    def queries(obj: Order) -> int:
+        with transaction.atomic():
+            with CaptureQueriesContext(connection) as captured:
+                obj.save()
+            return len(
+                [query for query in captured if "SAVEPOINT" not in query["sql"] and "id = -1" not in query["sql"]]
+            )
+
+    order.note = "no change"
+    assert queries(order) == 1 + 1
+    order.status = "paid"
+    assert queries(order) == 1 + 2
+    assert queries(Order(created_at=now)) == 1 + 2
+
+
+def test_models_without_policies_pay_nothing() -> None:
+    plain = Plain.objects.create()
+    with CaptureQueriesContext(connection) as captured:
+        plain.save()
+        Plain.objects.all().delete()
+    assert not any("timeout" in query["sql"].lower() for query in captured)
+
+
+def test_an_exception_in_since_or_after_leaves_save_and_undoes_nothing_else(declare: Any) -> None:
+    def broken(order: Order) -> timedelta:
+        raise ZeroDivisionError
+
+    declare(Order, name="broken", after=broken, since="paid_at", when=Q())
+    with pytest.raises(ZeroDivisionError):
+        Order.objects.create(paid_at=timezone.now())
+
+
+def test_after_may_be_a_callable_that_exempts(declare: Any, now: datetime) -> None:
+    declare(
+        Order,
+        name="exempting",
+        since="paid_at",
+        when=Q(),
+        after=lambda order: None if order.note == "cash" else timedelta(minutes=len(order.note)),
+    )
+    cash = Order.objects.create(paid_at=now, note="cash")
+    card = Order.objects.create(paid_at=now, note="card!")
+    assert rounds(cash) == []
+    assert rounds(card)[0].due_at == now + timedelta(minutes=5)
+    with pytest.raises(dq.InvalidDelay, match="exempts"):
+        dq.schedule_timeout(cash, "exempting")
+
+
+def test_since_may_be_a_callable(declare: Any, now: datetime) -> None:
+    declare(Order, name="called", since=lambda order: order.paid_at, after=HALF_HOUR, when=Q(status="unpaid"))
+    order = Order.objects.create()
+    assert rounds() == []
+    order.paid_at = now
+    order.save()
+    assert rounds()[0].due_at == now + HALF_HOUR
+    order.save()
+    assert len(rounds()) == 1
+    settle(rounds()[0], "fired", "due")
+    order.save()
+    assert len(rounds()) == 1
+
+
+def test_a_condition_on_related_rows_neither_joins_nor_doubles(declare: Any, now: datetime) -> None:
+    declare(Order, name="vip", since="paid_at", after=HALF_HOUR, when=Q(customer__vip=True))
+    declare(Customer, name="many", since=lambda c: now, after=HALF_HOUR, when=Q(order__status="unpaid"))
+    vip, none = Customer.objects.create(vip=True), Order.objects.create(paid_at=now)
+    order = Order.objects.create(paid_at=now, customer=vip)
+    Order.objects.create(customer=vip)
+    vip.save()
+    assert [row.policy.rpartition(".")[2] for row in rounds()] == ["vip", "many"]
+    assert rounds(none) == [] or none.pk == vip.pk
+    assert rounds(order)
+
+
+def test_null_in_the_condition_counts_as_false(declare: Any, now: datetime) -> None:
+    declare(Order, name="noted", since="paid_at", after=HALF_HOUR, when=~Q(note="x") & Q(note__gt=""))
+    Order.objects.create(paid_at=now, note=None)
+    assert rounds() == []
+
+
+def test_deleting_many_cancels_them_in_few_queries(now: datetime) -> None:
+    for _ in range(30):
+        Order.objects.create(created_at=now)
+    with CaptureQueriesContext(connection) as captured:
+        Order.objects.all().delete()
+    assert {(row.state, row.cause) for row in rounds()} == {("cancelled", "gone")}
+    assert len([query for query in captured if "django_delayq_timeout" in query["sql"]]) <= 4
+
+
+def test_a_delete_that_failed_cancels_nothing_later(order: Order, now: datetime) -> None:
+    from django.db.models.signals import pre_delete
+
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("protected by a receiver")
+
+    pre_delete.connect(refuse, OrderProxy, weak=False, dispatch_uid="refuse")
+    try:
+        with pytest.raises(RuntimeError):
+            OrderProxy.objects.get().delete()
+    finally:
+        pre_delete.disconnect(sender=OrderProxy, dispatch_uid="refuse")
+    Order.objects.create(created_at=now).delete()
+    assert rounds(order)[0].state == "pending"
+
+
+def test_a_child_that_is_deleted_cancels_what_its_parent_waits_for(now: datetime) -> None:
+    ExpressOrder.objects.create(created_at=now).delete()
+    assert (rounds()[0].state, rounds()[0].cause) == ("cancelled", "gone")
+
+
+def test_what_a_rolled_back_save_armed_does_not_exist(now: datetime) -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        Order.objects.create(created_at=now)
+        raise RuntimeError
+    assert rounds() == []
+
+
+def test_an_old_name_is_seen_through_its_alias(order: Order, declare: Any, now: datetime) -> None:
+    renamed = declare(Order, name="renamed", since="paid_at", after=HALF_HOUR, when=Q(), aliases=["former"])
+    older = declare(Order, name="placeholder", since="paid_at", after=HALF_HOUR)
+    from django_delayq.policies import registry
+
+    order.paid_at = now
+    Order.objects.filter(pk=order.pk).update(paid_at=now)
+    row = dq.schedule_timeout(order, older)
+    from django_delayq.models import slot_of
+
+    former = "testapp.order.former"
+    Timeout.objects.filter(pk=row.pk).update(
+        policy=former, slot=slot_of(former, row.content_type_id, row.object_id, "")
+    )
+    order.save()  # nothing is armed under the new name: the old row is this policy's
+    named = Timeout.objects.filter(policy__in=[former, renamed.label])
+    assert [row.policy for row in named] == [former]
+    assert dq.get_deadline(order, "renamed") == dq.get_deadline(order, "former") == now + HALF_HOUR
+    moved = dq.schedule_timeout(order, renamed, hours=2)
+    assert (moved.pk, moved.policy) == (row.pk, renamed.label)
+    settle(moved, "fired", "due")
+    Timeout.objects.filter(pk=row.pk).update(policy=former)
+    order.save()
+    assert named.count() == 1
+    assert registry.get(former) is renamed
+
+
+def test_two_policies_of_one_name_are_refused(declare: Any) -> None:
+    with pytest.raises(dq.PolicyError, match="declared twice"):
+        declare(Order, name="cancel_unpaid")
+    with pytest.raises(dq.PolicyError, match="declared twice"):
+        declare(Order, name="other", aliases=["cancel_unpaid"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"since": "creatd_at", "after": HALF_HOUR}, "created_at"),
+        ({"since": "status", "after": HALF_HOUR}, "DateTimeField"),
+        ({"when": Q(statuss="x")}, "statuss"),
+        ({"when": "unpaid"}, "Q"),
+        ({"after": 30}, "timedelta"),
+        ({"after": -HALF_HOUR}, "negative"),
+        ({"batch": 0}, "batch"),
+        ({"batch": True}, "batch"),
+        ({"batch": 5, "atomic": False}, "atomic"),
+        ({"retry": 3}, "Retry"),
+        ({"max_extensions": -1}, "max_extensions"),
+        ({"queue": ""}, "queue"),
+        ({"aliases": ["a.b"]}, "aliases"),
+        ({"name": "has space"}, "name"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_with_a_hint(declare: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(dq.PolicyError, match=message):
+        declare(Order, **{"name": "wrong", **options})
+    assert "testapp.order.wrong" not in {policy.label for policy in dq.get_policies()}
+
+
+def test_sync_arms_and_cancels_what_saves_did_not_see(now: datetime) -> None:
+    Order.objects.bulk_create([Order(created_at=now) for _ in range(3)])
+    assert rounds() == []
+    assert dq.sync_timeouts(Order.objects.all()) == 3
+    Order.objects.update(status="paid")
+    assert {row.state for row in rounds()} == {"pending"}
+    assert dq.sync_timeouts(list(Order.objects.all())) == 3
+    assert {(row.state, row.cause) for row in rounds()} == {("cancelled", "condition")}
+    assert dq.sync_timeouts(Order.objects.get(pk=Order.objects.first().pk)) == 0  # type: ignore[union-attr]
+
+
+def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest(now: datetime) -> None:
+    from django_delayq.syncing import sync_all, sync_policy
+
+    fresh, late, old = Order.objects.bulk_create(
+        Order(created_at=now - HALF_HOUR - ago)
+        for ago in (timedelta(minutes=-5), timedelta(seconds=90), timedelta(minutes=3))
+    )
+    fresh, late, old = Order.objects.order_by("-created_at")
+    gone = Order.objects.create(created_at=now)
+    Order.objects.filter(pk=gone.pk)._raw_delete("default")
+    done = sync_all("default")
+    assert (done.armed, done.cancelled) == (2, 1)
+    assert [len(rounds(one)) for one in (fresh, late, old)] == [1, 1, 0]
+    assert rounds(gone)[0].cause == "gone"
+    policy = dq.get_policy((Order, "cancel_unpaid"))
+    assert sync_policy(policy, "default", backfill=True, dry_run=True).armed == 1
+    assert rounds(old) == []
+    assert sync_policy(policy, "default", backfill=True).armed == 1
+    assert sync_all("default") == (0, 0, 0, 0)
+
+
+def test_the_background_sync_moves_what_an_update_moved(order: Order, now: datetime) -> None:
+    from django_delayq.syncing import sync_all
+
+    Order.objects.update(created_at=now + timedelta(hours=1))
+    assert sync_all("default").moved == 1
+    assert rounds()[0].due_at == now + timedelta(hours=1) + HALF_HOUR
+
+
+def test_arming_uses_the_clock_that_was_put_in_place(settings: Any) -> None:
+    long_ago = datetime(2017, 5, 1, 12, tzinfo=UTC)
+    with clock.set_to(long_ago + timedelta(minutes=1)):
+        order = Order.objects.create(created_at=long_ago)
+    assert rounds(order)[0].due_at == long_ago + HALF_HOUR
+    assert rounds(order)[0].created_at == long_ago + timedelta(minutes=1)

@@ -1,0 +1,215 @@
+"""The verbs for many, what is pending, deadlines as columns, stories, signals and the async twins."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def orders() -> list[Order]:
+    return [Order.objects.create(status="new") for _ in range(5)]
+
+
+def test_scheduling_many_takes_few_statements(orders: list[Order]) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        assert dq.schedule_timeouts(Order.objects.all(), "remind", minutes=5, payload={"n": 1}) == 5
+    assert len(captured) < 12
+    assert [row.payload for row in dq.pending_timeouts(Order)] == [{"n": 1}] * 5
+    assert dq.schedule_timeouts(orders, "remind", minutes=9) == 5  # replaced
+    assert Timeout.objects.count() == 5
+
+
+def test_scheduling_many_keeps_or_refuses_what_is_pending(orders: list[Order]) -> None:
+    first = dq.schedule_timeout(orders[0], "remind", minutes=1)
+    assert dq.schedule_timeouts(orders, "remind", minutes=9, on_conflict="keep") == 4
+    assert Timeout.objects.get(pk=first.pk).due_at == first.due_at
+    with transaction.atomic():
+        with pytest.raises(dq.TimeoutConflict):
+            dq.schedule_timeouts(orders, "remind", minutes=9, on_conflict="error")
+        assert Timeout.objects.count() == 5
+
+
+def test_bulk_verbs_refuse_what_the_single_ones_refuse(orders: list[Order]) -> None:
+    with pytest.raises(dq.InvalidDelay):
+        dq.schedule_timeouts(orders, "remind")
+    with pytest.raises(dq.InvalidPayload):
+        dq.schedule_timeouts(orders, "remind", minutes=1, payload=object())
+    with pytest.raises(dq.UnknownPolicy):
+        dq.schedule_timeouts(orders, "remindd", minutes=1)
+    with pytest.raises(ValueError, match="not saved"):
+        dq.schedule_timeouts([*orders, Order()], "remind", minutes=1)
+    with pytest.raises(dq.InvalidDelay):
+        dq.reschedule_timeouts(dq.pending_timeouts())
+    with pytest.raises(TypeError):
+        dq.cancel_timeouts(Order.objects.all())  # type: ignore[arg-type]
+    assert not Timeout.objects.exists()
+    assert dq.schedule_timeouts([], "remind", minutes=1) == 0
+
+
+def test_cancelling_extending_and_moving_many(orders: list[Order]) -> None:
+    dq.schedule_timeouts(orders, "remind", minutes=5)
+    before = {row.pk: row.due_at for row in dq.pending_timeouts(orders, "remind")}
+    assert dq.extend_timeouts(dq.pending_timeouts(orders[:2], "remind"), minutes=1, reason="rain") == 2
+    moved = [row for row in dq.pending_timeouts(Order) if row.due_at != before[row.pk]]
+    assert {row.due_at - before[row.pk] for row in moved} == {timedelta(minutes=1)}
+    assert {row.history[-1]["reason"] for row in moved} == {"rain"}
+    assert dq.reschedule_timeouts(dq.pending_timeouts(Order, "remind"), hours=1) == 5
+    assert dq.cancel_timeouts(dq.pending_timeouts(orders[0], "remind"), reason="stop") == 1
+    assert dq.cancel_timeouts(dq.pending_timeouts(Order)[:1]) == 1
+    assert dq.cancel_timeouts(list(dq.pending_timeouts(Order))) == 3
+    assert dq.cancel_timeouts(Timeout.objects.all()) == 0
+    assert {(row.state, row.cause) for row in Timeout.objects.all()} == {("cancelled", "hand")}
+
+
+def test_extending_many_leaves_out_those_at_their_limit(orders: list[Order], declare: Any) -> None:
+    declare(Order, name="hold", max_extensions=1)
+    dq.schedule_timeouts(orders, "hold", minutes=5)
+    dq.extend_timeout(orders[0], "hold", minutes=1)
+    assert dq.extend_timeouts(dq.pending_timeouts(Order, "hold"), minutes=1) == 4
+
+
+def test_bulk_verbs_send_no_signals_and_single_ones_send_them_after_commit(orders: list[Order]) -> None:
+    heard: list[tuple[str, int]] = []
+
+    def hear(sender: Any, timeout: Timeout, signal: Any, **_: Any) -> None:
+        names = {dq.timeout_scheduled: "scheduled", dq.timeout_rescheduled: "moved", dq.timeout_cancelled: "cancelled"}
+        assert sender is Order
+        heard.append((names[signal], timeout.pk))
+
+    signals = (dq.timeout_scheduled, dq.timeout_rescheduled, dq.timeout_cancelled)
+    for signal in signals:
+        signal.connect(hear)
+    try:
+        dq.schedule_timeouts(orders, "remind", minutes=5)
+        dq.cancel_timeouts(dq.pending_timeouts(Order))
+        assert heard == []
+        with transaction.atomic():
+            row = dq.schedule_timeout(orders[0], "remind", minutes=5)
+            dq.extend_timeout(row, minutes=1)
+            assert heard == []
+            dq.cancel_timeout(row)
+        assert heard == [("scheduled", row.pk), ("moved", row.pk), ("cancelled", row.pk)]
+    finally:
+        for signal in signals:
+            signal.disconnect(hear)
+
+
+def test_a_receiver_that_raises_stops_nothing(orders: list[Order]) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError
+
+    dq.timeout_scheduled.connect(fail)
+    try:
+        assert dq.schedule_timeout(orders[0], "remind", minutes=1).pk
+    finally:
+        dq.timeout_scheduled.disconnect(fail)
+
+
+def test_pending_timeouts_selects_by_object_model_queryset_policy_and_key(orders: list[Order]) -> None:
+    dq.schedule_timeouts(orders, "remind", minutes=5)
+    dq.schedule_timeout(orders[0], "remind", minutes=1, key="k")
+    parcel = Parcel.objects.create(sent_at=timezone.now())
+    assert dq.pending_timeouts().count() == 7
+    assert dq.pending_timeouts(orders[0]).count() == 2
+    assert dq.pending_timeouts(orders[0], "remind", key="k").get().key == "k"
+    assert dq.pending_timeouts(orders[:3], "remind", key="").count() == 3
+    assert dq.pending_timeouts(Order).count() == 6
+    assert dq.pending_timeouts(OrderProxy, "remind").count() == 6
+    assert dq.pending_timeouts(Order.objects.filter(pk__gt=orders[2].pk), "remind").count() == 2
+    assert dq.pending_timeouts(Parcel.objects.all(), "chase").get().object_id == str(parcel.pk)
+    assert dq.pending_timeouts(policy="testapp.parcel.chase").count() == 1
+    assert dq.pending_timeouts(policy=dq.get_policy((Order, "remind"))).count() == 6
+    assert dq.pending_timeouts([]).count() == 0
+    with pytest.raises(dq.UnknownPolicy, match="label"):
+        dq.pending_timeouts(policy="remind")
+
+
+def test_no_objects_select_no_timeouts_and_never_all_of_them(orders: list[Order]) -> None:
+    dq.schedule_timeouts(orders, "remind", minutes=5)
+    nothing: Any
+    for nothing in ([], (), Order.objects.none(), Order.objects.filter(status="nope")):
+        assert dq.cancel_timeouts(dq.pending_timeouts(nothing)) == 0
+    assert dq.pending_timeouts(Order).count() == 5
+
+
+def test_children_are_found_under_their_parents_policy() -> None:
+    child = ExpressOrder.objects.create(created_at=timezone.now())
+    assert dq.pending_timeouts(child, "cancel_unpaid").count() == 1
+    assert dq.pending_timeouts(child).count() == 1
+    Order.objects.create(created_at=timezone.now())
+    assert dq.pending_timeouts(ExpressOrder).count() == 1
+    assert dq.pending_timeouts(ExpressOrder.objects.all(), "cancel_unpaid").count() == 1
+
+
+def test_a_deadline_is_a_column_to_annotate_filter_and_sort_by(orders: list[Order]) -> None:
+    late = dq.schedule_timeout(orders[0], "remind", hours=2)
+    soon = dq.schedule_timeout(orders[1], "remind", hours=1)
+    dq.schedule_timeout(orders[2], "remind", minutes=1, key="other")
+    due = Order.objects.annotate(due=dq.Deadline("remind")).filter(due__isnull=False).order_by("due")
+    assert list(due.values_list("pk", "due")) == [(orders[1].pk, soon.due_at), (orders[0].pk, late.due_at)]
+    found = Order.objects.alias(due=dq.Deadline("remind")).filter(due__gt=soon.due_at)
+    assert list(found) == [orders[0]]
+    assert Order.objects.order_by(dq.Deadline("remind", key="other").asc(nulls_last=True)).first() == orders[2]
+    voucher = Voucher.objects.create(code="Ünï", issued_at=timezone.now())
+    assert Voucher.objects.annotate(due=dq.Deadline("expire")).get().due == dq.get_deadline(voucher, "expire")
+    with pytest.raises(dq.UnknownPolicy):
+        Order.objects.annotate(due=dq.Deadline("nope"))
+
+
+def test_the_story_tells_every_round_in_order(orders: list[Order]) -> None:
+    order = orders[0]
+    dq.schedule_timeout(order, "remind", minutes=5, reason="first")
+    dq.extend_timeout(order, "remind", minutes=5, reason="asked for it")
+    dq.cancel_timeout(order, "remind", reason="no need")
+    dq.schedule_timeout(order, "remind", minutes=7)
+    story = dq.explain_timeout(order, "remind")
+    assert [event.what for event in story] == ["scheduled", "extended", "cancelled", "scheduled"]
+    text = str(story)
+    assert "asked for it" in text
+    assert "no need" in text
+    assert "It is due at" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "created_at", "words"),
+    [
+        ("paid", timezone.now(), "does not hold"),
+        ("unpaid", None, "not set"),
+        ("unpaid", timezone.now() - timedelta(days=30), "too long ago"),
+        ("unpaid", timezone.now(), "should be"),
+    ],
+)
+def test_the_story_tells_why_nothing_waits(status: str, created_at: datetime | None, words: str) -> None:
+    Order.objects.bulk_create([Order(status=status, created_at=created_at)])
+    assert words in str(dq.explain_timeout(Order.objects.get(), "cancel_unpaid"))
+    assert not Timeout.objects.exists()
+
+
+def test_the_async_twins_do_the_same(orders: list[Order]) -> None:
+    async def play() -> list[Any]:
+        order = orders[0]
+        row = await dq.aschedule_timeout(order, "remind", minutes=5)
+        extended = await dq.aextend_timeout(order, "remind", minutes=5)
+        moved = await dq.areschedule_timeout(order, "remind", minutes=1)
+        due = await dq.aget_deadline(order, "remind")
+        assert extended is not None
+        assert moved is not None
+        return [row.pk, extended.pk, moved.pk, due == moved.due_at, await dq.acancel_timeout(order, "remind")]
+
+    first, second, third, same, cancelled = async_to_sync(play)()
+    assert first == second == third
+    assert same
+    assert cancelled

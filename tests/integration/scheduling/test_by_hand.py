@@ -1,0 +1,308 @@
+"""Schedule, cancel, reschedule and extend by hand (DESIGN 3.2), in autocommit and in transactions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock
+from django_delayq.models import Timeout
+from tests.testapp.models import Order, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True)
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+State = Timeout.State
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(status="unpaid")
+
+
+def settle(row: Timeout, state: str, cause: str = "due") -> None:
+    settled = None if state == State.FIRING else timezone.now()
+    Timeout.objects.filter(pk=row.pk).update(
+        state=state, cause="" if settled is None else cause, settled_at=settled, slot_taken=None
+    )
+
+
+def test_a_scheduled_timeout_waits_as_a_row_with_its_deadline(order: Order) -> None:
+    with clock.set_to(NOON):
+        row = dq.schedule_timeout(order, "remind", minutes=30, payload={"a": [1, None]}, reason="said so")
+    row.refresh_from_db()
+    assert (row.state, row.due_at, row.run_at, row.first_due_at) == ("pending", *[NOON + timedelta(minutes=30)] * 3)
+    assert (row.policy, row.payload, row.reason) == ("testapp.order.remind", {"a": [1, None]}, "said so")
+    assert row.content_object == order
+    assert list(order.timeouts.all()) == [row]
+
+
+@pytest.mark.parametrize(
+    ("delay", "length"),
+    [
+        ({"weeks": 1, "days": 1}, timedelta(days=8)),
+        ({"hours": 0.5, "minutes": 1, "seconds": 2}, timedelta(seconds=1862)),
+        ({"after": timedelta(minutes=3)}, timedelta(minutes=3)),
+        ({"at": NOON + timedelta(days=2)}, timedelta(days=2)),
+        ({"at": NOON - timedelta(days=2)}, timedelta(0)),
+        ({"seconds": 0}, timedelta(0)),
+    ],
+)
+def test_the_delay_grammar_names_the_deadline(order: Order, delay: dict[str, Any], length: timedelta) -> None:
+    with clock.set_to(NOON):
+        assert dq.schedule_timeout(order, "remind", **delay).due_at == NOON + length
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        {},
+        {"minutes": -1},
+        {"minutes": "5"},
+        {"minutes": True},
+        {"minutes": float("nan")},
+        {"minutes": float("inf")},
+        {"minuts": 5},
+        {"minutes": 5, "at": NOON},
+        {"minutes": 5, "after": timedelta(1)},
+        {"after": timedelta(-1)},
+        {"after": 5},
+        {"at": datetime(2026, 1, 1)},  # noqa: DTZ001 - naive on purpose
+        {"at": "tomorrow"},
+        {"weeks": 10**9},
+        {"days": 365 * 100},
+    ],
+)
+def test_a_wrong_delay_is_refused_and_nothing_is_written(order: Order, delay: dict[str, Any]) -> None:
+    with transaction.atomic():
+        with pytest.raises(dq.InvalidDelay):
+            dq.schedule_timeout(order, "remind", **delay)
+        assert Order.objects.filter(pk=order.pk).exists()  # the transaction is usable
+    assert not Timeout.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "payload", [{1: 2}, object(), {"a": {1, 2}}, float("nan"), "a\0b", ["\ud800"], {"a\0": 1}, datetime.now(UTC), b"x"]
+)
+def test_a_payload_that_is_not_plain_json_is_refused(order: Order, payload: Any) -> None:
+    with transaction.atomic():
+        with pytest.raises(dq.InvalidPayload):
+            dq.schedule_timeout(order, "remind", minutes=1, payload=payload)
+        assert not Timeout.objects.exists()
+
+
+def test_a_payload_that_spells_out_an_escape_is_fine(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1, payload={"text": "\\u0000", "pair": (1, 2)})
+    row.refresh_from_db()
+    assert row.payload == {"text": "\\u0000", "pair": [1, 2]}
+
+
+def test_an_unknown_policy_is_refused_with_near_names(order: Order) -> None:
+    with pytest.raises(dq.UnknownPolicy, match="cancel_unpaid") as refused:
+        dq.schedule_timeout(order, "cancel_unpayed", minutes=1)
+    assert isinstance(refused.value, LookupError)
+    with pytest.raises(dq.UnknownPolicy, match="Order"):
+        dq.schedule_timeout(Voucher.objects.create(code="x"), dq.get_policy((Order, "remind")), minutes=1)
+
+
+@pytest.mark.parametrize("verb", [dq.schedule_timeout, dq.cancel_timeout, dq.extend_timeout, dq.get_deadline])
+def test_an_unsaved_object_is_refused(verb: Any) -> None:
+    delay = {"minutes": 1} if verb in (dq.schedule_timeout, dq.extend_timeout) else {}
+    with pytest.raises(ValueError, match="not saved"):
+        verb(Order(), "remind", **delay)
+    with pytest.raises(ValueError, match="not saved"):
+        verb(Voucher(code="has a key"), "expire", **delay)
+
+
+def test_an_object_that_is_gone_is_refused_and_the_transaction_stays_usable(order: Order) -> None:
+    Order.objects.filter(pk=order.pk)._raw_delete("default")
+    with transaction.atomic():
+        with pytest.raises(ValueError, match="not in the database"):
+            dq.schedule_timeout(order, "remind", minutes=1)
+        Order.objects.create()
+    assert Order.objects.count() == 1
+
+
+@pytest.mark.parametrize("key", ["x" * 201, "a\0", 5, None])
+def test_a_wrong_key_is_refused(order: Order, key: Any) -> None:
+    with pytest.raises(ValueError, match="key"):
+        dq.schedule_timeout(order, "remind", minutes=1, key=key)
+
+
+def test_scheduling_again_replaces_the_pending_round_as_if_new(order: Order) -> None:
+    first = dq.schedule_timeout(order, "remind", minutes=1, payload=1, reason="old")
+    Timeout.objects.update(attempts=3, extensions=2, history=[{"what": "failed", "at": "2026-01-01T00:00:00Z"}])
+    again = dq.schedule_timeout(order, "remind", hours=1, payload=2)
+    row = Timeout.objects.get()
+    assert row.pk == first.pk == again.pk
+    assert (row.payload, row.attempts, row.extensions, row.history, row.reason) == (2, 0, 0, [], "")
+    assert row.idempotency_key != first.idempotency_key
+    assert row.due_at == again.due_at > first.due_at
+
+
+def test_keep_returns_the_pending_one_unchanged(order: Order) -> None:
+    first = dq.schedule_timeout(order, "remind", minutes=1, payload=1)
+    kept = dq.schedule_timeout(order, "remind", hours=1, payload=2, on_conflict="keep")
+    assert (kept.pk, kept.due_at, kept.payload) == (first.pk, Timeout.objects.get().due_at, 1)
+
+
+def test_error_raises_with_the_pending_one_and_leaves_it(order: Order) -> None:
+    first = dq.schedule_timeout(order, "remind", minutes=1)
+    with transaction.atomic():
+        with pytest.raises(dq.TimeoutConflict) as conflict:
+            dq.schedule_timeout(order, "remind", hours=1, on_conflict="error")
+        assert Timeout.objects.get().due_at == first.due_at
+    assert conflict.value.timeout == first
+
+
+def test_keys_are_slots_of_their_own_case_and_all(order: Order) -> None:
+    rows = [dq.schedule_timeout(order, "remind", minutes=1, key=key) for key in ("", "a", "A", "ä", "a ")]
+    assert len({row.pk for row in rows}) == 5
+    assert dq.cancel_timeout(order, "remind", key="A")
+    assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"", "a", "ä", "a "}
+
+
+def test_text_keys_of_objects_that_differ_in_case_do_not_meet() -> None:
+    if Voucher.objects.filter(pk="x").union(Voucher.objects.all()).exists():
+        raise AssertionError("the table must be empty")
+    upper, lower = Voucher(code="SALE-A"), Voucher(code="SALE-B")
+    for voucher in (upper, lower):
+        voucher.save()
+        dq.schedule_timeout(voucher, "expire", minutes=5)
+    assert dq.pending_timeouts(upper).count() == 1
+
+
+def test_without_a_delay_the_policy_decides(order: Order) -> None:
+    Order.objects.filter(pk=order.pk).update(created_at=NOON)
+    row = dq.schedule_timeout(order, "cancel_unpaid")
+    assert (row.due_at, row.since_at) == (NOON + timedelta(minutes=30), NOON)
+
+
+def test_cancel_says_true_and_keeps_cause_and_reason(order: Order) -> None:
+    dq.schedule_timeout(order, "remind", minutes=1)
+    assert dq.cancel_timeout(order, "remind", reason="paid by phone") is True
+    row = Timeout.objects.get()
+    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "paid by phone")
+    assert row.settled_at is not None
+    assert dq.cancel_timeout(order, "remind") is True  # again, and nothing changes
+    assert Timeout.objects.get().reason == "paid by phone"
+
+
+def test_cancel_of_what_was_never_armed_is_true(order: Order) -> None:
+    assert dq.cancel_timeout(order, "remind") is True
+
+
+@pytest.mark.parametrize("state", [State.FIRED, State.FIRING])
+def test_cancel_says_false_when_the_newest_round_has_fired_or_is_firing(order: Order, state: str) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    settle(row, state)
+    assert dq.cancel_timeout(order, "remind") is False
+    row.refresh_from_db()
+    assert row.state == state
+    assert row.final_attempt is (state == State.FIRING)
+
+
+def test_cancel_buries_a_dead_one(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    settle(row, State.DEAD, "retries")
+    assert dq.cancel_timeout(order, "remind") is True
+    row.refresh_from_db()
+    assert (row.state, row.cause) == ("cancelled", "hand")
+
+
+def test_scheduling_while_one_is_firing_makes_the_next_round(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    settle(row, State.FIRING)
+    following = dq.schedule_timeout(order, "remind", minutes=1)
+    assert following.pk != row.pk
+    assert dq.cancel_timeout(order, "remind") is True
+
+
+def test_reschedule_moves_the_pending_one_and_tells_its_history(order: Order) -> None:
+    with clock.set_to(NOON):
+        first = dq.schedule_timeout(order, "remind", minutes=1)
+        moved = dq.reschedule_timeout(order, "remind", hours=2, reason="holiday")
+    assert moved is not None
+    moved.refresh_from_db()
+    assert (moved.pk, moved.due_at, moved.run_at) == (first.pk, NOON + timedelta(hours=2), NOON + timedelta(hours=2))
+    assert moved.first_due_at == first.due_at
+    assert [(event["what"], event["reason"]) for event in moved.history] == [("rescheduled", "holiday")]
+    with pytest.raises(dq.InvalidDelay):
+        dq.reschedule_timeout(order, "remind")
+
+
+def test_moving_what_is_not_pending_gives_none(order: Order) -> None:
+    assert dq.reschedule_timeout(order, "remind", minutes=1) is None
+    assert dq.extend_timeout(order, "remind", minutes=1) is None
+
+
+def test_extend_adds_to_the_deadline_up_to_the_limit(order: Order, declare: Any) -> None:
+    policy = declare(Order, name="hold", max_extensions=1)
+    with clock.set_to(NOON):
+        dq.schedule_timeout(order, policy, minutes=10)
+        extended = dq.extend_timeout(order, "hold", minutes=5)
+        assert extended is not None
+        assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=15), 1)
+        with transaction.atomic(), pytest.raises(dq.ExtensionLimit) as limit:
+            dq.extend_timeout(order, "hold", minutes=5)
+    assert limit.value.timeout.due_at == Timeout.objects.get().due_at == NOON + timedelta(minutes=15)
+    with pytest.raises(dq.InvalidDelay):
+        dq.extend_timeout(order, "hold", at=NOON)  # type: ignore[call-arg]
+
+
+def test_the_single_verbs_take_a_timeout(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1, key="k")
+    assert dq.extend_timeout(row, minutes=1) == row
+    assert dq.reschedule_timeout(row, minutes=1) == row
+    assert dq.cancel_timeout(row) is True
+    assert not dq.pending_timeouts(order).exists()
+
+
+def test_a_timeout_of_a_forgotten_policy_and_a_vanished_object_can_be_cancelled(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.gone_policy", object_id="nonsense")
+    row.refresh_from_db()
+    assert dq.cancel_timeout(row) is True
+    row.refresh_from_db()
+    assert row.state == "cancelled"
+
+
+def test_what_a_rolled_back_transaction_scheduled_does_not_exist(order: Order) -> None:
+    with pytest.raises(RuntimeError), transaction.atomic():
+        assert dq.schedule_timeout(order, "remind", minutes=1).pk is not None
+        raise RuntimeError
+    assert not Timeout.objects.exists()
+
+
+def test_a_rolled_back_savepoint_takes_only_its_own(order: Order) -> None:
+    with transaction.atomic():
+        dq.schedule_timeout(order, "remind", minutes=1, key="stays")
+        with pytest.raises(RuntimeError), transaction.atomic():
+            dq.schedule_timeout(order, "remind", minutes=1, key="goes")
+            dq.cancel_timeout(order, "remind", key="stays")
+            raise RuntimeError
+        dq.schedule_timeout(order, "remind", minutes=1, key="after")
+    assert set(dq.pending_timeouts(order).values_list("key", flat=True)) == {"stays", "after"}
+
+
+def test_the_relation_reads_and_refuses_to_write(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    assert order.timeouts.get() == row
+    assert [list(o.timeouts.all()) for o in Order.objects.prefetch_related("timeouts")] == [[row]]
+    for write in (order.timeouts.clear, order.timeouts.create, order.timeouts.acreate, order.timeouts.bulk_create):
+        with pytest.raises(TypeError, match="schedule_timeout"):
+            write()
+    with pytest.raises(TypeError, match="schedule_timeout"):
+        order.timeouts = []
+
+
+def test_deleting_an_object_keeps_its_story_and_cancels(order: Order) -> None:
+    dq.schedule_timeout(order, "remind", minutes=1)
+    order.delete()
+    row = Timeout.objects.get()
+    assert (row.state, row.cause) == ("cancelled", "gone")
+    assert row.content_object is None

@@ -1,0 +1,115 @@
+"""The one seam for time: the database's UTC clock decides, whatever zone the server and the session are in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_databases_moment_is_utc_and_about_now() -> None:
+    moment = clock.database_now("default")
+    assert moment.utcoffset() == timedelta(0)
+    assert abs(moment - datetime.now(UTC)) < timedelta(seconds=30)
+
+
+def test_a_row_due_in_seven_hours_is_not_due_and_one_due_a_second_ago_is() -> None:
+    order = Order.objects.create()
+    dq.schedule_timeout(order, "remind", hours=7, key="later")
+    dq.schedule_timeout(order, "remind", seconds=0, key="now")
+    Timeout.objects.filter(key="now").update(run_at=timezone.now() - timedelta(seconds=1))
+    assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
+
+
+def test_djangos_own_now_would_fire_seven_hours_early_on_this_server() -> None:
+    """The trap itself, where the server is set up for it (+08:00): why `DatabaseNow` exists."""
+    from django.db.models.functions import Now
+
+    if connection.vendor != "mysql":
+        pytest.skip("only the test's MariaDB runs in another time zone")
+    dq.schedule_timeout(Order.objects.create(), "remind", hours=7)
+    assert Timeout.objects.filter(run_at__lte=Now()).exists()
+    assert not Timeout.objects.due().exists()
+
+
+@pytest.mark.parametrize("zone", ["America/Sao_Paulo", "Asia/Shanghai"])
+def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> None:
+    """With `TIME_ZONE` in DATABASES, MySQL and SQLite hold local times: UTC beside them would be hours off."""
+    if connection.vendor == "postgresql":
+        pytest.skip("its timestamps are moments, whatever the zone")
+
+    # Not `connection`: that is a proxy with a `__dict__` of its own, and what is cached would stay for later tests.
+    wrapper = connections["default"]
+
+    def put(name: str | None) -> None:
+        wrapper.close()
+        wrapper.settings_dict["TIME_ZONE"] = name
+        for cached in ("timezone", "timezone_name"):
+            wrapper.__dict__.pop(cached, None)
+
+    order = Order.objects.create()
+    put(zone)
+    try:
+        assert wrapper.timezone_name == zone
+        dq.schedule_timeout(order, "remind", minutes=5, key="later")
+        dq.schedule_timeout(order, "remind", seconds=0, key="now")
+        Timeout.objects.filter(key="now").update(run_at=timezone.now() - timedelta(seconds=1))
+        assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
+        read = Timeout.objects.annotate(moment=clock.DatabaseNow()).values_list("moment", flat=True)[0]
+        assert abs(read - timezone.now()) < timedelta(seconds=30)
+    finally:
+        put(None)
+    assert wrapper.timezone_name == "UTC"
+
+
+def test_a_moment_put_in_place_holds_for_both_clocks_and_ends_with_the_block() -> None:
+    then = datetime(2017, 5, 1, 12, 30, 15, 123456, tzinfo=UTC)
+    order = Order.objects.create()
+    with clock.set_to(then):
+        assert clock.now() == clock.database_now("default") == then
+        row = dq.schedule_timeout(order, "remind", seconds=1)
+        assert not Timeout.objects.due().exists()
+        with clock.set_to(row.run_at):
+            assert Timeout.objects.due().exists()
+        assert clock.now() == then
+    assert clock.now() > then + timedelta(days=365)
+
+
+def test_a_naive_moment_is_refused() -> None:
+    with pytest.raises(ValueError, match="aware"), clock.set_to(datetime(2017, 5, 1)):  # noqa: DTZ001
+        pass
+
+
+@pytest.mark.parametrize(("micros", "ms"), [(0, 0), (1, 1), (999, 1), (1000, 1), (1001, 2)])
+def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> None:
+    base = datetime(2026, 7, 1, tzinfo=UTC)
+    assert clock.to_ms(base + timedelta(microseconds=micros)) == int(base.timestamp()) * 1000 + ms
+
+
+def test_without_time_zones_everything_is_local_and_nothing_is_early(settings: Any) -> None:
+    if connection.vendor == "postgresql":
+        pytest.skip("the columns of the test database are timestamps with time zone")
+    order = Order.objects.create()
+    connection.close()
+    settings.USE_TZ = False
+    try:
+        dq.schedule_timeout(order, "remind", hours=7, key="later")
+        dq.schedule_timeout(order, "remind", seconds=0, key="now")
+        due = Timeout.objects.filter(run_at__lte=clock.database_now("default") + timedelta(seconds=5))
+        assert set(due.values_list("key", flat=True)) == {"now"}
+        assert not Timeout.objects.due().filter(key="later").exists()
+        with pytest.raises(dq.InvalidDelay, match="aware"):
+            dq.schedule_timeout(order, "remind", at=datetime.now(UTC))
+    finally:
+        settings.USE_TZ = True
+        connection.close()

@@ -1,0 +1,138 @@
+"""`before_deadline`: one winner, and both sides learn which (P5)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.testapp.models import ExpressOrder, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(created_at=timezone.now())
+
+
+def settle(state: str, cause: str) -> None:
+    settled = None if state == "firing" else timezone.now()
+    Timeout.objects.update(state=state, cause=cause, settled_at=settled, slot_taken=None)
+
+
+def test_in_time_the_block_runs_and_the_timeout_will_not(order: Order) -> None:
+    with dq.before_deadline(order, "cancel_unpaid") as timeout:
+        assert timeout is not None
+        order.status = "paid"
+        order.save()
+    row = Timeout.objects.get()
+    assert (row.pk, row.state, row.cause) == (timeout.pk, "cancelled", "condition")
+
+
+def test_the_object_is_refreshed_from_the_locked_row(order: Order) -> None:
+    Order.objects.update(note="by somebody else")
+    order.note = "not saved"
+    with dq.before_deadline(order, "cancel_unpaid"):
+        assert order.note == "by somebody else"
+
+
+@pytest.mark.parametrize("state", ["fired", "firing"])
+def test_too_late_raises_with_the_timeout_and_the_block_does_not_run(order: Order, state: str) -> None:
+    settle(state, "due" if state == "fired" else "")
+    with pytest.raises(dq.DeadlinePassed) as late, dq.before_deadline(order, "cancel_unpaid"):
+        pytest.fail("the block ran")
+    assert late.value.timeout == Timeout.objects.get()
+    assert Timeout.objects.get().state == state
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"), [("skipped", "condition"), ("dead", "retries"), ("cancelled", "hand"), (None, None)]
+)
+def test_a_round_that_did_not_fire_lets_the_payment_through(order: Order, state: str | None, cause: str) -> None:
+    if state is None:
+        Timeout.objects.all().delete()
+    else:
+        settle(state, cause)
+    with dq.before_deadline(order, "cancel_unpaid"):
+        order.status = "paid"
+        order.save()
+    assert Order.objects.get().status == "paid"
+
+
+def test_an_exception_in_the_block_undoes_the_cancelling(order: Order) -> None:
+    with pytest.raises(ZeroDivisionError), dq.before_deadline(order, "cancel_unpaid"):
+        raise ZeroDivisionError
+    assert Timeout.objects.get().state == "pending"
+
+
+def test_an_order_that_falls_back_to_unpaid_after_a_guarded_payment_is_armed_again(order: Order) -> None:
+    with dq.before_deadline(order, "cancel_unpaid"):
+        order.status = "paid"
+        order.save()
+    order.status = "unpaid"
+    order.save()
+    assert [row.state for row in Timeout.objects.order_by("id")] == ["cancelled", "pending"]
+
+
+def test_a_block_that_leaves_the_condition_true_closes_the_round_by_hand(order: Order) -> None:
+    with dq.before_deadline(order, "cancel_unpaid"):
+        order.note = "still unpaid"
+    order.save()
+    row = Timeout.objects.get()
+    assert (row.state, row.cause) == ("cancelled", "hand")
+
+
+def test_a_round_that_support_cancelled_earlier_stays_closed_by_hand(order: Order) -> None:
+    dq.cancel_timeout(order, "cancel_unpaid", reason="called in")
+    with dq.before_deadline(order, "cancel_unpaid"):
+        order.status = "paid"
+        order.save()
+    assert Timeout.objects.get().cause == "hand"
+
+
+def test_a_child_is_refreshed_with_its_own_columns() -> None:
+    child = ExpressOrder.objects.create(created_at=timezone.now(), courier="Ana")
+    ExpressOrder.objects.update(courier="Rui")
+    with dq.before_deadline(child, "cancel_unpaid"):
+        assert child.courier == "Rui"
+
+
+def test_an_unsaved_object_and_an_unknown_policy_are_refused(order: Order) -> None:
+    with pytest.raises(ValueError, match="not saved"), dq.before_deadline(Order(), "cancel_unpaid"):
+        pass
+    with pytest.raises(dq.UnknownPolicy), dq.before_deadline(order, "nope"):
+        pass
+    order.delete()
+    gone = Order(pk=1_000_000)
+    gone._state.adding = False
+    with pytest.raises(Order.DoesNotExist), dq.before_deadline(gone, "cancel_unpaid"):
+        pass
+
+
+def test_two_payments_at_once_wait_for_each_other(order: Order) -> None:
+    """The second block begins only when the first has committed, and sees what it wrote."""
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite locks the whole database; tests/e2e/races holds it there with processes")
+    inside, seen = threading.Event(), []
+
+    def second() -> None:
+        mine = Order.objects.get(pk=order.pk)
+        inside.wait(10)
+        with dq.before_deadline(mine, "cancel_unpaid"):
+            seen.append(mine.status)
+        connections.close_all()
+
+    thread: Any = threading.Thread(target=second)
+    thread.start()
+    with dq.before_deadline(order, "cancel_unpaid"):
+        inside.set()
+        order.status = "paid"
+        order.save()
+    thread.join(10)
+    assert seen == ["paid"]

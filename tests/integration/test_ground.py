@@ -1,0 +1,57 @@
+"""The ground the other tests stand on: the right server, keys of one's own, child processes that see the rows."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+
+from tests import settings as test_settings
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+StartCommand = Callable[..., "subprocess.Popen[bytes]"]
+VENDORS = {"sqlite": "sqlite", "postgresql": "postgresql", "mariadb": "mysql"}
+
+
+@pytest.mark.django_db
+def test_the_database_is_the_one_that_was_asked_for() -> None:
+    assert connection.vendor == VENDORS[test_settings.DB]
+    assert User.objects.count() == 0
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(test_settings.DB != "mariadb", reason="only this server is set up in another time zone")
+def test_the_mariadb_server_lives_eight_hours_east_of_utc() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW())")
+        assert cursor.fetchone()[0] == 8 * 60
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_child_process_sees_the_rows_and_the_prefix_of_its_test(start_command: StartCommand, prefix: str) -> None:
+    User.objects.create(username="witness", date_joined=datetime(2026, 1, 1, tzinfo=UTC))
+    program = (
+        "from django.conf import settings; from django.contrib.auth.models import User;"
+        "print(User.objects.get().username, settings.DELAYQ['PREFIX'])"
+    )
+    child = start_command("shell", "-v0", "-c", program, stdout=subprocess.PIPE)
+    output, _ = child.communicate()
+    assert child.returncode == 0
+    assert output.decode().split() == ["witness", prefix]
+
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_each_test_finds_its_part_of_redis_empty(
+    redis_client: redis.Redis, prefix: str, settings: Settings, time: int
+) -> None:
+    assert settings.DELAYQ["PREFIX"] == prefix
+    assert redis_client.get(f"{prefix}:key") is None
+    redis_client.set(f"{prefix}:key", time)

@@ -1,0 +1,49 @@
+"""Workers in threads of the test's process, with Redis and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_delayq.connections import forget_engine
+from tests.integration.worker.running import RunningWorker, StartWorker
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+
+@pytest.fixture
+def start_worker() -> Iterator[StartWorker]:
+    """Start a worker in a thread; stopped when the test ends."""
+    started: list[RunningWorker] = []
+
+    def start(**options: Any) -> RunningWorker:
+        running = RunningWorker(**options)
+        started.append(running)
+        return running
+
+    yield start
+    for running in started:
+        if running.is_running:
+            running.stop()
+
+
+@pytest.fixture(params=["redis", "ledger"])
+def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
+    """The test runs twice: with Redis, and without."""
+    if request.param == "redis":
+        request.getfixturevalue("redis_client")
+    else:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    yield request.param
+    forget_engine()
+
+
+@pytest.fixture
+def with_redis(redis_client: redis.Redis) -> Iterator[redis.Redis]:
+    """The test runs with Redis, and its client is at hand."""
+    yield redis_client
+    forget_engine()

@@ -1,0 +1,80 @@
+"""Workers in threads of the test's process, and ways to wait for what they do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from django.db import connections
+
+from django_delayq import schedule_timeout
+from django_delayq.models import Timeout
+from django_delayq.worker import Worker
+from tests.testapp.models import Order
+
+State = Timeout.State
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Returns once the condition holds; fails the test if it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.005)
+
+
+class RunningWorker:
+    """A worker in a thread; `stop` waits for its end, and hands on what it raised."""
+
+    def __init__(self, **options: Any) -> None:
+        self.worker = Worker(**options)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="worker-under-test", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except BaseException as error:
+            self.error = error
+        finally:
+            connections.close_all()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, seconds: float = 30.0) -> None:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the worker did not end"
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        self.worker.stop()
+        self.join()
+
+
+StartWorker = Callable[..., RunningWorker]
+
+
+def due_orders(policy: Any, count: int = 1, **delay: Any) -> list[Timeout]:
+    """So many new orders, each with a timeout of `policy`; due now unless a delay is given."""
+    delay = delay or {"after": timedelta(0)}
+    return [schedule_timeout(Order.objects.create(status="new"), policy, **delay) for _ in range(count)]
+
+
+def states() -> dict[str, int]:
+    """How many rows are in which state."""
+    found: dict[str, int] = {}
+    for state in Timeout.objects.values_list("state", flat=True):
+        found[state] = found.get(state, 0) + 1
+    return found
+
+
+def all_are(state: str) -> Callable[[], bool]:
+    """A condition: every row is in this state."""
+    return lambda: not Timeout.objects.exclude(state=state).exists()

@@ -1,0 +1,84 @@
+"""What a worker knows about the clocks of others."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_delayq.outbox import due_ms_of
+from django_delayq.recovery.clocks import ENOUGH, TOLERATED_MS, WINDOW_SECONDS, Clocks
+
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+NOON_MS = due_ms_of(NOON)
+
+
+class Steady:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def steady() -> Steady:
+    return Steady()
+
+
+@pytest.fixture
+def clocks(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    made = Clocks("default", monotonic=steady)
+    monkeypatch.setattr(made, "_is_ours", False)
+    return made
+
+
+def look(clocks: Clocks, *, redis_ahead_ms: int, times: int = ENOUGH, delay_ms: float = 0.0) -> None:
+    for _ in range(times):
+        clocks.saw_database(NOON - timedelta(milliseconds=delay_ms))
+        clocks.saw_redis(NOON_MS + redis_ahead_ms)
+
+
+def test_a_redis_that_is_ahead_is_told_moments_by_its_own_clock(clocks: Clocks) -> None:
+    look(clocks, redis_ahead_ms=120_000)
+    assert clocks.redis_ms(NOON) == NOON_MS + 120_000
+
+
+def test_a_redis_that_is_behind_too(clocks: Clocks) -> None:
+    look(clocks, redis_ahead_ms=-3000)
+    assert clocks.redis_ms(NOON) == NOON_MS - 3000
+
+
+def test_small_differences_count_for_nothing(clocks: Clocks) -> None:
+    look(clocks, redis_ahead_ms=int(TOLERATED_MS))
+    assert clocks.redis_ms(NOON) == NOON_MS
+
+
+def test_a_single_answer_counts_for_nothing(clocks: Clocks) -> None:
+    look(clocks, redis_ahead_ms=120_000, times=ENOUGH - 1)
+    assert clocks.redis_ms(NOON) == NOON_MS
+
+
+def test_of_many_answers_the_quickest_counts(clocks: Clocks) -> None:
+    look(clocks, redis_ahead_ms=0, delay_ms=80)
+    look(clocks, redis_ahead_ms=0, times=1)
+    look(clocks, redis_ahead_ms=0, delay_ms=500)
+    assert clocks.redis_ms(NOON) == NOON_MS
+    assert clocks.now() == NOON
+
+
+def test_the_databases_clock_goes_on_between_two_answers(clocks: Clocks, steady: Steady) -> None:
+    look(clocks, redis_ahead_ms=0)
+    steady.seconds += 90
+    assert clocks.now() == NOON + timedelta(seconds=90)
+
+
+def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: Clocks, steady: Steady) -> None:
+    look(clocks, redis_ahead_ms=600_000)
+    for _ in range(3):
+        steady.seconds += WINDOW_SECONDS + 1
+        elapsed = int((steady.seconds - 1000) * 1000)
+        for _ in range(ENOUGH):
+            clocks.saw_database(NOON + timedelta(milliseconds=elapsed))
+            clocks.saw_redis(NOON_MS + elapsed)
+    assert clocks.redis_ahead_ms() == 0

@@ -1,0 +1,83 @@
+"""The commands: arguments in, one call out."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from django_delayq.models import Timeout
+from tests.integration.worker.running import due_orders, states
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.usefixtures("source")
+def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    due_orders("remind", 3)
+    call_command("delayq_worker", "--burst", "--concurrency", "2", "--queue", "default")
+    assert states() == {"fired": 3}
+    out = capsys.readouterr().out
+    assert "serves default" in out
+    assert "2 threads" in out
+    assert ("the ledger" in out) == (source == "ledger")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--concurrency", "0"],
+        ["--concurrency", "x"],
+        ["--concurrency", "5000"],
+        ["--max-timeouts", "0"],
+        ["--nonsense"],
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(CommandError):
+        call_command("delayq_worker", *arguments)
+
+
+def test_wrong_settings_are_an_error_of_the_command(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis+magic://me:secret@host"}
+    with pytest.raises(CommandError, match="no URL that is known") as refused:
+        call_command("delayq_worker", "--burst")
+    assert "secret" not in str(refused.value)
+
+
+def orders_without_rounds(**ago: Any) -> None:
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(**ago))])
+
+
+def test_sync_arms_what_no_signal_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    orders_without_rounds(minutes=10)
+    call_command("delayq_sync", "--dry-run")
+    assert "testapp.order.cancel_unpaid: 1 armed, 0 moved, 0 cancelled (dry run" in capsys.readouterr().out
+    assert not Timeout.objects.exists()
+    call_command("delayq_sync")
+    assert states() == {"pending": 1}
+    assert "testapp.parcel.chase: 0 armed" in capsys.readouterr().out
+
+
+def test_backfill_is_asked_for_one_policy_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    orders_without_rounds(days=300)
+    call_command("delayq_sync", "--policy", "testapp.order.cancel_unpaid")
+    assert not Timeout.objects.exists()
+    with pytest.raises(CommandError, match="needs --policy"):
+        call_command("delayq_sync", "--backfill")
+    call_command("delayq_sync", "--policy", "testapp.order.cancel_unpaid", "--backfill")
+    assert states() == {"pending": 1}
+
+
+def test_sync_offers_near_names_and_refuses_policies_by_hand() -> None:
+    with pytest.raises(CommandError, match="cancel_unpaid"):
+        call_command("delayq_sync", "--policy", "testapp.order.cancel_unpayd")
+    with pytest.raises(CommandError, match="not automatic"):
+        call_command("delayq_sync", "--policy", "testapp.order.remind")

@@ -1,0 +1,211 @@
+"""Servers go away and come back: nothing is lost, nothing is fired twice, and the log stays short."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from django_delayq.connections import forget_engine, get_engine
+from django_delayq.firing import plan
+from django_delayq.models import Timeout
+from tests.engine.redis_process import RedisProcess
+from tests.integration.worker.running import StartWorker, all_are, due_orders, states, wait_until
+from tests.testapp.models import Effect
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def own_redis(settings: Settings) -> Iterator[RedisProcess]:
+    """A Redis that the test may stop, with a sweep that is not waited for long."""
+    with RedisProcess() as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
+        yield server
+        forget_engine()
+
+
+def events(caplog: pytest.LogCaptureFixture, logger: str = "django_delayq.worker") -> list[str]:
+    """What this logger told, without what is only for those who look closely."""
+    records = [record for record in caplog.records if record.name == logger and record.levelno >= logging.WARNING]
+    return [str(vars(record)["event"]) for record in records]
+
+
+def test_what_redis_lost_is_there_again_after_a_sweep(start_worker: StartWorker, own_redis: RedisProcess) -> None:
+    start_worker()
+    rows = due_orders("remind", 20, seconds=1.5)
+    with own_redis.client() as client:
+        client.flushall()
+    wait_until(all_are("fired"))
+    assert Effect.objects.count() == 20
+    assert rows
+
+
+def test_what_was_never_pushed_is_found(start_worker: StartWorker, own_redis: RedisProcess) -> None:
+    rows = due_orders("remind", 20, hours=2)  # beyond the horizon
+    engine = get_engine()
+    assert engine is not None
+    assert engine.queue("default", 0).stats().total == 0
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at + timedelta(seconds=1))
+    start_worker()
+    wait_until(all_are("fired"))
+
+
+def test_what_was_committed_long_after_its_deadline_is_found(
+    start_worker: StartWorker, own_redis: RedisProcess
+) -> None:
+    rows = due_orders("remind", 3, hours=2)
+    start_worker()
+    wait_until(lambda: own_redis.client().exists(f"{prefix_of()}:turn:full-sweep"))
+    # As after a transaction that lasted five minutes: overdue by more than the quick sweep looks back.
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at - timedelta(minutes=5))
+    with own_redis.client() as client:
+        client.delete(f"{prefix_of()}:turn:full-sweep")  # a minute passes
+    wait_until(all_are("fired"))
+
+
+def prefix_of() -> str:
+    engine = get_engine()
+    assert engine is not None
+    return engine.prefix
+
+
+@pytest.mark.parametrize("way", ["refused", "black hole"])
+def test_without_redis_the_ledger_is_read_until_it_is_back(
+    start_worker: StartWorker, own_redis: RedisProcess, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    start_worker()
+    due_orders("remind", 5)
+    wait_until(all_are("fired"))
+    if way == "refused":
+        own_redis.kill()
+    else:
+        own_redis.pause()
+    due_orders("remind", 5)
+    due_orders("remind", 5, seconds=0.5)
+    wait_until(all_are("fired"))
+    assert "redis_away" in events(caplog)
+    if way == "refused":
+        own_redis.start()
+    else:
+        own_redis.resume()
+    wait_until(lambda: events(caplog) == ["redis_away", "redis_back"])
+    forget_engine()  # or the producers' breaker would leave the next ones to the sweep
+    due_orders("remind", 5)
+    wait_until(all_are("fired"))
+    assert Effect.objects.count() == 20
+    assert events(caplog) == ["redis_away", "redis_back"]
+
+
+def test_a_worker_that_starts_without_redis_goes_over_to_it(
+    start_worker: StartWorker, own_redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_redis.kill()
+    due_orders("remind", 5)
+    start_worker()
+    wait_until(all_are("fired"))
+    own_redis.start()
+    wait_until(lambda: events(caplog) == ["redis_away", "redis_back"])
+
+
+def test_what_is_running_when_redis_goes_away_is_fired_once(start_worker: StartWorker, own_redis: RedisProcess) -> None:
+    due_orders("remind", 200)
+    start_worker(concurrency=2)
+    wait_until(lambda: Effect.objects.count() > 20)
+    own_redis.kill()
+    wait_until(all_are("fired"))
+    assert Effect.objects.count() == 200
+
+
+def test_a_redis_without_its_scripts_or_with_full_memory_goes_on(
+    start_worker: StartWorker, own_redis: RedisProcess
+) -> None:
+    start_worker()
+    due_orders("remind", 10, seconds=0.5)
+    with own_redis.client() as client:
+        client.script_flush()
+        client.config_set("maxmemory", "1")
+    due_orders("remind", 10)
+    wait_until(all_are("fired"))
+
+
+class Failing:
+    """Stands before a function and raises the database's error a few times."""
+
+    def __init__(self, function: Callable[..., Any], times: int) -> None:
+        self.function = function
+        self.left = times
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise OperationalError("the server closed the connection")
+        return self.function(*arguments)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_database_that_fails_is_asked_again_and_told_of_once(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing(plan, 3)
+    monkeypatch.setattr("django_delayq.worker.dispatch.plan", failing)
+    due_orders("remind", 5)
+    start_worker()
+    wait_until(all_are("fired"))
+    assert failing.left == 0
+    assert Effect.objects.count() == 5
+    told = events(caplog)
+    assert told == ["database_away", "database_back"] * (len(told) // 2)
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connections that break")
+def test_connections_that_the_database_cuts_are_opened_again(start_worker: StartWorker) -> None:
+    start_worker()
+    due_orders("remind", 5)
+    wait_until(all_are("fired"))
+    for _ in range(3):
+        cut_all_other_connections()
+        due_orders("remind", 10)
+        wait_until(all_are("fired"))
+    assert Effect.objects.count() == 35
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+    assert states() == {"fired": 35}
+
+
+def cut_all_other_connections() -> None:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            return
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+        for (id,) in cursor.fetchall():
+            cursor.execute(f"KILL {id}")
+
+
+def test_an_error_that_nobody_thought_of_does_not_end_the_worker(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, with_redis: Any
+) -> None:
+    left = [1]
+
+    def surprise(*arguments: Any) -> Any:
+        if left.pop() if left else 0:
+            raise ZeroDivisionError
+        return plan(*arguments)
+
+    monkeypatch.setattr("django_delayq.worker.dispatch.plan", surprise)
+    due_orders("remind", 5)
+    start_worker()
+    wait_until(all_are("fired"))
+    assert any(record.exc_info for record in caplog.records)

@@ -1,0 +1,145 @@
+"""Without Redis: claims on rows of the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection, connections
+
+from django_delayq import clock, reschedule_timeout
+from django_delayq.models import Timeout
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.poll import Poll
+from tests.integration.worker.running import due_orders
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def without_redis(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+def poll(queues: list[str] | None = None) -> Poll:
+    return Poll("default", queues, Clocks("default"))
+
+
+def lapse_claims() -> None:
+    Timeout.objects.filter(claims__gt=0).update(claimed_until=clock.now() - timedelta(seconds=1))
+
+
+def test_what_is_due_is_claimed_by_one_and_counted() -> None:
+    rows = due_orders("remind", 3)
+    due_orders("remind", 1, hours=1)
+    assert poll().take(10).deliveries == {row.pk: 1 for row in rows}
+    assert poll().take(10).deliveries == {}
+
+
+def test_a_claim_that_lapsed_is_claimed_again_as_a_second_delivery() -> None:
+    (row,) = due_orders("remind")
+    poll().take(10)
+    lapse_claims()
+    assert poll().take(10).deliveries == {row.pk: 2}
+
+
+def test_the_longest_due_come_first_and_the_room_holds() -> None:
+    first, second = due_orders("remind", 2)
+    Timeout.objects.filter(pk=second.pk).update(run_at=clock.now() - timedelta(hours=1))
+    one = poll()
+    taken = one.take(1)
+    assert (taken.deliveries, taken.wait_seconds) == ({second.pk: 1}, 0.0)
+    assert one.take(5).deliveries == {first.pk: 1}, "there was more, so it is asked at once"
+
+
+def test_it_looks_once_a_second_when_there_is_no_more() -> None:
+    one = poll()
+    assert one.take(5).deliveries == {}
+    due_orders("remind")
+    taken = one.take(5)
+    assert taken.deliveries == {}
+    assert 0 < taken.wait_seconds <= 1
+    assert one.look(5).deliveries
+
+
+def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None:
+    now_free, later_free, moved = due_orders("remind", 3)
+    one = poll()
+    one.take(10)
+    soon, later = clock.now(), clock.now() + timedelta(minutes=1)
+    Timeout.objects.filter(pk=moved.pk).update(run_at=later)
+    one.settle((), {now_free.pk: soon, later_free.pk: later, moved.pk: later})
+    one.flush()
+    assert poll().take(10).deliveries == {now_free.pk: 1}
+    moved.refresh_from_db()
+    assert (moved.claims, moved.claimed_until) == (0, None), "it waits anyway, and may be moved forward"
+
+
+def test_a_claim_that_somebody_else_has_by_now_is_not_given_back() -> None:
+    (row,) = due_orders("remind")
+    late = poll()
+    late.take(10)
+    lapse_claims()
+    poll().take(10)
+    late.settle((), {row.pk: clock.now()})
+    late.flush()
+    assert poll().take(10).deliveries == {}
+
+
+def test_claims_are_extended_as_long_as_they_are_held() -> None:
+    kept, done = due_orders("remind", 2)
+    one = poll()
+    one.take(10)
+    before: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
+    one.settle([done.pk], {})
+    one.extend()
+    after: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
+    assert after[kept.pk] > before[kept.pk]
+    assert after[done.pk] == before[done.pk]
+    one.settle((), {kept.pk: clock.now()})
+    one.flush()
+    assert poll().take(10).deliveries == {kept.pk: 1}, "it is given back under its new expiry"
+
+
+def test_only_the_queues_that_are_served_are_claimed() -> None:
+    due_orders("remind", 2)
+    assert poll(["mail"]).take(10).deliveries == {}
+    assert len(poll(["mail", "default"]).take(10).deliveries) == 2
+
+
+def test_a_deadline_that_is_moved_frees_its_claim() -> None:
+    (row,) = due_orders("remind")
+    poll().take(10)
+    reschedule_timeout(row, "remind", seconds=0)
+    assert poll().take(10).deliveries == {row.pk: 1}
+
+
+def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
+    rows = due_orders("remind", 60)
+
+    def drain(_: int) -> list[int]:
+        try:
+            one, found = poll(), []
+            while taken := one.look(7).deliveries:
+                found += list(taken)
+            return found
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(4) as pool:
+        counts = Counter(id for found in pool.map(drain, range(4)) for id in found)
+    assert counts == {row.pk: 1 for row in rows}
+
+
+def test_a_look_that_finds_nothing_writes_nothing() -> None:
+    from django.test.utils import CaptureQueriesContext
+
+    with CaptureQueriesContext(connection) as queries:
+        assert poll().take(10).deliveries == {}
+    assert [query["sql"].split()[0] for query in queries] == ["SELECT"]

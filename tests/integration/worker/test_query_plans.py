@@ -1,0 +1,166 @@
+"""Every query that a worker makes all the time reads only what it wants, however long the ledger is.
+
+`DELAYQ_TEST_ROWS` rows, 200,000 by default: from there on the plans are those of 1,000,000 (tried on each database).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Count
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import clock
+from django_delayq.clock import database_now
+from django_delayq.ledger import claiming, forgetting, settling
+from django_delayq.models import Timeout
+from django_delayq.recovery.reading import PAGE, Row, page_of
+from django_delayq.worker.queues import forgotten_queues
+
+ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
+
+# A quarter is settled, a quarter due in the far future, a fiftieth at one and the same moment; the rest is spread
+# over the last hour.
+SERIES = {
+    "postgresql": "(SELECT generate_series(1, {rows}) AS n) AS series",
+    "mysql": "(SELECT seq AS n FROM seq_1_to_{rows}) AS series",
+    "sqlite": (
+        "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {rows}) SELECT n FROM s) AS series"
+    ),
+}
+COLUMNS = (
+    'policy, content_type_id, object_id, "key", queue, state, cause, due_at, run_at, first_due_at, extensions, '
+    "attempts, history, reason, created_at, settled_at, idempotency_key, slot, slot_taken, final_attempt, claims"
+)
+FORM = """
+INSERT INTO django_delayq_timeout ({columns})
+SELECT 'testapp.order.remind', 1, n, '', 'default',
+       CASE WHEN n % 4 = 0 THEN 'fired' ELSE 'pending' END, CASE WHEN n % 4 = 0 THEN 'due' ELSE '' END,
+       {moment}, {moment}, {moment}, 0, 0, '[]', '', {past},
+       CASE WHEN n % 4 = 0 THEN {moment} ELSE NULL END, n, n, CASE WHEN n % 4 = 0 THEN NULL ELSE 1 END, {no}, 0
+FROM {series}
+"""
+MOMENTS = {
+    "postgresql": "now() + (CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400 "
+    "WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END) * interval '1 second'",
+    "mysql": "UTC_TIMESTAMP(6) + INTERVAL (CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400 "
+    "WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END) SECOND",
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%S', 'now', (CASE WHEN n % 4 = 0 THEN -90 * 86400 WHEN n % 4 = 1 THEN 86400 "
+    "WHEN n % 50 = 2 THEN -1800 ELSE -(n % 3600) END) || ' seconds')",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The rows, for all tests here."""
+    vendor = connection.vendor
+    past = {"postgresql": "now()", "mysql": "UTC_TIMESTAMP(6)", "sqlite": "datetime('now')"}[vendor]
+    columns = COLUMNS.replace('"', "`") if vendor == "mysql" else COLUMNS
+    series = SERIES[vendor].format(rows=ROWS)
+    no = "false" if vendor == "postgresql" else "0"
+    sql = FORM.format(columns=columns, moment=MOMENTS[vendor], past=past, series=series, no=no)
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(sql.replace("n, n, CASE", "CAST(n AS CHAR(32)), CAST(n AS CHAR(32)), CASE"))
+        cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
+        if vendor == "mysql":
+            cursor.fetchall()
+    yield
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("DELETE FROM django_delayq_timeout")
+
+
+def plans_of(call: Callable[[], object]) -> str:
+    """How the database runs each look at the ledger that `call` makes, in its own words."""
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        call()
+    looks = [query["sql"] for query in queries if "django_delayq_timeout" in query["sql"]]
+    looks = [sql for sql in looks if not sql.startswith("UPDATE") or ("WHERE" in sql and "id = -1" not in sql)]
+    assert looks
+    explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN "
+    found = []
+    for sql in looks:
+        with connection.cursor() as cursor:
+            cursor.execute(explain + sql.replace("%", "%%"), ())
+            found += [" ".join(map(str, row)) for row in cursor.fetchall()]
+    return "\n".join(found)
+
+
+def check(plan: str, index: str, *, is_short: bool = False) -> None:
+    """The plan uses the index, and reads nothing from end to end.
+
+    Nor does it sort, which would mean to read all before the first; unless `is_short`, when all is little.
+    """
+    assert index in plan, plan
+    sorts = () if is_short else ("filesort", "TEMP B-TREE", "Sort")
+    for bad in ("Seq Scan", " ALL ", "SCAN django_delayq_timeout\n", *sorts):
+        assert bad not in plan + "\n", plan
+
+
+def now() -> Any:
+    return database_now("default")
+
+
+def middle() -> Row:
+    """A row in the midst of many that are due at the same moment."""
+    rows = Timeout.objects.pending().filter(run_at__lt=now())
+    crowded = rows.values("run_at").annotate(many=Count("id")).order_by("-many")[0]["run_at"]
+    ids = list(rows.filter(run_at=crowded).order_by("id").values_list("id", flat=True))
+    assert len(ids) > ROWS // 200
+    return Row(crowded, ids[len(ids) // 2], "default", "")
+
+
+def test_the_sweep_ahead_and_behind() -> None:
+    behind = plans_of(lambda: page_of("default", now() - timedelta(seconds=60), None, now()))
+    check(behind, "delayq_unsettled", is_short=True)
+    ahead = plans_of(lambda: page_of("default", now(), None, now() + timedelta(seconds=10)))
+    check(ahead, "delayq_unsettled", is_short=True)
+
+
+def test_the_sweep_of_everything_from_the_beginning() -> None:
+    check(plans_of(lambda: page_of("default", None, None, now())), "delayq_unsettled")
+
+
+def test_a_page_of_the_sweep_begins_where_the_last_one_ended() -> None:
+    place = middle()
+    page: list[Row] = []
+    plan = plans_of(lambda: page.extend(page_of("default", None, place, now())))
+    check(plan, "delayq_unsettled")
+    assert connection.vendor != "mysql" or " range " in plan, "a page must not read what stands before it"
+    assert len(page) == PAGE
+    assert all((row.run_at, row.id) > (place.run_at, place.id) for row in page)
+    assert page == sorted(page)
+
+
+def test_the_pages_of_a_sweep_are_every_row_once() -> None:
+    end, place, seen = now(), None, 0
+    while page := page_of("default", None, place, end):
+        seen += len(page)
+        place = page[-1]
+    assert seen == Timeout.objects.pending().filter(run_at__lte=end).count()
+
+
+def test_the_poll_and_its_claim() -> None:
+    check(plans_of(lambda: claiming.is_any_claimable("default", None)), "delayq_unsettled")
+    check(plans_of(lambda: claiming.claim("default", None, 100, timedelta(seconds=60))), "delayq_unsettled")
+
+
+def test_expired_rows_that_are_firing() -> None:
+    check(plans_of(lambda: settling.expired("default", 1000)), "delayq_unsettled")
+
+
+def test_the_look_for_forgotten_queues() -> None:
+    check(plans_of(lambda: forgotten_queues("default", ["default"])), "delayq_unsettled")
+
+
+def test_a_page_of_the_pruning() -> None:
+    before = clock.now() - timedelta(days=30)
+    plan = plans_of(lambda: forgetting.delete_page("default", before, None))
+    check(plan, "delayq_settled")

@@ -1,0 +1,174 @@
+"""The sweep: what is due soon or overdue is in Redis, and nothing else of Redis is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_delayq import clock
+from django_delayq.clock import database_now
+from django_delayq.connections import get_worker_engine
+from django_delayq.engine import Engine
+from django_delayq.models import Timeout
+from django_delayq.outbox import due_ms_of
+from django_delayq.recovery import reading, sweep
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery.sweep import Sweep, Swept
+from tests.integration.worker.running import due_orders
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def engine(with_redis: redis.Redis) -> Iterator[Engine]:
+    made = get_worker_engine()
+    assert made is not None
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forgotten(engine: Engine) -> list[Timeout]:
+    """Rows of which Redis knows nothing, each a second later than the one before; the first is due now."""
+    rows = due_orders("remind", 10, hours=2)
+    now = database_now("default")
+    for number, row in enumerate(rows):
+        row.run_at = now + timedelta(seconds=number)
+        row.save(update_fields=["run_at"])
+    assert in_redis(engine) == {}
+    return rows
+
+
+def in_redis(engine: Engine, queue: str = "default") -> dict[int, int]:
+    return dict(engine.queue(queue, 0).peek(500))
+
+
+def move(row: Timeout, moment: datetime) -> None:
+    Timeout.objects.filter(pk=row.pk).update(run_at=moment)
+
+
+def test_a_sweep_adds_what_is_due_from_a_minute_ago_to_two_intervals_ahead(
+    engine: Engine, forgotten: list[Timeout]
+) -> None:
+    take_turn(engine, "full-sweep", timedelta(minutes=1))
+    now = database_now("default")
+    move(forgotten[0], now - timedelta(seconds=58))
+    move(forgotten[1], now - timedelta(seconds=62))
+    move(forgotten[9], now + timedelta(seconds=11))
+    swept = Sweep(engine, "default", Clocks("default")).run_once()
+    expected = [row for row in forgotten if row not in (forgotten[1], forgotten[9])]
+    assert set(in_redis(engine)) == {row.pk for row in expected}
+    assert swept == Swept(looked=8, changed=8)
+    assert in_redis(engine)[forgotten[5].pk] == due_ms_of(forgotten[5].run_at)
+
+
+def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: list[Timeout]) -> None:
+    move(forgotten[0], clock.now() - timedelta(days=400))
+    made = Sweep(engine, "default", Clocks("default"))
+    made.run_once()
+    assert forgotten[0].pk in in_redis(engine)
+    engine.queue("default", 0).remove(in_redis(engine))
+    engine.client.delete(f"{engine.prefix}:turn:sweep")
+    made.run_once()
+    assert forgotten[0].pk not in in_redis(engine), "not every time"
+
+
+def test_of_several_workers_one_sweeps_at_a_time_and_everybody_may_if_he_must(
+    engine: Engine, forgotten: list[Timeout]
+) -> None:
+    first, second = (Sweep(engine, "default", Clocks("default")) for _ in range(2))
+    assert first.run_once().looked == 10
+    assert second.run_once() == Swept()
+    assert second.run_once(everything=True).looked == 10
+
+
+def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
+    early, late, leased = forgotten[2:5]
+    queue = engine.queue("default", 0)
+    queue.ensure([(early.pk, due_ms_of(early.run_at) - 500), (leased.pk, 0)])
+    queue.reschedule([(late.pk, due_ms_of(late.run_at) + 60_000)])
+    reserved = queue.reserve(1, 60_000)
+    assert [entry.id for entry in reserved.entries] == [leased.pk]
+    expiry = in_redis(engine)[leased.pk]
+    swept = Sweep(engine, "default", Clocks("default")).run_once()
+    assert in_redis(engine)[early.pk] == due_ms_of(early.run_at) - 500
+    assert in_redis(engine)[late.pk] == due_ms_of(late.run_at)
+    assert in_redis(engine)[leased.pk] == expiry
+    assert swept == Swept(looked=10, changed=8)
+
+
+def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) -> None:
+    Timeout.objects.filter(pk=forgotten[0].pk).update(
+        state="cancelled", cause="hand", settled_at=clock.now(), slot_taken=None
+    )
+    Sweep(engine, "default", Clocks("default")).run_once()
+    assert forgotten[0].pk not in in_redis(engine)
+
+
+def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_redis: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 3}
+    engine = get_worker_engine()
+    assert engine is not None
+    rows = due_orders("remind", 6, hours=2)
+    Timeout.objects.update(run_at=clock.now())
+    Timeout.objects.filter(pk=rows[0].pk).update(queue="mail")
+    Sweep(engine, "default", Clocks("default")).run_once()
+    for row in rows:
+        queue = "mail" if row is rows[0] else "default"
+        assert row.pk in dict(engine.queue(queue, engine.shard_of(row.pk)).peek())
+    engine.close()
+
+
+def test_a_policy_that_nobody_declares_is_not_moved_from_where_it_is_parked(
+    engine: Engine, forgotten: list[Timeout]
+) -> None:
+    Timeout.objects.filter(pk=forgotten[0].pk).update(policy="testapp.order.forgotten")
+    Sweep(engine, "default", Clocks("default")).run_once()
+    parked = in_redis(engine)[forgotten[0].pk]
+    assert parked > due_ms_of(clock.now() + timedelta(seconds=50))
+    engine.client.delete(f"{engine.prefix}:turn:sweep")
+    Sweep(engine, "default", Clocks("default")).run_once()
+    assert in_redis(engine)[forgotten[0].pk] == parked
+
+
+def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "PAGE", 5)
+    monkeypatch.setattr(sweep, "PAGE", 5)
+    monkeypatch.setattr(sweep, "PASS", 10)
+    due_orders("remind", 34, hours=2)
+    Timeout.objects.update(run_at=clock.now() - timedelta(seconds=5))
+    made = Sweep(engine, "default", Clocks("default"))
+    assert made.run_once(everything=True) == Swept(looked=34, changed=34)
+    assert made.run_once(everything=True).looked == 10, "Redis is as it should be: one pass is enough"
+    engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
+    assert made.run_once(everything=True).looked == 24, "the next one goes on where that one ended"
+    assert len(in_redis(engine)) == 34
+
+
+def test_redis_with_another_clock_is_told_the_moment_by_its_clock(
+    engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = Clocks("default")
+    monkeypatch.setattr(clocks, "redis_ahead_ms", lambda: 120_000.0)
+    Sweep(engine, "default", clocks).run_once()
+    assert in_redis(engine)[forgotten[3].pk] == due_ms_of(forgotten[3].run_at) + 120_000
+
+
+def test_firing_rows_whose_worker_died_are_settled(engine: Engine) -> None:
+    row = due_orders("send_outside")[0]
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(seconds=1))
+    assert sweep.settle_all_expired("default") == 1
+    row.refresh_from_db()
+    assert (row.state, row.attempts, len(row.errors)) == ("pending", 1, 1)
+    assert Order.objects.exists()

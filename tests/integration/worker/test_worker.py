@@ -1,0 +1,359 @@
+"""A worker fires what falls due, with Redis and without."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import transaction
+
+from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
+from django_delayq.connections import get_engine
+from django_delayq.ledger.claiming import claimable
+from django_delayq.models import Timeout
+from django_delayq.worker import Worker
+from tests.integration.worker.running import (
+    StartWorker,
+    all_are,
+    due_orders,
+    states,
+    wait_until,
+)
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
+
+
+class Gate:
+    """A handler that waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+        self.calls = 0
+
+    def __call__(self, order: Order, timeout: Timeout) -> None:
+        self.calls += 1
+        self.entered.release()
+        assert self.open.wait(30)
+
+
+@pytest.mark.usefixtures("source")
+def test_what_is_due_is_fired_once(start_worker: StartWorker) -> None:
+    due_orders("remind", 20)
+    start_worker()
+    due_orders("remind", 20)
+    wait_until(all_are("fired"))
+    assert Effect.objects.count() == 40
+
+
+@pytest.mark.usefixtures("source")
+def test_nothing_is_fired_before_its_deadline(start_worker: StartWorker) -> None:
+    start_worker()
+    due_orders("remind", 10, seconds=0.3)
+    due_orders("remind", 1, hours=1)
+    wait_until(lambda: states() == {"fired": 10, "pending": 1})
+    for row in Timeout.objects.filter(state="fired"):
+        assert row.settled_at is not None
+        assert row.settled_at >= row.due_at
+
+
+@pytest.mark.usefixtures("source")
+def test_several_workers_fire_each_timeout_once(start_worker: StartWorker) -> None:
+    for _ in range(3):
+        start_worker(concurrency=2)
+    due_orders("remind", 60)
+    wait_until(all_are("fired"))
+    assert Effect.objects.count() == 60
+
+
+@pytest.mark.usefixtures("source")
+def test_a_cancelled_or_moved_timeout_is_left_alone(start_worker: StartWorker) -> None:
+    cancelled, moved, neither = due_orders("remind", 3, seconds=0.5)
+    start_worker()
+    cancel_timeout(cancelled, "remind")
+    reschedule_timeout(moved, "remind", hours=2)
+    wait_until(lambda: states() == {"cancelled": 1, "pending": 1, "fired": 1})
+    assert Effect.objects.get().timeout_id == neither.pk
+
+
+@pytest.mark.usefixtures("source")
+def test_a_handler_that_fails_is_tried_again_and_then_dead(start_worker: StartWorker, declare: Declare) -> None:
+    calls = []
+
+    def fail(order: Order, timeout: Timeout) -> None:
+        calls.append(order.pk)
+        raise RuntimeError("no")
+
+    policy = declare(Order, handler=fail, name="fails", retry=Retry([0, 0.1]))
+    due_orders(policy, 2)
+    start_worker()
+    wait_until(all_are("dead"))
+    assert len(calls) >= 6
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {3}
+
+
+@pytest.mark.usefixtures("source")
+def test_an_object_that_others_hold_is_waited_for(start_worker: StartWorker) -> None:
+    (timeout,) = due_orders("remind")
+    with transaction.atomic():
+        Order.objects.filter(pk=timeout.object_id).update(note="held")
+        running = start_worker()
+        other = threading.Event()
+        other.wait(0.3)  # time to try in; whether it did makes no difference to what must hold
+        assert running.is_running
+    wait_until(all_are("fired"))
+    assert Timeout.objects.get().attempts == 1
+
+
+@pytest.mark.usefixtures("source")
+def test_stopping_gives_back_at_once_what_has_not_begun(
+    start_worker: StartWorker, declare: Declare, source: str
+) -> None:
+    gate = Gate()
+    due_orders(declare(Order, handler=gate, name="gate", atomic=False), 10)
+    running = start_worker(concurrency=2)
+    for _ in range(2):
+        assert gate.entered.acquire(timeout=30)
+    running.worker.stop()
+    wait_until(lambda: count_free(source) == 8)
+    assert running.is_running, "what runs is waited for"
+    gate.open.set()
+    running.join()
+    assert states() == {"fired": 2, "pending": 8}
+    assert gate.calls == 2
+    start_worker()
+    wait_until(all_are("fired"))
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+    assert not any(event["what"] == "suspected" for row in Timeout.objects.all() for event in row.history)
+
+
+def count_free(source: str) -> int:
+    """How many timeouts another worker could take now."""
+    if source == "redis":
+        engine = get_engine()
+        assert engine is not None
+        return engine.queue("default", 0).stats().due
+    return claimable("default", None).filter(claims=0).count()
+
+
+@pytest.mark.usefixtures("source")
+def test_a_hard_stop_waits_for_nobody(start_worker: StartWorker, declare: Declare) -> None:
+    gate = Gate()
+    due_orders(declare(Order, handler=gate, name="gate", atomic=False), 3)
+    running = start_worker(concurrency=1)
+    assert gate.entered.acquire(timeout=30)
+    running.worker.stop()
+    running.worker.stop(hard=True)
+    running.join()
+    assert running.worker.abandoned == 1
+    assert states() == {"firing": 1, "pending": 2}
+    gate.open.set()
+    wait_until(lambda: states() == {"fired": 1, "pending": 2})  # the thread lives on in this process alone
+
+
+@pytest.mark.usefixtures("source")
+def test_a_burst_ends_when_nothing_is_due(start_worker: StartWorker) -> None:
+    due_orders("remind", 30)
+    due_orders("remind", 2, hours=2)
+    start_worker(burst=True).join()
+    assert states() == {"fired": 30, "pending": 2}
+
+
+def test_a_burst_finds_what_redis_never_heard_of(start_worker: StartWorker, with_redis: Any, prefix: str) -> None:
+    due_orders("remind", 5)
+    due_orders("remind", 3, seconds=-0.0)
+    Timeout.objects.update(run_at=clock.now() - timedelta(days=1))
+    with_redis.delete(*with_redis.keys(f"{prefix}*"))
+    start_worker(burst=True).join()
+    assert states() == {"fired": 8}
+
+
+@pytest.mark.usefixtures("source")
+def test_a_burst_goes_up_the_ladder_as_far_as_it_is_due(start_worker: StartWorker, declare: Declare) -> None:
+    def fail(order: Order, timeout: Timeout) -> None:
+        raise RuntimeError("no")
+
+    due_orders(declare(Order, handler=fail, name="fails", retry=Retry([0, 0, 3600])), 2)
+    start_worker(burst=True).join()
+    assert states() == {"pending": 2}
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {3}
+
+
+@pytest.mark.usefixtures("source")
+def test_a_burst_does_not_wait_for_a_policy_that_nobody_declares(start_worker: StartWorker) -> None:
+    due_orders("remind", 2)
+    Timeout.objects.filter(pk=due_orders("remind")[0].pk).update(policy="testapp.order.forgotten")
+    start_worker(burst=True).join()
+    assert states() == {"fired": 2, "pending": 1}
+
+
+@pytest.mark.usefixtures("source")
+def test_max_timeouts_ends_the_worker_after_exactly_so_many(start_worker: StartWorker) -> None:
+    due_orders("remind", 10)
+    start_worker(max_timeouts=7).join()
+    assert states() == {"fired": 7, "pending": 3}
+
+
+@pytest.mark.usefixtures("source")
+def test_a_worker_serves_only_the_queues_it_was_given(start_worker: StartWorker, declare: Declare) -> None:
+    due_orders(declare(Order, name="mail", queue="mail"), 3)
+    due_orders("remind", 2)
+    start_worker(queues=["mail"], burst=True).join()
+    assert states() == {"fired": 3, "pending": 2}
+    start_worker(burst=True).join()
+    assert states() == {"fired": 5}
+
+
+@pytest.mark.usefixtures("source")
+def test_a_worker_for_all_queues_serves_those_that_only_rows_name(
+    start_worker: StartWorker, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=100)}
+    rows = due_orders("remind", 3, minutes=10)
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(queue="of old", run_at=clock.now())
+    start_worker()
+    wait_until(all_are("fired"))
+
+
+@pytest.mark.usefixtures("source")
+def test_a_queue_that_nobody_knows_is_warned_of(
+    start_worker: StartWorker, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(Order, name="mail", queue="mail")
+    due_orders("remind", 1, hours=1)
+    Timeout.objects.update(queue="of old")
+    start_worker(queues=["mial", "default", "of old"], burst=True).join()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["No policy uses the queue 'mial': did you mean 'mail'?"]
+
+
+@pytest.mark.usefixtures("source")
+def test_a_lease_is_extended_for_as_long_as_the_handler_runs(
+    start_worker: StartWorker, declare: Declare, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=300)}
+    gate = Gate()
+    due_orders(declare(Order, handler=gate, name="gate", atomic=False), 1)
+    start_worker(concurrency=1)
+    assert gate.entered.acquire(timeout=30)
+    due_orders("remind", 1)
+    start_worker(concurrency=1)  # would take it as soon as the lease lapsed
+    wait_until(lambda: Timeout.objects.get(policy="testapp.order.remind").state == "fired")
+    expiry = Timeout.objects.get(policy="testapp.order.gate").run_at
+    wait_until(lambda: Timeout.objects.get(policy="testapp.order.gate").run_at > expiry + timedelta(seconds=1))
+    gate.open.set()
+    wait_until(all_are("fired"))
+    assert gate.calls == 1
+    assert Timeout.objects.get(policy="testapp.order.gate").attempts == 1
+
+
+@pytest.mark.usefixtures("source")
+def test_what_one_worker_cannot_begin_soon_is_left_to_others(
+    start_worker: StartWorker, declare: Declare, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=300)}
+    gate = Gate()
+    due_orders(declare(Order, handler=gate, name="gate", atomic=False), 1)
+    start_worker(concurrency=1)
+    assert gate.entered.acquire(timeout=30)
+    due_orders("remind", 10)  # the busy one may take them, but has no thread for them
+    start_worker(concurrency=1)
+    wait_until(lambda: states() == {"firing": 1, "fired": 10})
+    gate.open.set()
+    wait_until(all_are("fired"))
+
+
+@pytest.mark.usefixtures("source")
+def test_a_batch_gets_many_at_once(start_worker: StartWorker, declare: Declare) -> None:
+    sizes = []
+    policy = declare(Order, handler=lambda orders, timeouts: sizes.append(len(timeouts)), name="batch", batch=40)
+    due_orders(policy, 100)
+    start_worker(burst=True).join()
+    assert states() == {"fired": 100}
+    assert max(sizes) == 40
+
+
+class Recording:
+    """An executor that a setting names: it runs everything at once, and notes it."""
+
+    made: list[Recording] = []
+
+    def __init__(self, using: str, concurrency: int) -> None:
+        self.given = (using, concurrency)
+        self.works = 0
+        self.is_closed = False
+        Recording.made.append(self)
+
+    def submit(self, work: Any, done: Any) -> None:
+        from django_delayq.firing import run
+
+        self.works += 1
+        done(work, run(work, self.given[0]))
+
+    def withdraw(self) -> list[Any]:
+        return []
+
+    def close(self, *, wait: bool = True) -> None:
+        self.is_closed = wait
+
+
+@pytest.mark.usefixtures("source")
+def test_the_executor_is_the_one_that_the_settings_name(start_worker: StartWorker, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Recording"}
+    due_orders("remind", 3)
+    start_worker(burst=True, concurrency=3).join()
+    executor = Recording.made[-1]
+    assert states() == {"fired": 3}
+    assert executor.given == ("default", 3)
+    assert executor.works
+    assert executor.is_closed
+
+
+def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_redis: Any) -> None:
+    engine = get_engine()
+    assert engine is not None
+    keys = engine.queue("default", 0).keys
+    with_redis.zadd(keys.entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
+    with_redis.set(keys.counter, "x")
+    due_orders("remind", 5)
+    start_worker()
+    wait_until(all_are("fired"))
+    wait_until(lambda: with_redis.zcard(keys.entries) == 0)
+    with_redis.delete(keys.entries)
+    with_redis.set(keys.entries, "somebody else's")
+    due_orders("remind", 5)
+    wait_until(all_are("fired"))
+
+
+def test_what_ended_is_acknowledged(start_worker: StartWorker, with_redis: Any) -> None:
+    due_orders("remind", 30)
+    start_worker(burst=True).join()
+    engine = get_engine()
+    assert engine is not None
+    assert with_redis.zcard(engine.queue("default", 0).keys.entries) == 0
+
+
+def test_a_worker_in_the_main_thread_restores_the_signal_handlers(with_redis: Any) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    due_orders("remind", 3)
+    Worker(burst=True).run()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert states() == {"fired": 3}
+
+
+def test_a_stop_before_the_start_is_a_stop(with_redis: Any) -> None:
+    due_orders("remind", 3)
+    worker = Worker()
+    worker.stop()
+    worker.run()
+    assert states() == {"pending": 3}

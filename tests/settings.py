@@ -1,0 +1,113 @@
+"""The one settings module of the tests. The environment chooses the servers (see `tests/servers.py`).
+
+`DELAYQ_TEST_DB`: `sqlite` (default), `postgresql` or `mariadb`. Child processes of a test get
+`DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and keys
+(fixture `child_environment`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+DB = os.environ.get("DELAYQ_TEST_DB", "sqlite")
+DB_NAME = os.environ.get("DELAYQ_TEST_DB_NAME")
+REDIS_URL = os.environ.get("DELAYQ_TEST_REDIS_URL")
+
+
+def _sqlite() -> dict[str, Any]:
+    # A file, not memory: several threads and processes must meet in it. Deleted with the test database.
+    file = Path(tempfile.gettempdir()) / f"delayq-test-{os.getpid()}.sqlite3"
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": DB_NAME or ":memory:",
+        "OPTIONS": {
+            "transaction_mode": "IMMEDIATE",
+            "timeout": 20,
+            "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL",
+        },
+        "TEST": {"NAME": str(file)},
+    }
+
+
+def _server(engine: str, variable: str, options: dict[str, Any]) -> dict[str, Any]:
+    address = os.environ.get(variable)
+    if not address:
+        raise RuntimeError(f"DELAYQ_TEST_DB={DB} needs {variable}: python3 tests/servers.py run -- ...")
+    url = urlsplit(address)
+    return {
+        "ENGINE": f"django.db.backends.{engine}",
+        "NAME": DB_NAME or url.path.lstrip("/"),
+        "USER": unquote(url.username or ""),
+        "PASSWORD": unquote(url.password or ""),
+        "HOST": url.hostname,
+        "PORT": str(url.port or ""),
+        "OPTIONS": options,
+        "TEST": {"NAME": f"test_delayq_{os.getpid()}"},  # several runs may share one server
+    }
+
+
+def _database() -> dict[str, Any]:
+    if DB == "postgresql":
+        return _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", {})
+    if DB == "mariadb":
+        return _server("mysql", "DELAYQ_TEST_MARIADB_URL", {"charset": "utf8mb4"})
+    if DB == "sqlite":
+        return _sqlite()
+    raise RuntimeError(f"DELAYQ_TEST_DB is {DB!r}: one of sqlite, postgresql, mariadb")
+
+
+SECRET_KEY = "only for tests"
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+TIME_ZONE = "America/Sao_Paulo"  # neither UTC nor the zone of any server: a mistake between them shows
+LANGUAGE_CODE = "en"
+STATIC_URL = "static/"
+ROOT_URLCONF = "tests.urls"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+DATABASES = {"default": _database()}
+CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+if REDIS_URL:
+    CACHES["default"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}
+DELAYQ: dict[str, Any] = {"PREFIX": os.environ.get("DELAYQ_TEST_PREFIX", f"delayq-test-{os.getpid()}")}
+# For child processes: {"LEASE": 1} shortens the durations that a test has to wait for, in seconds.
+DELAYQ |= {name: timedelta(seconds=s) for name, s in json.loads(os.environ.get("DELAYQ_TEST_SECONDS", "{}")).items()}
+if os.environ.get("DELAYQ_TEST_WITHOUT_REDIS"):
+    DELAYQ["REDIS"] = None
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django_delayq",
+    "tests.testapp",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]

@@ -1,0 +1,78 @@
+"""The commands that live through orders in compressed time: with real workers, without, and interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.shop.conftest import Shop
+from tests.shop.synthetic import random_orders
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def test_lived_through_two_real_workers_each_order_has_one_outcome(shop: Shop, tmp_path: Path) -> None:
+    orders, reviews = random_orders(60).write(tmp_path)
+    paths = ("--orders", str(orders), "--reviews", str(reviews))
+    output = shop.manage("replay_orders", *paths, "--seconds", "0.3", "--pace", "20", "--check", "--json")
+    assert "60 orders: each has one outcome" in output
+    counts = json.loads(output.splitlines()[-1])
+    assert set(counts["cancel_unpaid"]) <= {"cancelled", "fired", "skipped"}
+    assert sum(counts["cancel_unpaid"].values()) == 60
+
+
+def test_the_demo_ends_settled_and_consistent(shop: Shop) -> None:
+    shop.start_worker()
+    options = ("--orders", "12", "--seconds", "0.2", "--pace", "20", "--json-summary")
+    summary = json.loads(shop.manage("play_demo", *options).splitlines()[-1])
+    assert summary["settled"] is True
+    assert summary["consistent"] is True
+    assert summary["timeouts"]["notify_trial_expiry"] == {"fired": 12}
+    assert summary["late_ms"]["count"] >= 12
+
+
+def test_the_demo_without_a_worker_fails_and_says_what_is_missing(shop: Shop) -> None:
+    error = shop.manage("play_demo", "--orders", "2", "--seconds", "0.05", "--patience", "0.5", fails=True)
+    assert "Is a worker running?" in error
+
+
+def test_a_replay_that_is_told_to_stop_takes_its_workers_with_it(shop: Shop, tmp_path: Path) -> None:
+    orders, reviews = random_orders(40).write(tmp_path)
+    replay = shop.start("replay_orders", "--orders", str(orders), "--reviews", str(reviews))
+    _wait_until(lambda: shop.log().count("delayq_worker: serves") == 2)
+    workers = _children(replay.pid)
+    assert len(workers) == 2
+    replay.send_signal(signal.SIGTERM)
+    assert replay.wait(60) == 128 + signal.SIGTERM
+    assert not [pid for pid in workers if _lives(pid)]
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,43 @@
+"""The package's front door: every promised name is there, comes late, and hides no module."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+
+import django_delayq
+
+PROMISED = """
+    timeout_policy TimeoutPolicy register_policy get_policy get_policies
+    schedule_timeout cancel_timeout before_deadline reschedule_timeout extend_timeout
+    pending_timeouts schedule_timeouts cancel_timeouts extend_timeouts reschedule_timeouts sync_timeouts
+    get_deadline explain_timeout Deadline TimeoutRelation
+    aschedule_timeout acancel_timeout areschedule_timeout aextend_timeout aget_deadline
+    DelayqError PolicyError DeadlinePassed UnknownPolicy TimeoutConflict InvalidDelay InvalidPayload ExtensionLimit
+    Snooze Skip GiveUp Retry
+    timeout_scheduled timeout_rescheduled timeout_cancelled timeout_fired timeout_skipped timeout_failed timeout_dead
+""".split()  # noqa: SIM905 - a table to read
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_promised_name_is_there(name: str) -> None:
+    assert name in django_delayq.__all__
+    assert getattr(django_delayq, name) is not None
+
+
+@pytest.mark.parametrize("name", django_delayq.__all__)
+def test_whatever_is_offered_exists(name: str) -> None:
+    assert getattr(django_delayq, name) is not None
+    assert name in dir(django_delayq)
+
+
+def test_no_public_name_hides_a_module() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(django_delayq.__path__)}
+    assert modules & set(django_delayq.__all__) == set()
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    misspelled = "schedule_timeot"
+    with pytest.raises(AttributeError, match=misspelled):
+        getattr(django_delayq, misspelled)

@@ -1,0 +1,66 @@
+"""Policies for the tests. Tests that need a special one declare it with the fixture `declare`."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from django.db import transaction
+from django.db.models import Q
+
+from django_delayq import Retry, timeout_policy
+from tests.testapp.models import Effect, Order, Parcel, Voucher
+
+if TYPE_CHECKING:
+    from django_delayq.models import Timeout
+
+
+@timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
+def cancel_unpaid(order: Order, timeout: Timeout) -> None:
+    order.status = "cancelled"
+    order.save()
+    Effect.objects.create(what="cancel_unpaid", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Order)
+def remind(order: Order, timeout: Timeout) -> None:
+    """By hand only, with a delay of its own each time; does nothing but count."""
+    Effect.objects.create(what="remind", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Order, atomic=False, retry=Retry([0, 0]))
+def send_outside(order: Order, timeout: Timeout) -> None:
+    """Outside a transaction, with the idempotency key."""
+    with transaction.atomic():
+        Effect.objects.create(
+            what="send_outside", object_id=order.pk, timeout_id=timeout.pk, idempotency_key=timeout.idempotency_key
+        )
+
+
+@timeout_policy(Order, retry=Retry([0, 0]))
+def kill_worker(order: Order, timeout: Timeout) -> None:
+    """The worst handler there is: its process is gone before anybody can note anything."""
+    if os.environ.get("DELAYQ_TEST_KILLER"):
+        os.kill(os.getpid(), 9)
+    raise RuntimeError("not in a worker that may die")
+
+
+@timeout_policy(Order)
+def linger(order: Order, timeout: Timeout) -> None:
+    """Takes its time, as a handler that does real work does."""
+    time.sleep(0.02)
+    Effect.objects.create(what="linger", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Parcel, after=timedelta(hours=1), since="sent_at", when=Q(status="open"))
+def chase(parcel: Parcel, timeout: Timeout) -> None:
+    parcel.status = "chased"
+    parcel.save()
+
+
+@timeout_policy(Voucher, after=timedelta(days=1), since="issued_at", when=Q(status="open"))
+def expire(voucher: Voucher, timeout: Timeout) -> None:
+    voucher.status = "expired"
+    voucher.save()

@@ -1,0 +1,150 @@
+"""What type checkers say about the public interface. Checked, never run.
+
+Each `type: ignore` stands on a mistake that must be found: strict mypy complains about one that ignores nothing.
+`assert_type` says what must be known without help.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, assert_type
+
+from django.db.models import Q, QuerySet
+
+import django_delayq
+from django_delayq import (
+    Deadline,
+    Retry,
+    Snooze,
+    Story,
+    TimeoutPolicy,
+    acancel_timeout,
+    aextend_timeout,
+    aget_deadline,
+    areschedule_timeout,
+    aschedule_timeout,
+    before_deadline,
+    cancel_timeout,
+    cancel_timeouts,
+    explain_timeout,
+    extend_timeout,
+    extend_timeouts,
+    get_deadline,
+    get_policies,
+    get_policy,
+    pending_timeouts,
+    register_policy,
+    reschedule_timeout,
+    reschedule_timeouts,
+    schedule_timeout,
+    schedule_timeouts,
+    sync_timeouts,
+    timeout_policy,
+)
+from django_delayq.models import Timeout
+from tests.testapp.models import Order, Parcel
+
+
+@timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
+def cancel_unpaid(order: Order, timeout: Timeout) -> None:
+    assert_type(order, Order)
+
+
+@timeout_policy(Order, after=lambda order: timedelta(hours=order.pk), since=lambda order: order.created_at)
+async def remind(order: Order, timeout: Timeout) -> None:
+    raise Snooze(minutes=5, reason="busy")
+
+
+@timeout_policy(Parcel, batch=100, retry=Retry.exponential(base=1, factor=2, max=60, times=5, jitter=0.1))
+def expire(parcels: QuerySet[Parcel], timeouts: list[Timeout]) -> None:
+    parcels.update(status="expired")
+
+
+@timeout_policy("testapp.Order", name="by_label", retry=Retry([0, timedelta(minutes=2)]), atomic=False, queue="slow")
+def by_label(order: Order, timeout: Timeout) -> None: ...
+
+
+@timeout_policy(Order)  # type: ignore[arg-type]
+def of_another_model(parcel: Parcel, timeout: Timeout) -> None: ...
+
+
+@timeout_policy(Parcel, batch=10)  # type: ignore[arg-type]
+def batch_of_one(parcel: Parcel, timeout: Timeout) -> None: ...
+
+
+def declarations() -> None:
+    assert_type(cancel_unpaid, TimeoutPolicy[Order])
+    assert_type(remind, TimeoutPolicy[Order])
+    assert_type(expire, TimeoutPolicy[Parcel])
+    assert_type(by_label, TimeoutPolicy[Any])
+    assert_type(register_policy(cancel_unpaid), TimeoutPolicy[Order])
+    assert_type(cancel_unpaid.model, type[Order])
+    get_policy("shop.order.cancel_unpaid")
+    get_policy((Order, "cancel_unpaid"))
+    get_policies()
+    timeout_policy(Order, afte=timedelta(minutes=30))  # type: ignore[call-overload]
+    timeout_policy(Order, after=30)  # type: ignore[call-overload]
+    timeout_policy(Order, atomic="no")  # type: ignore[call-overload]
+
+
+def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -> None:
+    assert_type(schedule_timeout(order, "cancel_unpaid", minutes=30), Timeout)
+    assert_type(schedule_timeout(order, cancel_unpaid, hours=1, minutes=30, payload={"a": 1}), Timeout)
+    schedule_timeout(order, cancel_unpaid, at=moment, key="second", on_conflict="keep", reason="phone call")
+    schedule_timeout(order, cancel_unpaid, after=timedelta(days=1), on_conflict="error")
+    assert_type(cancel_timeout(order, cancel_unpaid, reason="phone call"), bool)
+    assert_type(cancel_timeout(row), bool)
+    assert_type(reschedule_timeout(order, "cancel_unpaid", at=moment), Timeout | None)
+    assert_type(extend_timeout(order, cancel_unpaid, minutes=10), Timeout | None)
+    assert_type(get_deadline(order, "cancel_unpaid"), datetime | None)
+    assert_type(explain_timeout(order, "cancel_unpaid"), Story)
+    with before_deadline(order, cancel_unpaid) as timeout:
+        assert_type(timeout, Timeout | None)
+
+    schedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]
+    schedule_timeout(order, "cancel_unpaid", minuts=30)  # type: ignore[call-arg]
+    schedule_timeout(order, "cancel_unpaid", minutes="30")  # type: ignore[arg-type]
+    schedule_timeout(order, "cancel_unpaid", minutes=30, on_conflict="kep")  # type: ignore[arg-type]
+    schedule_timeout("order 7", "cancel_unpaid", minutes=30)  # type: ignore[type-var]
+    extend_timeout(order, "cancel_unpaid", at=moment)  # type: ignore[call-arg]
+    reschedule_timeout(order, "cancel_unpaid", on_conflict="keep", minutes=1)  # type: ignore[call-arg]
+    with before_deadline(parcel, cancel_unpaid):  # type: ignore[misc]
+        pass
+    django_delayq.schedule_timeot(order, "cancel_unpaid")  # type: ignore[attr-defined]
+    Snooze(minuts=5)  # type: ignore[call-arg]
+    Retry(delays="often")  # type: ignore[arg-type]
+
+
+def selecting_and_bulk(orders: QuerySet[Order], order: Order) -> None:
+    pending = pending_timeouts(order, "cancel_unpaid")
+    pending_timeouts(Order, cancel_unpaid, key="second")
+    pending_timeouts([order])
+    assert_type(pending.get(), Timeout)
+    assert_type(schedule_timeouts(orders, cancel_unpaid, minutes=5), int)
+    assert_type(cancel_timeouts(pending), int)
+    assert_type(extend_timeouts(pending, hours=1), int)
+    assert_type(reschedule_timeouts(pending, days=1), int)
+    assert_type(sync_timeouts(orders), int)
+    assert_type(sync_timeouts(order), int)
+    orders.annotate(deadline=Deadline("cancel_unpaid")).order_by("deadline")
+
+    schedule_timeouts(orders, cancel_unpaid, minuts=5)  # type: ignore[call-arg]
+    cancel_timeouts(orders)  # type: ignore[arg-type]
+    orders.annotate(deadline=Deadline(7))  # type: ignore[arg-type]
+
+
+async def async_twins(order: Order, parcel: Parcel, moment: datetime) -> None:
+    assert_type(await aschedule_timeout(order, cancel_unpaid, minutes=30), Timeout)
+    assert_type(await acancel_timeout(order, "cancel_unpaid"), bool)
+    assert_type(await areschedule_timeout(order, "cancel_unpaid", at=moment), Timeout | None)
+    assert_type(await aextend_timeout(order, "cancel_unpaid", hours=1), Timeout | None)
+    assert_type(await aget_deadline(order, "cancel_unpaid"), datetime | None)
+    await aschedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]
+
+
+def rows(row: Timeout) -> None:
+    assert_type(row.state, str)
+    assert_type(row.due_at, datetime)
+    assert_type(row.settled_at, datetime | None)
+    assert_type(row.idempotency_key, str)
+    row.due_at = 7  # type: ignore[assignment]

