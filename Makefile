@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix lint bench clean
+.PHONY: help demo test test-matrix guarantees lint bench clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -20,6 +20,9 @@ test: ## Set up, then run the whole suite on every database this machine has
 test-matrix: ## Unit and integration tests on the newest Python and Django found here (SQLite)
 	@$(PYTHON) tools/newest.py
 
+guarantees: ## Write the results of the last `make test` into docs/guarantees.md
+	@$(BIN)/python tools/guarantees.py fill
+
 lint: ## Style, types, import rules, migrations
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tools/suite.py lint
@@ -29,5 +32,5 @@ bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or maria
 	@PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/lag.py
 
 clean: ## Remove what the other commands created
-	rm -rf $(VENV) .venv-newest .demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-newest .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

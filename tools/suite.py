@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 MINUTE = 60
@@ -49,7 +50,12 @@ class Stage:
     def run(self) -> bool:
         """Run all its commands, also after one failed."""
         environment = {**os.environ, **self.environment, "PYTHONPATH": PYTHONPATH}
-        return all([self._succeeds(command, environment) for command in self.commands])  # noqa: C419 - all of them
+        commands = [self._recorded(command, number) for number, command in enumerate(self.commands)]
+        return all([self._succeeds(command, environment) for command in commands])  # noqa: C419 - all of them
+
+    def _recorded(self, command: Sequence[str], number: int) -> Sequence[str]:
+        """With its results on disk, for `tools/guarantees.py`."""
+        return [*command, f"--junitxml={RESULTS / f'{self.name}-{number}.xml'}"] if command[0] == "pytest" else command
 
     def _succeeds(self, command: Sequence[str], environment: dict[str, str]) -> bool:
         print(f"\n--- {' '.join(command)}", flush=True)
@@ -108,6 +114,8 @@ def run(names: Sequence[str]) -> int:
     lines: list[str] = []
     failed = 0
     for stage in (stage for stage in stages if not names or stage.name in names):
+        for file in RESULTS.glob(f"{stage.name}-*.xml"):  # of an earlier run: they must not pass for those of this one
+            file.unlink()
         print(f"\n=== {stage.name}: {stage.words}", flush=True)
         if lacking := stage.lacking():
             lines.append(f"left out  {stage.name}: {lacking}")
