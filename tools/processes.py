@@ -42,9 +42,12 @@ def supervised(work: Callable[[], int]) -> int:
     if "MAKELEVEL" in os.environ:  # killing make must end us too; a shell may leave us running on purpose
         _die_with(os.getppid(), signal.SIGTERM)
     parent = os.getpid()
+    # A signal that came between the fork and the handlers would end one half in its own way, without clearing up.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     child = os.fork()
     if child == 0:
         _exit_on_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
         _die_with(parent, signal.SIGTERM)
         _adopt_orphans()
         try:
@@ -53,6 +56,7 @@ def supervised(work: Callable[[], int]) -> int:
             _report(stop_descendants())
     for number in ENDING_SIGNALS:
         signal.signal(number, lambda received, _frame: _signal(child, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     _report(stop_descendants())  # only if the child was killed is there anything
     return status if status >= 0 else 128 - status
