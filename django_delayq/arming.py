@@ -111,7 +111,7 @@ def decide(seen: Sequence[Observed], using: str, oldest: timedelta | None) -> Pl
 
 
 def _decide_arm(one: Observed, plan: Plan, objects: _Objects, oldest: timedelta | None) -> None:
-    due_at = one.policy.due_of(objects.of(one) if callable(one.policy.after) else None, one.since_at)
+    due_at = one.policy.due_of(objects.of(one) if callable(one.policy.after) else None, one.since_at, one.after)
     if due_at is None:
         return
     if _is_too_old(due_at, oldest):
@@ -124,7 +124,7 @@ def _decide_arm(one: Observed, plan: Plan, objects: _Objects, oldest: timedelta 
 def _decide_move(one: Observed, pending_id: int, plan: Plan, objects: _Objects, oldest: timedelta | None) -> None:
     due_at = None
     if one.since_at is not None:
-        due_at = one.policy.due_of(objects.of(one) if callable(one.policy.after) else None, one.since_at)
+        due_at = one.policy.due_of(objects.of(one) if callable(one.policy.after) else None, one.since_at, one.after)
     if one.since_at is None or due_at is None:
         plan.cancel.append((pending_id, Cause.CONDITION, one.policy.queue))
     elif _is_closed(one, objects.using):

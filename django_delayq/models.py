@@ -156,6 +156,12 @@ class Timeout(models.Model):
         verbose_name = _("timeout")
         verbose_name_plural = _("timeouts")
         default_permissions = ("view",)
+        permissions = (
+            ("cancel_timeout", _("Can cancel timeouts")),
+            ("fire_timeout", _("Can have timeouts fired now")),
+            ("postpone_timeout", _("Can postpone timeouts")),
+            ("retry_timeout", _("Can retry dead timeouts")),
+        )
         constraints: ClassVar[list[models.BaseConstraint]] = [
             # NULLs do not collide on any supported database, so settled rows leave the slot free.
             models.UniqueConstraint(fields=["slot", "slot_taken"], name="delayq_one_pending_per_slot"),
@@ -177,6 +183,8 @@ class Timeout(models.Model):
             UnsettledIndex(fields=["state", "run_at", "id"], name="delayq_unsettled"),
             models.Index(fields=["content_type", "object_id"], name="delayq_object"),
             SettledIndex(fields=["settled_at", "id"], name="delayq_settled"),
+            # What operators ask: how many wait, died or fired of one policy, and when.
+            models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
         ]
 
     def __str__(self) -> str:
@@ -197,3 +205,77 @@ class Timeout(models.Model):
         if self.state != self.State.FIRED or not isinstance(self.settled_at, datetime):
             return None
         return (self.settled_at - self.due_at).total_seconds()
+
+
+class PolicyControl(models.Model):
+    """What operators have put in force for one policy: whether it is stopped, and another delay.
+
+    At most one row per policy, and none for those that nobody ever touched. `PolicyChange` has the history.
+    """
+
+    class Stop(models.TextChoices):
+        NONE = "", _("not stopped")
+        PAUSED = "paused", _("paused")
+        HELD = "held", _("held")
+        RELEASING = "releasing", _("being released")
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(_("policy"), max_length=200, unique=True)
+    stop = models.CharField(_("stop"), max_length=10, choices=Stop.choices, default=Stop.NONE, blank=True)
+    stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
+    until = models.DateTimeField(_("until"), null=True, blank=True)
+    after = models.DurationField(_("delay in force"), null=True, blank=True)
+    changed_at = models.DateTimeField(_("changed at"))
+    by = models.CharField(_("by"), max_length=150, default="", blank=True)
+    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
+
+    class Meta:
+        verbose_name = _("policy control")
+        verbose_name_plural = _("policy controls")
+        default_permissions = ("view",)
+        permissions = (
+            ("pause_policy", _("Can pause, hold and resume policies")),
+            ("change_policy_delay", _("Can change the delay of policies")),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.get_stop_display()}"
+
+
+class PolicyChange(models.Model):
+    """One thing that an operator did to a policy: who, when, what and why. Never changed afterwards.
+
+    One that moves pending rows keeps its place among them here, written in the transaction that moves them: so
+    whoever goes on after a crash moves no row twice.
+    """
+
+    class What(models.TextChoices):
+        PAUSED = "paused", _("paused")
+        HELD = "held", _("held")
+        RESUMED = "resumed", _("resumed")
+        DELAY = "delay", _("delay changed")
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(_("policy"), max_length=200)
+    what = models.CharField(_("what"), max_length=10, choices=What.choices)
+    at = models.DateTimeField(_("at"))
+    by = models.CharField(_("by"), max_length=150, default="", blank=True)
+    reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
+    details = models.JSONField(_("details"), default=dict, blank=True)
+    moved = models.PositiveIntegerField(_("rows moved"), default=0)
+    unmoved = models.PositiveIntegerField(_("rows left as they were"), default=0)
+    finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
+
+    # Internal: the last row that was looked at, and the last one to look at.
+    place = models.BigIntegerField(default=0, editable=False)
+    last_place = models.BigIntegerField(default=0, editable=False)
+    touched_at = models.DateTimeField(editable=False)
+
+    class Meta:
+        verbose_name = _("policy change")
+        verbose_name_plural = _("policy changes")
+        default_permissions = ("view",)
+        indexes: ClassVar[list[models.Index]] = [models.Index(fields=["policy", "id"], name="delayq_changes")]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.get_what_display()}"

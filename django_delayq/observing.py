@@ -14,6 +14,7 @@ from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, DateTimeField
 
+from django_delayq.controls import delay_in_force
 from django_delayq.ledger.locking import for_update
 from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
@@ -22,7 +23,7 @@ from django_delayq.policy_rules import reads_other_tables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from django.db.models import Model, QuerySet
 
@@ -36,6 +37,7 @@ CLOSING = (
     | Q(state=State.CANCELLED, cause=Cause.HAND)
     | Q(state=State.SKIPPED, cause=Cause.HANDLER)
 )
+COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,12 @@ class Observed:
     pending_since: datetime | None
     closed: bool | None
     """Whether the round of `since_at` is closed; None: not known yet (a `since` that SQL cannot read)."""
+    after: timedelta | None = None
+    """The delay that an operator has put in force; None: the declared one."""
 
 
 def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
-    """A query over rows of `model`: the key, then five columns per policy, as `read` expects them."""
+    """A query over rows of `model`: the key, then `COLUMNS` per policy, as `read` expects them."""
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     key = model._meta.pk
     assert key is not None
@@ -74,6 +78,7 @@ def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], usi
             if isinstance(policy.since, str)
             else Value(None, output_field=IntegerField())
         )
+        columns[f"delayq{number}_after"] = delay_in_force(policy, using)
     rows_of_model = model._base_manager.using(using).annotate(**columns)
     return cast("QuerySet[Any, Any]", rows_of_model.values_list("pk", *columns))
 
@@ -93,9 +98,9 @@ def read(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> list[Obs
     pk, rest = row[0], row[1:]
     seen = []
     for number, policy in enumerate(policies):
-        holds, since_at, pending, pending_since, closed = rest[5 * number : 5 * number + 5]
+        holds, since_at, pending, pending_since, closed, after = rest[COLUMNS * number : COLUMNS * (number + 1)]
         known = None if closed is None else bool(closed)
-        seen.append(Observed(pk, policy, bool(holds), since_at, pending, pending_since, known))
+        seen.append(Observed(pk, policy, bool(holds), since_at, pending, pending_since, known, after))
     return seen
 
 

@@ -94,15 +94,18 @@ class TimeoutPolicy(Generic[M]):
         value = getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj)
         return None if value is None else check_moment(value, f"since of {self.label}")
 
-    def due_of(self, obj: M | None, since_at: datetime | None) -> datetime | None:
+    def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
         """The deadline of the round that began at `since_at`; None: exempt, or nothing to count from.
 
-        `obj` may be None only where `after` is no callable.
+        `obj` may be None only where `after` is no callable. `in_force`: the delay that an operator has put in the
+        place of `after`; objects that are exempt stay so.
         """
         if since_at is None or self.after is None:
             return None
         after = self.after if isinstance(self.after, timedelta) else self.after(cast("M", obj))
-        return None if after is None else shifted(since_at, check_length(after, f"after of {self.label}"))
+        if after is None:
+            return None
+        return shifted(since_at, check_length(after if in_force is None else in_force, f"after of {self.label}"))
 
     def fits(self, model: type[Model]) -> bool:
         """Whether rows of `model` (the model itself, a proxy of it, a multi-table child) are this policy's."""

@@ -13,6 +13,7 @@ from asgiref.sync import sync_to_async
 
 from django_delayq import clock
 from django_delayq.announcing import announce, push, withdraw
+from django_delayq.controls import read_delay
 from django_delayq.delays import check_length, parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, TimeoutConflict
 from django_delayq.ledger import writing
@@ -23,7 +24,7 @@ from django_delayq.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from typing import Unpack
 
     from django.db.models import Model
@@ -75,7 +76,7 @@ def schedule_timeout(
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
         if present is not None and on_conflict == "keep":
             return present
-        since_at, due_at = round_of(subject, fresh, given)
+        since_at, due_at = round_of(subject, fresh, given, delay_for(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
         if present is not None and present.slot != subject.slot:
             present = writing.adopt(subject)
@@ -225,13 +226,22 @@ def _moved(row: Timeout, subject: Subject) -> Timeout:
     return row
 
 
-def round_of(subject: Subject, fresh: Model, given: Delay | None) -> tuple[datetime | None, datetime]:
+def delay_for(subject: Subject, given: Delay | None) -> timedelta | None:
+    """The delay that an operator has put in the place of the policy's, where it matters."""
+    policy = cast("TimeoutPolicy[Any]", subject.policy)
+    return None if given is not None or policy.after is None else read_delay(policy, subject.using)
+
+
+def round_of(
+    subject: Subject, fresh: Model, given: Delay | None, in_force: timedelta | None = None
+) -> tuple[datetime | None, datetime]:
     """From when the round counts and when it is due; a delay given by hand wins over the policy's."""
     policy = cast("TimeoutPolicy[Any]", subject.policy)
     since_at = policy.since_of(fresh)
     if given is not None:
         return since_at, given.due_from(clock.now())
-    due_at = policy.due_of(fresh, since_at if policy.since is not None else clock.now())
+    counts_from = since_at if policy.since is not None else clock.now()
+    due_at = policy.due_of(fresh, counts_from, in_force)
     if due_at is None:
         raise InvalidDelay(
             f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "

@@ -20,7 +20,7 @@ from django_delayq.ledger.subjects import Subject, pk_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.payloads import check_payload
 from django_delayq.policies import TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling import may_extend, parse_span, round_of
+from django_delayq.scheduling import delay_for, may_extend, parse_span, round_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,12 +57,13 @@ def schedule_timeouts(
     using, model = subjects[0].using, cast("type[Model]", subjects[0].model)
     with transaction_of(using):
         rows: list[tuple[Subject, Timeout]] = []
+        in_force = delay_for(subjects[0], given)
         for chunk in writing.chunks(subjects):
             fresh = lock_objects(model, [subject.pk for subject in chunk], using)
             for subject in chunk:
                 if subject.pk not in fresh:
                     raise ValueError(f"{subject}: the object is not in the database (any more).")
-                since_at, due_at = round_of(subject, fresh[subject.pk], given)
+                since_at, due_at = round_of(subject, fresh[subject.pk], given, in_force)
                 rows.append((subject, writing.new_row(subject, due_at, since_at, payload=body, reason=reason)))
         taken = _taken(subjects, using)
         if taken and on_conflict == "error":
@@ -173,7 +174,7 @@ def _save(rows: list[Timeout], using: str) -> int:
 
 def _page_by_page(rows: TimeoutQuerySet | Iterable[Timeout], change: Callable[[list[Timeout], str], int]) -> int:
     """`change` for the pending rows of each page, locked: first their objects, then themselves by slot."""
-    using, ids = _ids(rows)
+    using, ids = ids_in_lock_order(rows)
     changed = 0
     for page in writing.chunks(ids):
         if connections[using].in_atomic_block:
@@ -184,8 +185,11 @@ def _page_by_page(rows: TimeoutQuerySet | Iterable[Timeout], change: Callable[[l
     return changed
 
 
-def _ids(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, list[int]]:
-    """In the order of the objects' kinds and keys, in which everybody locks them; as texts, 10 would come before 9."""
+def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, list[int]]:
+    """The database, and the ids in the order of the objects' kinds and keys, in which everybody locks them.
+
+    Not of the keys' texts, of which 10 would come before 9.
+    """
     names = ("content_type_id", "object_id", "pk")
     if isinstance(rows, QuerySet):
         if rows.model is not Timeout:
@@ -217,15 +221,19 @@ def _change_page(page: Sequence[int], using: str, change: Callable[[list[Timeout
 
 
 def _lock_objects_of(rows: TimeoutQuerySet, using: str) -> None:
-    for model, pks in _objects_of(list(rows.only("policy", "content_type_id", "object_id")), using):
+    for _, model, pks in objects_of(list(rows.only("policy", "content_type_id", "object_id"))):
         lock_objects(model, pks, using)
 
 
-def _objects_of(rows: list[Timeout], using: str) -> Iterator[tuple[type[Model], list[Any]]]:
-    rows.sort(key=lambda row: row.content_type_id)
-    for _, same in groupby(rows, key=lambda row: row.content_type_id):
+def objects_of(rows: Iterable[Timeout]) -> Iterator[tuple[int, type[Model], list[Any]]]:
+    """Content type, model and sorted keys of the objects that `rows` are about, in the order in which all lock them."""
+    for kind, same in groupby(sorted(rows, key=_kind_of), key=_kind_of):
         subjects = [subject_of(row, None) for row in same]
         pks = {subject.pk for subject in subjects if subject.model is not None and subject.pk is not None}
         models = [subject.model for subject in subjects if subject.model is not None]
         if models:
-            yield models[0], sorted(pks)
+            yield kind, models[0], sorted(pks)
+
+
+def _kind_of(row: Timeout) -> int:
+    return row.content_type_id

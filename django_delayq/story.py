@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from django_delayq import clock
 from django_delayq.arming import decide
 from django_delayq.conf import get_settings
+from django_delayq.controls import policy_state
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import observe_many
@@ -107,6 +108,9 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
 
 def _outlook(subject: Subject, newest: Timeout | None) -> str:
     if newest is not None and newest.state == State.PENDING:
+        stopped = _why_stopped(subject)
+        if stopped:
+            return stopped
         if newest.attempts:
             text = _("Attempt {number} is due at {moment}.")
             return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
@@ -114,6 +118,24 @@ def _outlook(subject: Subject, newest: Timeout | None) -> str:
     if newest is not None and newest.state == State.FIRING:
         return _("It is firing now.")
     return _why_nothing_waits(subject)
+
+
+def _why_stopped(subject: Subject) -> str:
+    """Why what is pending does not fire, although it may be due; empty: nothing is stopped."""
+    state = None if subject.policy is None else policy_state(subject.policy, subject.using)
+    if state is None or not state.is_stopped:
+        return ""
+    words = {
+        "paused": _("Its policy is paused until {until} by {who}: nothing fires.")
+        if state.until
+        else _("Its policy is paused by {who}: nothing fires until somebody resumes it."),
+        "held": _(
+            "Its policy is held by {who}: nothing fires, and then its deadlines lie later by as much."
+        ),
+        "releasing": _("Its policy was held, and goes on as soon as all deadlines have been moved."),
+    }
+    text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
+    return f"{text} ({state.reason})" if state.reason else text
 
 
 def _why_nothing_waits(subject: Subject) -> str:

@@ -16,6 +16,7 @@ from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django_delayq import clock
 from django_delayq.arming import Plan, arm_many, cancel_of_deleted
 from django_delayq.conf import get_settings
+from django_delayq.controls import read_delay
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
@@ -119,7 +120,9 @@ def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -
         present |= CLOSING & Q(since_at=OuterRef(policy.since))
         rows = rows.filter(**{f"{policy.since}__isnull": False})
         if oldest is not None and isinstance(policy.after, timedelta):
-            rows = rows.filter(**{f"{policy.since}__gt": clock.now() - policy.after - oldest})
+            in_force = read_delay(policy, using)
+            after = policy.after if in_force is None else in_force
+            rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
     rows = rows.filter(~Exists(rounds.filter(present))).order_by("pk")
     yield from _key_pages(rows)
 

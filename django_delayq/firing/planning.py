@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_delayq.clock import DatabaseNow
+from django_delayq.controls import look_again_at, stopped_among
 from django_delayq.firing.pace import pace_of
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
@@ -43,8 +44,9 @@ class _Row(NamedTuple):
 def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0)) -> tuple[list[Work], Report]:
     """What to do with the timeouts that fell due: work for `run`, and a report on those that need none.
 
-    One query, whatever their number. Settled rows and ids without a row are done; rows that are not due yet by
-    the database's clock, and those whose policy is not declared here, come again.
+    One query, whatever their number, and now and then one for what is stopped. Settled rows and ids without a row
+    are done; rows that are not due yet by the database's clock, and those whose policy is stopped or not declared
+    here, come again.
 
     Args:
         deliveries: how often each id was handed out and never returned. From the second time on it is a suspect.
@@ -60,6 +62,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     findings = Findings(now=found[0].database_now if found else None)
     findings.done += deliveries.keys() - {row.id for row in found}
     due: dict[tuple[str, str], list[_Row]] = defaultdict(list)
+    stopped = stopped_among(_labels(found), using)
     for row in found:
         policy = registry.get(row.policy)
         if row.is_settled:
@@ -69,6 +72,8 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         elif policy is None:
             findings.again[row.id] = row.database_now + PARKED
             _say_parked(row.policy)
+        elif policy.label in stopped:
+            findings.again[row.id] = look_again_at(row.database_now, stopped[policy.label])
         else:
             due[policy.label, row.queue].append(row)
     reach("planned")
@@ -77,6 +82,11 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     if last is None or last <= found[0].database_now:
         return works, findings.report()
     return works, replace(findings.report(), due_by=last)
+
+
+def _labels(rows: Sequence[_Row]) -> set[str]:
+    policies = {row.policy: registry.get(row.policy) for row in rows}
+    return {policy.label for policy in policies.values() if policy is not None}
 
 
 def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int]) -> Iterator[Work]:

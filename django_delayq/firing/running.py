@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.announcing import announce
+from django_delayq.controls import look_again_at, stopped_among
 from django_delayq.firing.attempt import handle_each
 from django_delayq.firing.batches import fire_batch, handle_batch
 from django_delayq.firing.groups import fire_in_groups
@@ -61,6 +62,11 @@ def _fire(work: Work, using: str, findings: Findings) -> None:
     candidates = work.candidates()
     if policy is None:
         findings.again.update(dict.fromkeys(work.ids, findings.moment() + PARKED))
+    elif stopped := stopped_among([policy.label], using):
+        # Since it was planned: work may wait for a thread for longer than an operator waits for his pause.
+        again = look_again_at(findings.moment(), stopped[policy.label])
+        findings.again.update(dict.fromkeys(work.ids, again))
+        findings.blameless.update(work.ids)
     elif not policy.atomic:
         for candidate in candidates:
             findings.add(fire_outside(policy, candidate, using))

@@ -14,6 +14,7 @@ from django.db import transaction
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_delayq.clock import DatabaseNow, database_now
+from django_delayq.controls import labels_of, stopped_lately
 from django_delayq.ledger.locking import begin_write, for_update
 from django_delayq.models import Timeout, TimeoutQuerySet
 
@@ -34,6 +35,9 @@ def claimable(using: str, queues: Sequence[str] | None) -> TimeoutQuerySet:
     """Rows that are due and that nobody has claimed, longest due first; `queues` None: of all queues."""
     unclaimed = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
     rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
+    # What is stopped is not even claimed: there may be more of it than a worker takes in one look.
+    stopped = labels_of(stopped_lately(using))
+    rows = rows.exclude(policy__in=stopped) if stopped else rows
     return rows if queues is None else rows.filter(queue__in=queues)
 
 
@@ -82,3 +86,12 @@ def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> Non
 
 def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:
     return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
+
+
+def free(ids: Sequence[int], using: str) -> int:
+    """Those of `ids` that were given back until a later moment may be claimed now; returns how many.
+
+    What somebody has claimed just now stays his.
+    """
+    rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
+    return int(rows.update(claimed_until=None))

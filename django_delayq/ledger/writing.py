@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.models import Value
+from django.db.models.functions import Concat
 
 from django_delayq import clock
 from django_delayq.ledger.history import appended, clipped, event
@@ -45,6 +47,7 @@ ROUND_FIELDS = (
     "claimed_until",
 )
 
+SETTLED_FIELDS = ("state", "cause", "settled_at", "slot_taken", "reason")
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
 
 
@@ -145,9 +148,26 @@ def bury(row: Timeout, reason: str) -> bool:
     return bool(_still(row, State.DEAD).update(**values, reason=clipped(reason), history=history))
 
 
-def forbid_attempts(row: Timeout, reason: str) -> bool:
+def cancel_rows(rows: Sequence[Timeout], using: str, reason: str, now: datetime) -> None:
+    """The `rows`, which the caller has locked, pending or dead, are cancelled by hand, with their histories."""
+    for row in rows:
+        row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, Cause.HAND, now, None
+        row.reason = clipped(reason)
+    _still_in(using, State.PENDING, State.DEAD).bulk_update(rows, (*SETTLED_FIELDS, "history"), batch_size=100)
+
+
+def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
+    """The dead `rows`, which the caller has locked and whose slots are free, are pending and due now, untried."""
+    for row in rows:
+        row.state, row.cause, row.settled_at, row.slot_taken, row.reason = State.PENDING, "", None, 1, ""
+        row.run_at, row.attempts, row.final_attempt, row.claims, row.claimed_until = now, 0, False, 0, None
+    names = ("run_at", "attempts", "final_attempt", "claims", "claimed_until", "history")
+    _still_in(using, State.DEAD).bulk_update(rows, (*SETTLED_FIELDS, *names), batch_size=100)
+
+
+def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> bool:
     """The `row` that is firing gets no further attempt if this one fails."""
-    history = appended(row.history, event("cancel_requested", clock.now(), by="hand", reason=reason))
+    history = appended(row.history, event("cancel_requested", clock.now(), by=by, reason=reason))
     return bool(_still(row, State.FIRING).update(final_attempt=True, history=history))
 
 
@@ -215,6 +235,14 @@ def _still(row: Timeout, state: Timeout.State) -> TimeoutQuerySet:
     """`row`, if it is in `state`."""
     using = row._state.db or DEFAULT_DB_ALIAS
     return in_state(Timeout.objects.using(using).filter(pk=row.pk), state, using)
+
+
+def _still_in(using: str, *states: Timeout.State) -> TimeoutQuerySet:
+    """The rows in one of `states`; a bulk update of rows found by their ids changes no others."""
+    rows: TimeoutQuerySet = Timeout.objects.using(using)
+    if connections[using].vendor == "mysql":  # see `in_state`
+        return rows.alias(state_in_words=Concat("state", Value(""))).filter(state_in_words__in=states)
+    return rows.filter(state__in=states)
 
 
 def _update(row: Timeout, *names: str) -> None:

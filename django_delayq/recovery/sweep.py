@@ -2,8 +2,8 @@
 
 It loads what lay beyond the horizon, repairs what Redis lost, and finds rows whose push never happened: one mechanism
 for all three, so that none of them is code which runs once a year. Every `SWEEP_INTERVAL` it looks at what is due from
-a minute ago to two intervals ahead; once a minute, at everything overdue, for rows that were committed after they were
-due and for old backlog. And it settles `firing` rows whose worker died.
+a minute ago to two intervals ahead; once a minute, and when a policy goes on that was stopped, at everything overdue,
+for rows that were committed after they were due and for old backlog. And it settles `firing` rows whose worker died.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 
 from django_delayq import clock
 from django_delayq.conf import get_settings
+from django_delayq.controls import Stopped, read_stopped
 from django_delayq.engine import Engine
 from django_delayq.firing import settle_expired
 from django_delayq.firing.planning import PARKED
@@ -50,6 +51,7 @@ class Sweep:
         self._clocks = clocks
         self._places: dict[str, Row | None] = {}
         self._parked_until = clock.now()
+        self._stopped: Stopped = {}
 
     def run_once(self, *, everything: bool = False) -> Swept:
         """One sweep, if it is this worker's turn; with `everything` in any case, and over all that is overdue.
@@ -59,6 +61,8 @@ class Sweep:
         interval = get_settings().sweep_interval
         if not everything and not take_turn(self._engine, "sweep", interval):
             return Swept()
+        before, self._stopped = self._stopped, read_stopped(self._using)
+        everything = everything or bool(before.keys() - self._stopped.keys())
         full = everything or take_turn(self._engine, "full-sweep", FULL_INTERVAL)
         now = self._clocks.ask_database()
         # What is yet to come is first: behind a long backlog it would have to wait for it.
@@ -100,8 +104,10 @@ class Sweep:
     def _ensure(self, rows: Sequence[Row]) -> int:
         entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
-            # A policy that nobody declares is looked at once a minute; an entry that is parked so stays where it is.
-            moment = row.run_at if registry.get(row.policy) else max(row.run_at, self._parked_until)
+            # One that nobody declares, or that is stopped, is looked at once a minute; parked so, it stays where it is.
+            policy = registry.get(row.policy)
+            may_fire = policy is not None and policy.label not in self._stopped
+            moment = row.run_at if may_fire else max(row.run_at, self._parked_until)
             entries[row.queue, self._engine.shard_of(row.id)].append((row.id, self._clocks.redis_ms(moment)))
         return sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
 

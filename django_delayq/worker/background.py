@@ -8,11 +8,14 @@ from datetime import timedelta
 from typing import Final
 
 from django_delayq.conf import get_settings
+from django_delayq.controls import Stopped, read_stopped
 from django_delayq.exceptions import EngineError
+from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.locks import take_turn
 from django_delayq.recovery.prune import prune
 from django_delayq.recovery.sweep import Sweep, settle_all_expired
+from django_delayq.steering.moves import LEFT_ALONE, bring_back, go_on_with_moves
 from django_delayq.syncing import sync_all
 from django_delayq.worker.duties import Duty
 from django_delayq.worker.link import Link
@@ -50,6 +53,7 @@ class Background:
         self._known_queues = set(known_queues)
         self._wake = wake
         self._queues_at = 0.0
+        self._stopped: Stopped = {}
 
     def duties(self) -> list[Duty]:
         """The threads that do it, not yet started."""
@@ -67,6 +71,7 @@ class Background:
         """
         settle_all_expired(self._using)
         self._find_queues()
+        self._follow_operators()
         if self._sweep is None:
             return
         try:
@@ -109,6 +114,15 @@ class Background:
         interval = get_settings().sweep_interval.total_seconds()
         is_away = self._link.engine is not None and not self._link.is_up
         return min(interval, self._link.pause_seconds) if is_away else interval
+
+    def _follow_operators(self) -> None:
+        """What goes on, because somebody says so or its time has come, does so now; what was begun is carried on."""
+        go_on_with_moves(self._using, left_alone=LEFT_ALONE)
+        before, self._stopped = self._stopped, read_stopped(self._using)
+        for label in before.keys() - self._stopped.keys():
+            if policy := registry.get(label):
+                bring_back(policy, self._using)
+                self._wake()
 
     def _find_queues(self) -> None:
         if self._serve is None or time.monotonic() < self._queues_at:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from django_delayq.controls import labels_of, stopped_lately
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 
@@ -14,7 +15,7 @@ LOOK_SECONDS: Final = 0.05
 
 
 class Burst:
-    """Nothing is left when no row is due whose policy is declared here.
+    """Nothing is left when no row is due whose policy is declared here and not stopped.
 
     What is due but cannot be fired now, because others hold its object or fire it themselves, is waited for as long
     as there is any progress, and some seconds more.
@@ -34,7 +35,8 @@ class Burst:
         if now - self._progress_at > PATIENCE_SECONDS:
             return True
         labels = [label for policy in get_policies() for label in policy.labels]
-        rows = Timeout.objects.using(self._using).due().of_labels(labels)
+        stopped = labels_of(stopped_lately(self._using))
+        rows = Timeout.objects.using(self._using).due().of_labels(set(labels) - set(stopped))
         if self._queues is not None:
             rows = rows.filter(queue__in=self._queues)
         return not rows.exists()

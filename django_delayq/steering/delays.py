@@ -1,0 +1,152 @@
+"""Another delay for a policy, from now on, and what it means for what is pending already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from django_delayq import clock
+from django_delayq.controls import policy_state
+from django_delayq.delays import check_length
+from django_delayq.ledger.locking import database_of
+from django_delayq.models import PolicyChange, Timeout
+from django_delayq.policies import TimeoutPolicy
+from django_delayq.steering.moves import begin_move, run_move
+from django_delayq.steering.stops import control_of, resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Mode = Literal["keep", "recompute", "shift"]
+MODES: Final[tuple[Mode, ...]] = ("keep", "recompute", "shift")
+COUNTED: Final = 100_000
+"""A preview counts no further than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayPreview:
+    """What another delay would mean for what is pending.
+
+    Attributes:
+        before: the delay in force; None: it differs from object to object.
+        after: the one asked for; None: as before.
+        pending: how many wait, `COUNTED` at most.
+        overdue: how many of them would be due at once, with the mode asked for; None: nobody can say beforehand.
+        is_capped: there are more.
+    """
+
+    before: timedelta | None
+    after: timedelta | None
+    mode: Mode
+    pending: int
+    overdue: int | None
+    is_capped: bool
+
+
+def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mode: Mode = "recompute") -> DelayPreview:
+    """What `change_delay` would mean. Reads only; counts no further than `COUNTED` rows.
+
+    Raises the same as `change_delay`.
+    """
+    found = resolved(policy)
+    using = database_of(found.concrete_model)
+    before = policy_state(found, using).delay
+    new = _checked(found, after, mode, before)
+    rows = Timeout.objects.using(using).pending().of_labels(found.labels).order_by("run_at", "id")
+    moments = rows.values_list("due_at", "since_at", "created_at")[: COUNTED + 1]
+    now, pending, overdue = clock.now(), 0, 0
+    for due_at, since_at, created_at in moments.iterator(chunk_size=2_000):
+        pending += 1
+        if mode == "shift" and new is not None and before is not None:
+            due = due_at + (new - before)
+        elif mode == "recompute" and new is not None:
+            due = (since_at or created_at) + new
+        else:
+            due = due_at
+        overdue += due <= now
+    known = mode == "keep" or new is not None
+    return DelayPreview(
+        before, new, mode, min(pending, COUNTED), overdue if known else None, is_capped=pending > COUNTED
+    )
+
+
+def change_delay(
+    policy: str | TimeoutPolicy[Any],
+    after: timedelta | None,
+    *,
+    by: str,
+    reason: str = "",
+    mode: Mode = "keep",
+    progress: Callable[[int], object] | None = None,
+) -> PolicyChange:
+    """What is armed from now on is due `after` its `since`; exempt objects stay exempt.
+
+    Args:
+        policy: the policy or its label.
+        after: a delay for every object, or None: what is declared holds again. The same as now, with
+            `mode="recompute"`, plans anew what is pending, as after a change of the declaration.
+        by: who does it, such as `admin:alice`.
+        reason: for people.
+        mode: what becomes of pending deadlines. `"keep"`: nothing. `"recompute"`: each is `since` plus the new delay,
+            also one that was set by hand; one without `since` counts from when it was scheduled. `"shift"`: each
+            moves by the difference, so what was set by hand keeps its distance. A retry that waits for longer goes on
+            waiting. What is overdue then fires at once: see `preview_delay`.
+        progress: called with the number of rows looked at, page by page.
+
+    Inside a transaction the moving begins when that has committed. If this process dies meanwhile, a worker goes on
+    with it; no row is moved twice.
+
+    Raises:
+        UnknownPolicy: it is not declared.
+        InvalidDelay: `after` is no length of time.
+        ValueError: the policy has no delay of its own, a wrong mode, `by` is empty, or `"shift"` where the old or the
+            new delay differs from object to object.
+        PolicyConflict: an earlier change still moves rows.
+    """
+    found = resolved(policy)
+    using = database_of(found.concrete_model)
+    _checked(found, after, mode, None, is_shift_known=False)
+    with control_of(found, by, reason) as (control, change):
+        before = policy_state(found, using).delay
+        new = _checked(found, after, mode, before)
+        control.after = after
+        change.what = PolicyChange.What.DELAY
+        change.details = {"before": _seconds(before), "after_seconds": _seconds(new), "mode": mode}
+        if mode == "keep":
+            change.finished_at = change.at
+        else:
+            length = None if after is None else _microseconds(after)
+            shift = _microseconds(new - before) if mode == "shift" and new is not None and before is not None else 0
+            change.details |= {"move": mode, "after": length, "microseconds": shift}
+            begin_move(change, using)
+    return change if mode == "keep" else run_move(change, using, progress)
+
+
+def _checked(
+    policy: TimeoutPolicy[Any],
+    after: timedelta | None,
+    mode: Mode,
+    before: timedelta | None,
+    *,
+    is_shift_known: bool = True,
+) -> timedelta | None:
+    """The new delay, where it is the same for every object."""
+    if mode not in MODES:
+        raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
+    if policy.after is None:
+        raise ValueError(f"{policy.label} has no delay of its own: each scheduling names one, so none can be changed.")
+    if after is not None:
+        check_length(after, "after")
+    new = after if after is not None else policy.after if isinstance(policy.after, timedelta) else None
+    if mode == "shift" and is_shift_known and (new is None or before is None):
+        raise ValueError(f"The delay of {policy.label} differs from object to object: there is no one shift for all.")
+    return new
+
+
+def _microseconds(length: timedelta) -> int:
+    return length // timedelta(microseconds=1)
+
+
+def _seconds(length: timedelta | None) -> float | None:
+    return None if length is None else length.total_seconds()

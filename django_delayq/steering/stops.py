@@ -1,0 +1,173 @@
+"""Pause, hold, resume: nothing of a policy fires until it goes on.
+
+Its rows stay pending, and people may cancel and postpone them. Workers follow within two seconds: what they have begun
+by then ends as always. A pause only waits, so what fell due meanwhile fires when it is over. A hold stops the clock:
+when it is over, every pending deadline lies later by as much of it as the row has lived through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.db import transaction
+
+from django_delayq import clock, controls
+from django_delayq.clock import database_now
+from django_delayq.delays import check_moment
+from django_delayq.exceptions import DelayqError, InvalidDelay
+from django_delayq.ledger.history import clipped
+from django_delayq.ledger.locking import begin_write, database_of, for_update
+from django_delayq.models import PolicyChange, PolicyControl
+from django_delayq.policies import TimeoutPolicy, get_policy
+from django_delayq.steering.actors import checked_actor
+from django_delayq.steering.moves import begin_move, bring_back, go_on_with_moves, new_change, run_move, unfinished
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Stop, What = PolicyControl.Stop, PolicyChange.What
+
+
+class PolicyConflict(DelayqError):
+    """What an operator asks for does not go together with what is in force; nothing was changed."""
+
+
+def pause(
+    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", until: datetime | None = None
+) -> PolicyChange:
+    """Nothing of `policy` fires until `resume`, or until that moment. Paused again: with the new moment and reason.
+
+    Args:
+        policy: the policy or its label.
+        by: who does it, such as `admin:alice`.
+        reason: for people.
+        until: a moment yet to come, by the database's clock; None: until somebody resumes it.
+
+    Raises:
+        UnknownPolicy: it is not declared.
+        InvalidDelay: `until` has passed, or its awareness does not fit `USE_TZ`.
+        PolicyConflict: it is held, or being released.
+        ValueError: `by` is empty.
+    """
+    if until is not None and check_moment(until, "until") <= clock.now():
+        raise InvalidDelay(f"until is {until}, which has passed already.")
+    with control_of(policy, by, reason) as (control, change):
+        if control.stop not in (Stop.NONE, Stop.PAUSED):
+            raise PolicyConflict(f"{control.policy} is {control.get_stop_display()}: resume it first.")
+        if control.stop == Stop.NONE or _is_over(control, change.at):
+            control.stopped_at = change.at
+        control.stop, control.until = Stop.PAUSED, until
+        change.what, change.finished_at = What.PAUSED, change.at
+        change.details = {"until": None if until is None else until.isoformat()}
+    return change
+
+
+def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange:
+    """Nothing of `policy` fires until `resume`, which then moves all that is pending by the length of the hold.
+
+    Raises:
+        PolicyConflict: it is paused, held or being released already.
+        UnknownPolicy, ValueError: as for `pause`.
+    """
+    with control_of(policy, by, reason) as (control, change):
+        if control.stop != Stop.NONE and not _is_over(control, change.at):
+            raise PolicyConflict(f"{control.policy} is {control.get_stop_display()} already.")
+        control.stop, control.stopped_at, control.until = Stop.HELD, change.at, None
+        change.what, change.finished_at = What.HELD, change.at
+    return change
+
+
+def resume(
+    policy: str | TimeoutPolicy[Any],
+    *,
+    by: str,
+    reason: str = "",
+    shift: bool = True,
+    progress: Callable[[int], object] | None = None,
+) -> PolicyChange | None:
+    """`policy` goes on, and what is due fires within two seconds. None: it was not stopped.
+
+    After a hold its pending rows are moved first, page by page, and it goes on when all of them are. Should this
+    process die meanwhile, a worker goes on with it after half a minute, or whoever calls this again; no row is moved
+    twice. Inside a transaction the moving begins when that has committed.
+
+    Args:
+        policy: the policy or its label.
+        by: who does it.
+        reason: for people.
+        shift: False: after a hold, deadlines stay where they are, and what fell due meanwhile fires.
+        progress: called with the number of rows looked at, page by page.
+
+    Raises:
+        UnknownPolicy, ValueError: as for `pause`.
+    """
+    found = resolved(policy)
+    using = database_of(found.concrete_model)
+    waiting = unfinished(found, using)
+    if waiting is not None and waiting.what == What.RESUMED:
+        return run_move(waiting, using, progress)
+    with control_of(found, by, reason) as (control, change):
+        if control.stop == Stop.NONE or _is_over(control, change.at):
+            control.stop, control.until = Stop.NONE, None
+            return None
+        held_since = control.stopped_at if control.stop == Stop.HELD and shift else None
+        details = {"was": str(control.stop), "since": _text(control.stopped_at)}
+        control.until, change.what, change.details = None, What.RESUMED, details
+        if held_since is None:
+            control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
+        else:
+            control.stop = Stop.RELEASING
+            change.details |= {"move": "thaw", "frozen_at": _text(held_since), "thawed_at": _text(change.at)}
+            begin_move(change, using)
+    if held_since is None:
+        transaction.on_commit(lambda: bring_back(found, using), using=using, robust=True)
+        return change
+    return run_move(change, using, progress)
+
+
+def resolved(policy: str | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
+    """The policy that a label or the policy itself means. Raises UnknownPolicy."""
+    return policy if isinstance(policy, TimeoutPolicy) else get_policy(policy)
+
+
+@contextmanager
+def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
+    """The locked control of `policy` and a new change; both are saved after the block, the change if it says what."""
+    found, actor = resolved(policy), checked_actor(by)
+    using = database_of(found.concrete_model)
+    go_on_with_moves(using, found)
+    with transaction.atomic(using=using):
+        begin_write(using)
+        control = lock_control(found, using)
+        if unfinished(found, using):
+            raise PolicyConflict(f"Rows of {found.label} are still being moved by an earlier change: wait for it.")
+        change = new_change(found, database_now(using), actor, reason)
+        yield control, change
+        if change.what:
+            control.by, control.reason, control.changed_at = actor, clipped(reason), change.at
+            change.save(using=using)
+        control.save(using=using)
+    controls.forget()
+    transaction.on_commit(controls.forget, using=using, robust=True)
+
+
+def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
+    """The control of `policy`, under its present label and locked; made if there is none."""
+    rows = PolicyControl.objects.using(using)
+    known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
+    if known is None:
+        # Two who come first at the same time: the second finds the row of the first.
+        rows.bulk_create([PolicyControl(policy=policy.label, changed_at=database_now(using))], ignore_conflicts=True)
+        return for_update(rows.filter(policy=policy.label), using).get()
+    return for_update(rows.filter(pk=known), using).get()
+
+
+def _is_over(control: PolicyControl, now: datetime) -> bool:
+    return control.stop == Stop.PAUSED and control.until is not None and control.until <= now
+
+
+def _text(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()
