@@ -129,9 +129,7 @@ def _why_stopped(subject: Subject) -> str:
         "paused": _("Its policy is paused until {until} by {who}: nothing fires.")
         if state.until
         else _("Its policy is paused by {who}: nothing fires until somebody resumes it."),
-        "held": _(
-            "Its policy is held by {who}: nothing fires, and then its deadlines lie later by as much."
-        ),
+        "held": _("Its policy is held by {who}: nothing fires, and then its deadlines lie later by as much."),
         "releasing": _("Its policy was held, and goes on as soon as all deadlines have been moved."),
     }
     text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")

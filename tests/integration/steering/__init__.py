@@ -1,0 +1,1 @@
+"""What operators do to timeouts and to policies."""
