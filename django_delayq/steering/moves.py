@@ -156,8 +156,8 @@ def _moments_of(
     details = change.details
     if details["move"] == "thaw":
         # Frozen is what it has lived through of the hold: an order of the last minute of it has not waited for hours.
-        frozen_at, thawed_at = _moment(details["frozen_at"]), _moment(details["thawed_at"])
-        frozen = max(timedelta(0), thawed_at - max(frozen_at, row.created_at))
+        began = max(_moment(details["frozen_at"]), _counts_from(row))
+        frozen = max(timedelta(0), _moment(details["thawed_at"]) - began)
         return shifted(row.due_at, frozen), shifted(row.run_at, frozen)
     if details["move"] == "shift":
         due_at = shifted(row.due_at, timedelta(microseconds=details["microseconds"]))
@@ -165,6 +165,12 @@ def _moments_of(
         due_at = _planned(row, details["after"], policy, living) or row.due_at
     waits_for_more = row.run_at > row.due_at
     return due_at, max(row.run_at, due_at) if waits_for_more else due_at
+
+
+def _counts_from(row: Timeout) -> datetime:
+    """When the deadline of `row` was last counted from a present moment, and not from an earlier deadline."""
+    anew = [_moment(event["at"]) for event in row.history if event.get("what") in {"rescheduled", "retried"}]
+    return max([row.created_at, *anew])
 
 
 def _planned(row: Timeout, after: int | None, policy: TimeoutPolicy[Any], living: Living) -> datetime | None:

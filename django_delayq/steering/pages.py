@@ -93,6 +93,8 @@ def _pages_of(target: Target) -> tuple[str, Iterator[Sequence[int]]]:
     each page is let go before the next, and going by id needs no list of a million of them.
     """
     if isinstance(target, Timeout):
+        if target.pk is None:
+            raise ValueError("This Timeout is not a row of the ledger.")
         return target._state.db or router.db_for_write(Timeout), iter([[target.pk]])
     if not isinstance(target, QuerySet):
         using, ids = ids_in_lock_order(target)

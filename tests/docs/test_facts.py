@@ -82,7 +82,7 @@ def test_the_diagram_draws_every_state_and_no_other() -> None:
     arrows = re.findall(r"^ +(\[\*\]|\w+) --> (\w+): ", diagram, re.MULTILINE)
     assert {state for arrow in arrows for state in arrow} - {"[*]"} == set(Timeout.State.values)
     settled = {state.value for state in Timeout.State if state.is_settled}
-    assert {arrow for arrow in arrows if arrow[0] in settled} == {("dead", "cancelled")}
+    assert {arrow for arrow in arrows if arrow[0] in settled} == {("dead", "cancelled"), ("dead", "pending")}
 
 
 def test_every_column_for_users_is_told_and_exists() -> None:

@@ -9,13 +9,13 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from django_delayq import InvalidDelay, UnknownPolicy, clock, controls, explain_timeout, get_policy
+from django_delayq import InvalidDelay, UnknownPolicy, clock, controls, explain_timeout, get_policy, reschedule_timeout
 from django_delayq.firing import plan, run
 from django_delayq.firing.planning import PARKED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.steering import PolicyConflict, go_on_with_moves, hold, moves, pause, resume
+from django_delayq.steering import PolicyConflict, go_on_with_moves, hold, moves, pause, resume, retry
 from django_delayq.steering.moves import LEFT_ALONE
-from tests.integration.steering.conftest import BY, pending, said
+from tests.integration.steering.conftest import BY, dead, pending, said
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -145,6 +145,19 @@ def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order)
         assert after[pk][0] == after[pk][1]
         assert length <= after[pk][0] < length + timedelta(minutes=2)
     assert said(old) == [("replanned", BY, "over")]
+
+
+def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(order: Order) -> None:
+    rescheduled, retried = pending(order), dead(Order.objects.create())
+    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
+    hold(REMIND, by=BY)
+    held_for(2 * HOUR)
+    reschedule_timeout(rescheduled, hours=1)
+    retry(retried, by=BY)
+    before = {row.pk: row.run_at for row in Timeout.objects.all()}
+    resume(REMIND, by=BY)
+    for row in Timeout.objects.all():
+        assert row.run_at - before[row.pk] < timedelta(minutes=2)
 
 
 def test_a_hold_may_end_without_a_shift(order: Order) -> None:
