@@ -61,9 +61,10 @@ def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any,
     Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed.
     """
     connection = connections[using]
-    # Whoever saved outside a transaction does not hold the row. If the look waits for it, PostgreSQL then shows the
-    # row as it is now, but the ledger as it was before the waiting: a round closed meanwhile would be armed again.
-    may_be_stale = connection.vendor == "postgresql" and not connection.in_atomic_block
+    # Whoever saved outside a transaction does not hold the row. If the look waits for it, it then shows the row as it
+    # is now, but the ledger as it was before the waiting: a round closed meanwhile would be armed again. PostgreSQL
+    # always does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
+    may_be_stale = connection.vendor != "sqlite" and not connection.in_atomic_block
     with transaction_of(using):
         plan = decide(observe_one(model, policies, pk, using), using, oldest)
         if may_be_stale and plan.size:
