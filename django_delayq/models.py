@@ -279,3 +279,31 @@ class PolicyChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.policy}: {self.get_what_display()}"
+
+
+class WorkerSeen(models.Model):
+    """A worker that lives, or lived until lately: it says so every few seconds, and takes the row along when it ends.
+
+    In the database and not in Redis: whether workers live is asked most urgently while Redis does not.
+    """
+
+    id = models.CharField(primary_key=True, max_length=32)
+    host = models.CharField(_("host"), max_length=100)
+    pid = models.PositiveIntegerField(_("process"))
+    queues = models.JSONField(_("queues"), null=True, blank=True, default=None)
+    """None: all of them."""
+    concurrency = models.PositiveSmallIntegerField(_("threads"))
+    version = models.CharField(_("version"), max_length=30)
+    uses_redis = models.BooleanField(_("uses Redis"))
+    held = models.PositiveIntegerField(_("timeouts under way"), default=0)
+    started_at = models.DateTimeField(_("started at"))
+    seen_at = models.DateTimeField(_("seen at"), db_index=True)
+    passed_at = models.DateTimeField(_("last look for due timeouts"))
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"

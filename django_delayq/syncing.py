@@ -17,6 +17,7 @@ from django_delayq import clock
 from django_delayq.arming import Plan, arm_many, cancel_of_deleted
 from django_delayq.conf import get_settings
 from django_delayq.controls import read_delay
+from django_delayq.counting import Count
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
@@ -102,6 +103,13 @@ def sync_policy(
         if progress is not None:
             progress(len(page))
     return done
+
+
+def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
+    """How many objects match and have no round, and are overdue by `oldest` or more; up to one page. Reads only."""
+    page = next(_unarmed(policy, using, None), [])
+    plan = arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=True)
+    return Count(len(plan.too_old), is_capped=len(page) == PAGE)
 
 
 def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:

@@ -23,6 +23,7 @@ from django_delayq.worker.background import Background
 from django_delayq.worker.burst import LOOK_SECONDS, Burst
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.duties import Duty
+from django_delayq.worker.heartbeat import Heartbeat
 from django_delayq.worker.leases import lease_keeper, third_of_a_lease
 from django_delayq.worker.link import Link
 from django_delayq.worker.outage import Outage
@@ -68,7 +69,7 @@ class Worker:
         self._burst = Burst(self.using, self._only) if burst else None
         self._max_timeouts = max_timeouts
         self._stopping = self._hard = False
-        self._database_used_at = time.monotonic()
+        self._database_used_at = self._passed_at = time.monotonic()
         self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._clocks = Clocks(self.using)
         self._outage = Outage(self.using)
@@ -106,7 +107,7 @@ class Worker:
             )
             background = self._new_background()
             threads = [lease_keeper(self._sources, dispatch, self.using)]
-            threads += [] if self._burst else background.duties()
+            threads += [] if self._burst else [*background.duties(), self._new_heartbeat(dispatch)]
             try:
                 for thread in threads:
                     thread.start()
@@ -127,6 +128,7 @@ class Worker:
 
     def _pass(self, dispatch: Dispatch) -> float:
         """Settle what has ended, take what is due, hand it out; returns for how long there is nothing to do."""
+        self._passed_at = time.monotonic()
         dispatch.collect()
         dispatch.give_back(held_for=third_of_a_lease())
         self._sources.flush()
@@ -212,6 +214,16 @@ class Worker:
                 thread.join(JOIN_SECONDS)
         if self._link.engine is not None:
             self._link.engine.close()
+
+    def _new_heartbeat(self, dispatch: Dispatch) -> Heartbeat:
+        return Heartbeat(
+            self.using,
+            queues=self._only,
+            concurrency=self.concurrency,
+            link=self._link,
+            passed_at=lambda: self._passed_at,
+            held=lambda: dispatch.held,
+        )
 
     def _new_background(self) -> Background:
         serve = self._found_queues.put if self._only is None else None
