@@ -15,7 +15,7 @@ from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquer
 from django.db.models.fields import BigIntegerField, DateTimeField
 
 from django_delayq.controls import delay_in_force
-from django_delayq.ledger.locking import for_update
+from django_delayq.ledger.locking import for_update, lock_parents
 from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
 from django_delayq.policies import registry
@@ -109,6 +109,7 @@ def observe_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: 
     connection = connections[using]
     sql, params, converters = _compiled(model, policies, using)
     key: Any = model._meta.pk
+    lock_parents(model, [pk], using)
     with connection.cursor() as cursor:
         cursor.execute(sql, [*params, key.get_db_prep_value(pk, connection)])
         row = cursor.fetchone()

@@ -7,7 +7,7 @@ failing somebody's payment.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router, transaction
@@ -18,7 +18,7 @@ from django_delayq.conf import ConfigError
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from django_delayq.models import TimeoutQuerySet
 
@@ -84,6 +84,25 @@ def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[
     return rows.select_for_update(skip_locked=not wait, no_key=features.has_select_for_no_key_update)
 
 
+@contextmanager
+def waiting_for_nobody(using: str) -> Iterator[None]:
+    """On MariaDB: a statement of the block that would have to wait for a lock raises instead; elsewhere nothing.
+
+    Its unique index locks gaps between rows, which no SKIP LOCKED can see. A firing holds objects: if it waited
+    for a transaction that waits for one of them, a request might have to die for it.
+    """
+    connection = connections[using]
+    if connection.vendor != "mysql" or not cast("Any", connection).mysql_is_mariadb:
+        yield
+        return
+
+    def at_once(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        return execute(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {sql}", *rest)
+
+    with connection.execute_wrapper(at_once):
+        yield
+
+
 def in_state(rows: TimeoutQuerySet, state: Timeout.State, using: str) -> TimeoutQuerySet:
     """Those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE.
 
@@ -103,8 +122,29 @@ def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     lock every row it looks at in InnoDB, and PostgreSQL refuses it over outer joins. A key that is missing
     from the answer is gone, or, with `wait=False`, held by somebody else.
     """
+    if wait:
+        lock_parents(model, pks, using)
     rows = model._base_manager.using(using).select_related(None).filter(pk__in=pks).order_by("pk")
     return {row.pk: row for row in for_update(rows, using, wait=wait)}
+
+
+def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
+    """The rows in the parents' tables of the multi-table children `pks` are locked, the topmost first, as by `save()`.
+
+    A statement over both tables would lock the child's half first, and deadlock with whoever is saving it.
+    """
+    for parent in reversed(model._meta.all_parents):
+        if root_of_key(parent) is root_of_key(model):
+            keys = parent._base_manager.using(using).filter(pk__in=pks).order_by("pk").values_list("pk", flat=True)
+            list(for_update(keys, using))
+
+
+def root_of_key(model: type[Model]) -> Any:
+    """The field that holds the primary key of `model` itself: a multi-table child's is its parent's."""
+    field: Any = model._meta.pk
+    while field.remote_field is not None:
+        field = field.target_field
+    return field
 
 
 def lock_object(model: type[M], pk: Any, using: str) -> M | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.locking import database_of, root_of_key
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 
@@ -108,19 +108,12 @@ def _subject_of_row(row: Timeout) -> Subject:
 
 def object_id_of(model: type[Model], pk: Any) -> str:
     """How the ledger writes a primary key: `str` of its Python value, the same for `"7"` and 7."""
-    return str(_key_field(model).to_python(pk))
+    return str(root_of_key(model).to_python(pk))
 
 
 def pk_of(model: type[Model], object_id: str) -> Any:
     """The primary key that `object_id` stands for; ValueError if it cannot be one of this model."""
     try:
-        return _key_field(model).to_python(object_id)
+        return root_of_key(model).to_python(object_id)
     except Exception as error:
         raise ValueError(f"{object_id!r} is no key of {model.__name__}.") from error
-
-
-def _key_field(model: type[Model]) -> Any:
-    field: Any = model._meta.pk
-    while field.remote_field is not None:  # a multi-table child's key is its parent's
-        field = field.target_field
-    return field

@@ -14,6 +14,8 @@ from django_delayq import Retry, timeout_policy
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
     from django_delayq.models import Timeout
 
 
@@ -28,6 +30,15 @@ def cancel_unpaid(order: Order, timeout: Timeout) -> None:
 def remind(order: Order, timeout: Timeout) -> None:
     """By hand only, with a delay of its own each time; does nothing but count."""
     Effect.objects.create(what="remind", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Order, batch=20)
+def remind_many(orders: QuerySet[Order], timeouts: list[Timeout]) -> None:
+    """As `remind`, twenty at a time; and it writes the orders themselves."""
+    orders.update(note="reminded")
+    Effect.objects.bulk_create(
+        Effect(what="remind_many", object_id=row.object_id, timeout_id=row.pk) for row in timeouts
+    )
 
 
 @timeout_policy(Order, atomic=False, retry=Retry([0, 0]))

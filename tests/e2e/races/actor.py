@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _deeds() -> Mapping[str, Callable[..., Any]]:
-    from tests.e2e.races import bulk_verbs, payers, single_verbs
+    from tests.e2e.races import any_verbs, bulk_verbs, payers, single_verbs
 
     return {
         "pay": payers.pay,
@@ -33,6 +33,7 @@ def _deeds() -> Mapping[str, Callable[..., Any]]:
         "single": single_verbs.anything,
         "own": single_verbs.one_after_the_other,
         "bulk": bulk_verbs.anything,
+        "any": any_verbs.anything,
     }
 
 

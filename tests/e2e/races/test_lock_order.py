@@ -16,9 +16,10 @@ import django_delayq as dq
 from django_delayq.arming import arm_one
 from django_delayq.firing import plan, run
 from django_delayq.models import Timeout
+from django_delayq.receivers import arm_saved
 from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import Session, impatient, needs_row_locks, transaction_with
-from tests.testapp.models import Order
+from tests.testapp.models import ExpressOrder, Order
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -76,6 +77,29 @@ def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Callable[
                 assert found is not None
         else:
             assert getattr(dq, verb)(own, policy, **({} if verb == "cancel_timeout" else {"hours": 1}))
+
+
+CHILDS: dict[str, Callable[[ExpressOrder], object]] = {
+    "schedule": lambda express: dq.schedule_timeout(express, "of_child", hours=2),
+    "schedule_many": lambda express: dq.schedule_timeouts([express], "of_child", hours=2),
+    "cancel": lambda express: dq.cancel_timeout(express, "of_child"),
+    "cancel_many": lambda express: dq.cancel_timeouts(dq.pending_timeouts(express, "of_child")),
+    "guard": lambda express: dq.before_deadline(express, "of_child").__enter__(),
+    "arm": lambda express: dq.sync_timeouts(express),
+    "arm_saved": lambda express: arm_saved(ExpressOrder, express, "default"),
+}
+
+
+@pytest.mark.parametrize("verb", CHILDS)
+def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Callable[..., Any], verb: str) -> None:
+    declare(ExpressOrder, name="of_child", when=Q(status="unpaid"), since="created_at", after=timedelta(hours=1))
+    express = ExpressOrder.objects.create(created_at=timezone.now())
+    with transaction.atomic():
+        Order.objects.filter(pk=express.pk).update(note="saving")
+        session = Session(lambda: CHILDS[verb](express))
+        session.wait_until_it_waits()
+        ExpressOrder.objects.filter(pk=express.pk).update(courier="saving")
+    session.end()
 
 
 BULK: dict[str, Callable[[Any], int]] = {

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DEFAULT_DB_ALIAS
+from django.db import DEFAULT_DB_ALIAS, connection
 from django.utils import timezone
 
 from django_delayq.models import Timeout
@@ -108,6 +108,41 @@ def test_bulk_verbs_over_the_same_orders_in_different_orders_never_deadlock(four
     counts = told(all_answer(four))
     assert len(counts) > 3, counts
     assert no_slot_is_taken_twice()
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_all_verbs_deletes_syncs_and_firings_over_the_same_objects_never_deadlock(four: list[Actor]) -> None:
+    since = timezone.now() - timedelta(minutes=30)
+    orders = [Order.objects.create(created_at=since).pk for _ in range(60)]
+    before = deadlocks()
+    for number, actor in enumerate(four):
+        actor.tell("any", orders=orders, times=100, seed=f"any {number}")
+    counts = told(all_answer(four))
+    assert all(counts[deed] for deed in ("_one", "_many", "_make_due", "_save_some", "_delete", "_sync")), counts
+    due = Timeout.objects.due()
+    wait_until(lambda: not due.exists(), "what is due has fired")
+    assert deadlocks() == before, "also none that a worker repeated"
+    assert no_slot_is_taken_twice()
+    fired = Timeout.objects.filter(state=Timeout.State.FIRED).values_list("pk", flat=True)
+    effects = Effect.objects.exclude(what=USABLE).values_list("timeout_id", flat=True)
+    assert Counter(effects) == Counter(fired), "each that fired took effect once"
+    assert fired, "the workers fired meanwhile"
+
+
+def deadlocks() -> int:
+    """How many the server has counted so far: PostgreSQL in this database, MariaDB in all of them."""
+    if connection.vendor == "sqlite":
+        return 0
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_stat_clear_snapshot()")
+            cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        else:
+            cursor.execute(
+                "SELECT variable_value FROM information_schema.global_status WHERE variable_name = %s",
+                ["INNODB_DEADLOCKS"],
+            )
+        return int(cursor.fetchone()[0])
 
 
 def told(answers: list[tuple[dict[str, int], list[str]]]) -> Counter[str]:

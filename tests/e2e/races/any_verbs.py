@@ -1,0 +1,99 @@
+"""What a process of the great mix does: any verb over the same objects, one, some or most of them, in any order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+from django.db import DEFAULT_DB_ALIAS, IntegrityError, connection, transaction
+from django.db import Error as DatabaseError
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.syncing import sync_all
+from tests.e2e.races import bulk_verbs, single_verbs
+from tests.testapp.models import Effect, ExpressOrder, Order
+
+Deed = Callable[[Sequence[int], random.Random], object]
+
+
+def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, int], list[str]]:
+    """One deed in each transaction, or without one, `times` times.
+
+    Returns how often each came up, and what the database complained of.
+    """
+    dice = random.Random(seed)
+    counts: Counter[str] = Counter()
+    complaints = []
+    for _ in range(times):
+        deed = dice.choice(DEEDS)
+        try:
+            with transaction.atomic() if dice.random() < 0.6 else nullcontext():
+                counts[_do(deed, orders, dice)] += 1
+                Effect.objects.create(what=single_verbs.USABLE, object_id="")
+        except DatabaseError as error:
+            if _is_our_own(error):
+                counts["saved_what_was_deleted"] += 1
+            else:
+                complaints.append(f"{deed.__name__}: {error!r}")
+    return dict(counts), complaints
+
+
+def _is_our_own(error: DatabaseError) -> bool:
+    """A `save()` of what another process deletes inserts it anew; two at once, and one of them fails."""
+    return isinstance(error, IntegrityError) and any(table in str(error) for table in ("testapp_", "'PRIMARY'"))
+
+
+def _do(deed: Deed, orders: Sequence[int], dice: random.Random) -> str:
+    try:
+        deed(orders, dice)
+    except (dq.DelayqError, Order.DoesNotExist, ValueError) as refusal:  # it fired, is pending, or is deleted
+        return type(refusal).__name__
+    return deed.__name__
+
+
+def _one(orders: Sequence[int], dice: random.Random) -> None:
+    single_verbs._do(dice.choice(single_verbs.VERBS), Order.objects.get(pk=dice.choice(orders)), dice)
+
+
+def _many(orders: Sequence[int], dice: random.Random) -> None:
+    verb: Any = dice.choice(bulk_verbs.VERBS)
+    verb(bulk_verbs._most_of(orders, dice), dice)
+
+
+def _make_due(orders: Sequence[int], dice: random.Random) -> None:
+    """Groups and batches for the workers."""
+    some = Order.objects.filter(pk__in=dice.sample(list(orders), len(orders) // 3))
+    policy = dice.choice(["remind", "remind_many", "cancel_unpaid"])
+    dq.schedule_timeouts(some, policy, seconds=0, on_conflict="keep")
+
+
+def _save_some(orders: Sequence[int], dice: random.Random) -> None:
+    """As a view does that saves several: in the order of their keys, like everybody."""
+    for order in Order.objects.filter(pk__in=dice.sample(list(orders), 4)).order_by("pk"):
+        order.status = dice.choice(["unpaid", "paid"])
+        order.created_at = timezone.now() - timedelta(minutes=30)
+        order.save()
+
+
+def _delete(orders: Sequence[int], dice: random.Random) -> None:
+    """An order in its parent's name, with whatever child of it there is; and there is a new one in its place."""
+    pk = dice.choice(orders)
+    with transaction.atomic():
+        Order.objects.filter(pk=pk).delete()
+        kind: Any = dice.choice([Order, ExpressOrder])
+        if not Order.objects.filter(pk=pk).exists():
+            kind.objects.create(pk=pk, status="unpaid", created_at=timezone.now() - timedelta(minutes=29, seconds=59))
+
+
+def _sync(orders: Sequence[int], dice: random.Random) -> None:
+    """As the worker does it: never inside a transaction, as its pages are one each."""
+    if not connection.in_atomic_block:
+        sync_all(DEFAULT_DB_ALIAS)
+
+
+DEEDS: list[Deed] = [_one, _one, _one, _many, _make_due, _save_some, _delete, _sync]

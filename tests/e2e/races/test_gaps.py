@@ -1,0 +1,80 @@
+"""MariaDB and MySQL lock the gap behind what a unique index has just given up: nobody may be caught in it.
+
+Each test is a deadlock that once came of it in a race.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.e2e.races.sessions import Session, needs_row_locks, transaction_with
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
+
+
+@pytest.fixture
+def former_entries_stay() -> Iterator[None]:
+    """The index keeps what is deleted from it: InnoDB purges nothing that an older reader may still need."""
+
+    def read() -> None:
+        with connection.cursor() as cursor:
+            if connection.vendor == "mysql":
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            cursor.execute("SELECT count(*) FROM django_delayq_timeout")
+
+    with transaction_with(read):
+        yield
+
+
+@pytest.fixture
+def neighbours() -> tuple[Order, Order]:
+    """Two orders whose slots lie side by side in the index: one that was given up, and behind it one that is taken."""
+    rows = [dq.schedule_timeout(Order.objects.create(status="paid"), "remind", hours=1) for _ in range(2)]
+    former, latter = sorted(rows, key=lambda row: row.slot)
+    assert dq.cancel_timeout(former)
+    return Order.objects.get(pk=former.object_id), Order.objects.get(pk=latter.object_id)
+
+
+CHANGES: dict[str, Callable[[Order], Any]] = {
+    "cancelled": lambda order: dq.cancel_timeout(order, "remind"),
+    "cancelled_in_bulk": lambda order: dq.cancel_timeouts(dq.pending_timeouts(order, "remind")),
+    "deleted": lambda order: order.delete(),
+}
+
+
+@pytest.mark.usefixtures("former_entries_stay")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("way", ["single", "bulk"])
+def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
+    neighbours: tuple[Order, Order], change: str, way: str
+) -> None:
+    former, latter = neighbours
+    sessions: list[Session] = []
+    latter_id = str(latter.pk)
+
+    def take_again() -> None:
+        if way == "single":
+            dq.schedule_timeout(former, "remind", hours=2)
+        else:
+            dq.schedule_timeouts([former], "remind", hours=2)
+
+    def before_it_is_written(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE `django_delayq" if connection.vendor == "mysql" else 'UPDATE "django_delayq'):
+            sessions.append(Session(take_again))
+            sessions[0].wait_until_it_waits()
+        return execute(sql, *rest)
+
+    with transaction.atomic(), connection.execute_wrapper(before_it_is_written):
+        CHANGES[change](latter)
+    sessions[0].end()
+    assert sorted(Timeout.objects.values_list("object_id", "state")) == sorted(
+        [(str(former.pk), "cancelled"), (str(former.pk), "pending"), (latter_id, "cancelled")]
+    )
