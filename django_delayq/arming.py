@@ -22,7 +22,7 @@ from django.db import connections
 from django_delayq import clock
 from django_delayq.announcing import announce, push, withdraw
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import for_update, lock_objects, transaction_of
+from django_delayq.ledger.locking import as_it_is, for_update, lock_objects, transaction_of
 from django_delayq.ledger.subjects import object_id_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.observing import CLOSING, Observed, observe_many, observe_one
@@ -196,7 +196,7 @@ def _is_closed(one: Observed, using: str) -> bool:
     if one.closed is not None:
         return one.closed
     subject = subject_at(one.policy, one.pk, "", using)
-    return subject.rounds().filter(CLOSING, since_at=one.since_at).exists()
+    return bool(as_it_is(subject.rounds().filter(CLOSING, since_at=one.since_at), using).values_list("pk")[:1])
 
 
 def _is_too_old(due_at: datetime, oldest: timedelta | None) -> bool:

@@ -15,7 +15,7 @@ from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquer
 from django.db.models.fields import BigIntegerField, DateTimeField
 
 from django_delayq.controls import delay_in_force
-from django_delayq.ledger.locking import for_update, lock_parents
+from django_delayq.ledger.locking import as_it_is, for_update, lock_parents, may_read_stale
 from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
 from django_delayq.policies import registry
@@ -57,7 +57,10 @@ class Observed:
 
 
 def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
-    """A query over rows of `model`: the key, then `COLUMNS` per policy, as `read` expects them."""
+    """A query over rows of `model`: the key, then `COLUMNS` per policy, as `read` expects them.
+
+    Inside a transaction that may read stale rows, MySQL is made to read the ledger as it is now.
+    """
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     key = model._meta.pk
     assert key is not None
@@ -65,7 +68,7 @@ def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], usi
     columns: dict[str, Any] = {}
     for number, policy in enumerate(policies):
         since = F(policy.since) if isinstance(policy.since, str) else None
-        rows = Timeout.objects.using(using).filter(
+        rows = as_it_is(Timeout.objects.using(using), using).filter(
             content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
         )
         pending = rows.filter(slot_taken=1).order_by("-id")
@@ -129,14 +132,14 @@ def observe_many(
 
     A statement after the one that locked: it sees what was committed while the lock was waited for.
     """
-    rows = observations(model, policies, using).filter(pk__in=pks).order_by("pk")
+    rows = as_it_is(observations(model, policies, using), using).filter(pk__in=pks).order_by("pk")
     return [seen for row in rows for seen in read(row, policies)]
 
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Whether `when` holds on the row `pk` as this transaction sees it; a row that is gone: no."""
     rows = policy.concrete_model._base_manager.using(using).filter(pk=pk)
-    return (rows.filter(policy.when) if policy.when else rows).exists()
+    return bool(as_it_is(rows.filter(policy.when) if policy.when else rows, using).values_list("pk")[:1])
 
 
 MAX_COMPILED = 500
@@ -151,7 +154,8 @@ def _compiled(
     The content type's id is part of the cache's key, as tests make content types anew.
     """
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    name = (registry.version, model, using, content_type.pk, tuple(id(policy) for policy in policies))
+    stale = may_read_stale(using)
+    name = (registry.version, model, using, stale, content_type.pk, tuple(id(policy) for policy in policies))
     found = _CACHE.get(name)
     if found is None:
         query = for_update(observations(model, policies, using).filter(pk=_any_key(model)), using).query

@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections, transaction
 from django.db.models import Model, QuerySet
 
 from django_delayq import clock
@@ -177,11 +176,7 @@ def _page_by_page(rows: TimeoutQuerySet | Iterable[Timeout], change: Callable[[l
     using, ids = ids_in_lock_order(rows)
     changed = 0
     for page in writing.chunks(ids):
-        if connections[using].in_atomic_block:
-            changed += _change_page(page, using, change)
-        else:
-            with transaction.atomic(using=using):
-                changed += _change_page(page, using, change)
+        changed += _change_page(page, using, change)
     return changed
 
 

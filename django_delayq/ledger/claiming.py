@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from django.db import transaction
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.controls import labels_of, stopped_lately
-from django_delayq.ledger.locking import begin_write, for_update
+from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 
 CHUNK = 200
@@ -52,8 +51,7 @@ def is_any_claimable(using: str, queues: Sequence[str] | None) -> bool:
 
 def claim(using: str, queues: Sequence[str] | None, limit: int, seconds: timedelta) -> Claimed:
     """At most `limit` due rows are claimed by the caller for `seconds`; rows that others lock are left out."""
-    with transaction.atomic(using=using):
-        begin_write(using)
+    with transaction_of(using):
         now = database_now(using)
         until = now + seconds
         found = dict(for_update(claimable(using, queues), using, wait=False).values_list("id", "claims")[:limit])

@@ -53,9 +53,40 @@ def transaction_of(using: str) -> Iterator[None]:
         begin_write(using)
         yield
     else:
+        is_new = may_read_stale(using) and connection.get_autocommit()
         with transaction.atomic(using=using):
+            if is_new:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             begin_write(using)
             yield
+
+
+def may_read_stale(using: str) -> bool:
+    """Whether transactions are set to see the database as it was when they began: REPEATABLE READ or stricter.
+
+    Our own need no such thing. They lock what they decide by, and want to see it as it is then; on PostgreSQL they
+    would fail where they need only look again. In a caller's transaction, PostgreSQL raises a serialization failure
+    when a lock meets a newer row. MySQL and MariaDB do not: there a locking read shows what is, a plain one what was.
+    """
+    connection = connections[using]
+    options = connection.settings_dict.get("OPTIONS", {})
+    if connection.vendor == "mysql":
+        level = options.get("isolation_level", "read committed")  # Django's default; None: the server's
+        return level is None or level.lower() not in {"read committed", "read uncommitted"}
+    if connection.vendor == "postgresql":
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        committed = IsolationLevel.READ_COMMITTED
+        return bool(options.get("isolation_level", committed) not in {committed, IsolationLevel.READ_UNCOMMITTED})
+    return False
+
+
+def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
+    """`rows`, which a plain read inside a transaction may show as they were: then on MySQL by a locking read."""
+    connection = connections[using]
+    stale = connection.vendor == "mysql" and connection.in_atomic_block and may_read_stale(using)
+    return for_update(rows, using) if stale else rows
 
 
 def begin_write(using: str) -> None:

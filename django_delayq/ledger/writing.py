@@ -14,7 +14,7 @@ from django.db.models.functions import Concat
 
 from django_delayq import clock
 from django_delayq.ledger.history import appended, clipped, event
-from django_delayq.ledger.locking import for_update, in_state
+from django_delayq.ledger.locking import as_it_is, for_update, in_state
 from django_delayq.models import Timeout, new_idempotency_key
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False) -> Non
         )
         if len(chunk) > 1 or chunk[0].pk is None:  # MySQL returns no ids, and nobody promises an order of them
             slots = [row.slot for row in chunk]
-            taken = Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1).values_list("slot", "id")
-            ids = dict(taken)
+            taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
+            ids = dict(taken.values_list("slot", "id"))
             for row in chunk:
                 row.pk = ids.get(row.slot)
 

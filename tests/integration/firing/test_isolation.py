@@ -1,0 +1,208 @@
+"""REPEATABLE READ and stricter: what others committed since a transaction began is seen, or the caller is told.
+
+MySQL and MariaDB show it to whoever locks. PostgreSQL refuses to go on, and the caller repeats his transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.arming import arm_one
+from django_delayq.firing import points
+from django_delayq.ledger.claiming import claim
+from django_delayq.models import Timeout
+from tests.e2e.races.sessions import Session
+from tests.integration.firing.conftest import due, fire, in_another_thread, needs_row_locks, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), needs_row_locks]
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+LEVELS = {"postgresql": ["REPEATABLE_READ", "SERIALIZABLE"], "mysql": ["repeatable read", None], "sqlite": [""]}
+
+
+@pytest.fixture(params=LEVELS[connection.vendor], autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """All connections of this test, in all threads, begin their transactions so."""
+    value = request.param
+    if connection.vendor == "postgresql":
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        value = IsolationLevel[value]
+    options = connection.settings_dict["OPTIONS"]
+    connection.close()
+    options["isolation_level"] = value
+    yield str(request.param)
+    connection.close()
+    del options["isolation_level"]
+
+
+@contextmanager
+def an_older_view() -> Iterator[None]:
+    """A transaction that has read before the rest happens. Where the server says so, it cannot go on."""
+    with suppress(_Refused), transaction.atomic():
+        assert Order.objects.count() >= 0
+        assert Timeout.objects.count() >= 0
+        try:
+            yield
+        except OperationalError as error:
+            assert connection.vendor == "postgresql", error
+            assert getattr(error.__cause__, "sqlstate", "") == "40001", error
+            raise _Refused from error
+
+
+class _Refused(Exception):
+    """A serialization failure: everything is undone, and the caller would repeat it all."""
+
+
+@pytest.fixture
+def always(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """Its condition holds also when it has fired, so that only the closed round keeps it from firing again."""
+
+    def count(order: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="always", object_id=order.pk, timeout_id=timeout.pk)
+
+    return declare(Order, count, name="always", when=Q(), since="created_at", after=timedelta(minutes=30))
+
+
+def overdue_order() -> Order:
+    return Order.objects.create(status="new", created_at=timezone.now() - timedelta(minutes=31))
+
+
+def fire_all() -> None:
+    in_another_thread(lambda: fire(*Timeout.objects.pending()))
+
+
+def test_a_save_does_not_arm_what_was_armed_and_fired_since(always: Any) -> None:
+    Order.objects.bulk_create([Order(status="new", created_at=timezone.now() - timedelta(minutes=31))])
+    order = Order.objects.get()
+    if connection.vendor == "postgresql":  # of what it cannot see at all it cannot be warned: see docs/databases.md
+        in_another_thread(lambda: dq.sync_timeouts(order))
+    with an_older_view():
+        in_another_thread(lambda: dq.sync_timeouts(order))
+        fire_all()
+        order.note = "saved"
+        order.save()
+    assert list(Timeout.objects.values_list("state", flat=True)) == ["fired"]
+    assert Effect.objects.count() == 1
+
+
+def test_a_sync_does_not_arm_what_was_closed_since(always: Any) -> None:
+    order = overdue_order()
+    with an_older_view():
+        fire_all()
+        assert dq.sync_timeouts(order) == 0
+    assert list(Timeout.objects.values_list("state", flat=True)) == ["fired"]
+
+
+def test_a_sync_goes_by_what_the_row_says_now(always: Any) -> None:
+    order = Order.objects.create(created_at=timezone.now())
+    with an_older_view():
+        in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(created_at=None))
+        dq.sync_timeouts(order)
+    in_another_thread(lambda: dq.sync_timeouts(order))
+    assert not Timeout.objects.pending().exists()
+
+
+def test_a_cancel_that_comes_too_late_never_says_that_it_will_not_happen() -> None:
+    order = Order.objects.create(status="new")
+    due(order)
+    answers = []
+    with an_older_view():
+        fire_all()
+        answers.append(dq.cancel_timeout(order, "remind"))
+    assert answers == ([] if connection.vendor == "postgresql" else [False])
+
+
+def test_the_guard_lets_nobody_pay_what_was_cancelled_since() -> None:
+    order = Order.objects.create(status="new")
+    due(order)
+    paid = []
+    with an_older_view():
+        fire_all()
+        with suppress(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
+            paid.append(order)
+    assert not paid
+    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(order, "remind"):
+        pass
+
+
+@pytest.mark.parametrize("mode", ["error", "keep", "replace"])
+def test_a_slot_taken_since_is_found_taken(mode: Any) -> None:
+    order = Order.objects.create(status="new")
+    with an_older_view():
+        first = in_another_thread(lambda: dq.schedule_timeout(order, "remind", hours=1))
+        try:
+            assert dq.schedule_timeout(order, "remind", hours=2, on_conflict=mode).pk == first.pk
+        except dq.TimeoutConflict as conflict:
+            assert mode == "error" and conflict.timeout.pk == first.pk
+        else:
+            assert mode != "error"
+    assert Timeout.objects.pending().count() == 1
+
+
+def test_many_slots_taken_since_are_found_taken(always: Any) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(3)]
+    with an_older_view():
+        in_another_thread(lambda: dq.schedule_timeouts(orders[:2], "remind", hours=1))
+        assert dq.schedule_timeouts(orders, "remind", hours=2, on_conflict="keep") == 1
+    assert Timeout.objects.pending().count() == (2 if connection.vendor == "postgresql" else 3)
+
+
+def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    row = due(order, "cancel_unpaid")
+    left = [1]
+
+    def pay(step: str) -> None:
+        if step == "begun" and left:
+            left.pop()
+            in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid"))
+
+    points.look_on(pay)
+    fire(row)
+    assert state(row) == ("skipped", "condition")
+
+
+def test_an_arming_of_its_own_that_waited_sees_what_was_closed_meanwhile(always: Any) -> None:
+    """Our own transactions are READ COMMITTED whatever is set: they look when they have locked."""
+    order = Order.objects.create(status="new")
+    Order.objects.filter(pk=order.pk).update(created_at=timezone.now())
+    with transaction.atomic():
+        assert dq.sync_timeouts(Order.objects.get(pk=order.pk)) == 1
+        assert dq.cancel_timeout(order, always)
+        session = Session(lambda: arm_one(Order, [always], order.pk, "default", timedelta(days=7)))
+        session.wait_until_it_waits()
+    session.end()
+    assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]
+
+
+VERBS: dict[str, Callable[[Timeout], object]] = {
+    "extend": lambda row: dq.extend_timeout(row, hours=1),
+    "extend_many": lambda row: dq.extend_timeouts([row], hours=1),
+    "schedule": lambda row: dq.schedule_timeout(row.content_object, "remind", hours=1),
+    "schedule_many": lambda row: dq.schedule_timeouts([row.content_object], "remind", hours=1),
+    "cancel": lambda row: dq.cancel_timeout(row),
+    "cancel_many": lambda row: dq.cancel_timeouts([row]),
+    "claim": lambda row: claim("default", None, 1, timedelta(seconds=1)),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str) -> None:
+    order = Order.objects.create(status="new")
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    with transaction.atomic():
+        Order.objects.filter(pk=order.pk).update(note="changed")
+        dq.reschedule_timeout(order, "remind", seconds=0)
+        session = Session(lambda: VERBS[verb](row))
+        session.wait_until_it_waits()
+    session.end()
