@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
+from django_delayq.firing.long_runs import noted
 from django_delayq.ledger.locking import begin_write
 
 if TYPE_CHECKING:
@@ -25,9 +26,10 @@ def call(policy: TimeoutPolicy[Any], *arguments: Any) -> None:
 
     An async handler's ORM calls come back to this thread, and so to this connection and transaction.
     """
-    result = policy.handler(*arguments)
-    if inspect.isawaitable(result):
-        async_to_sync(_awaited)(result)
+    with noted(policy, arguments):
+        result = policy.handler(*arguments)
+        if inspect.isawaitable(result):
+            async_to_sync(_awaited)(result)
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:
