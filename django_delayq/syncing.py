@@ -6,6 +6,7 @@ longer matches are cancelled, after the same lock and look as on saving. Any num
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ from django_delayq.counting import Count
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
-from django_delayq.object_ids import object_id
+from django_delayq.object_ids import key_of, object_id
 from django_delayq.observing import CLOSING
 from django_delayq.policies import TimeoutPolicy, get_policies
 
@@ -54,10 +55,13 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
 
     For after `QuerySet.update`, `bulk_create` and raw SQL. Takes an object, a queryset (evaluated anew) or an
     iterable of objects. Each page of 500 is one transaction, or part of the caller's. Sends no signals.
+
+    Raises:
+        ValueError: an object without a primary key; nothing is written.
     """
     changed = 0
     oldest = get_settings().catch_up
-    for model, pks in _targets(target):
+    for model, pks in list(_targets(target)):
         for table, policies in _tables(model):
             using = database_of(table)
             for page in _pages(pks):
@@ -139,22 +143,34 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     """Pages of keys of rows whose pending round no longer fits them."""
     model = policy.concrete_model
     waiting = Timeout.objects.using(using).pending().of_labels(policy.labels).filter(key="").order_by("id")
+    key = key_of(OuterRef("object_id"), model, using)
+    if key is not None:  # the database finds them itself, mostly none, in one query
+        waiting = waiting.filter(~Exists(_fitting(policy, using).filter(pk=key)))
     last = 0
     while page := list(waiting.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
         last = page[-1][0]
         counted: dict[Any, Any] = {}
         for _, text, since_at in page:
-            try:
+            with suppress(ValueError):  # unreadable: the firing settles it as gone
                 counted[pk_of(model, text)] = since_at
-            except ValueError:
-                continue  # the firing settles it as gone
-        rows = model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
-        since = F(policy.since) if isinstance(policy.since, str) else F("pk")
-        holding = dict(rows.values_list("pk", since))
-        fits = holding if isinstance(policy.since, str) else {pk: counted[pk] for pk in holding}
-        wrong = [pk for pk, since_at in counted.items() if pk not in fits or fits[pk] != since_at]
+        wrong = list(counted) if key is not None else _wrong(policy, counted, using)
         if wrong:
             yield wrong
+
+
+def _fitting(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
+    """The rows that the round in the surrounding query fits, one of which must be its own."""
+    rows = policy.concrete_model._base_manager.using(using).filter(policy.when or Q())
+    return rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
+
+
+def _wrong(policy: TimeoutPolicy[Any], counted: dict[Any, Any], using: str) -> list[Any]:
+    """Of the keys `counted`, with what their rounds count from, those that no longer fit."""
+    rows = policy.concrete_model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
+    since = F(policy.since) if isinstance(policy.since, str) else F("pk")
+    holding = dict(rows.values_list("pk", since))
+    fits = holding if isinstance(policy.since, str) else {pk: counted[pk] for pk in holding}
+    return [pk for pk, since_at in counted.items() if pk not in fits or fits[pk] != since_at]
 
 
 def _key_pages(rows: QuerySet[Any]) -> Iterator[list[Any]]:
@@ -179,6 +195,11 @@ def _targets(target: Model | QuerySet[Any] | Iterable[Model]) -> Iterator[tuple[
         return
     by_model: dict[type[Model], list[Any]] = {}
     for obj in [target] if isinstance(target, Model) else target:
+        if obj.pk is None:
+            raise ValueError(
+                f"{obj!r} has no primary key: it is not saved, or comes from bulk_create() on a database that returns "
+                "no keys, as MySQL. Pass a queryset that finds the new rows."
+            )
         by_model.setdefault(type(obj), []).append(obj.pk)
     yield from by_model.items()
 

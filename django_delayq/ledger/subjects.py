@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 MAX_KEY = 200
+BIGGEST_KEY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,9 @@ def object_id_of(model: type[Model], pk: Any) -> str:
 def pk_of(model: type[Model], object_id: str) -> Any:
     """The primary key that `object_id` stands for; ValueError if it cannot be one of this model."""
     try:
-        return root_of_key(model).to_python(object_id)
+        pk = root_of_key(model).to_python(object_id)
     except Exception as error:
         raise ValueError(f"{object_id!r} is no key of {model.__name__}.") from error
+    if isinstance(pk, int) and abs(pk) > BIGGEST_KEY:  # SQLite raises when it is only asked for one
+        raise ValueError(f"{object_id!r} is too big to be a key of {model.__name__}.")
+    return pk

@@ -1,0 +1,101 @@
+"""The sync asks the database which rounds no longer fit their rows: whatever the type of the key, and in few queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from django_delayq.syncing import Synced, sync_policy
+from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
+from tests.testapp.timeouts import cancel_unpaid
+
+pytestmark = pytest.mark.django_db
+KINDS: dict[str, tuple[type[Any], str, str]] = {
+    "number": (Order, "created_at", "unpaid"),
+    "child": (ExpressOrder, "created_at", "unpaid"),
+    "uuid": (Parcel, "sent_at", "open"),
+    "text": (Voucher, "issued_at", "open"),
+}
+
+
+@pytest.fixture
+def now() -> datetime:
+    return timezone.now().replace(microsecond=123456)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, declare: Callable[..., Any]) -> tuple[Any, str, dq.TimeoutPolicy[Any]]:
+    model, since, status = KINDS[request.param]
+    after = timedelta(hours=1)
+    return model, since, declare(model, name="synced", since=since, when=Q(status=status), after=after)
+
+
+def rows_of(model: type[Any], since: str, now: datetime) -> list[Any]:
+    keys = [{"code": f"Code {n}"} for n in range(4)] if model is Voucher else [{}] * 4
+    return [model.objects.create(**{since: now}, **key) for key in keys]
+
+
+def test_what_an_update_unmet_moved_or_deleted_is_found_and_nothing_else(
+    kind: tuple[Any, str, dq.TimeoutPolicy[Any]], now: datetime
+) -> None:
+    model, since, policy = kind
+    unmet, moved, gone, kept = rows_of(model, since, now)
+    table = policy.concrete_model
+    assert sync_policy(policy, "default") == Synced()
+    model.objects.filter(pk=unmet.pk).update(status="another")
+    model.objects.filter(pk=moved.pk).update(**{since: now + timedelta(minutes=5)})
+    raw_delete(table, gone.pk)
+    done = sync_policy(policy, "default")
+    assert (done.armed, done.moved) == (0, 1)
+    assert done.cancelled >= 2, "what is gone loses the timeouts of other policies, too"
+    assert sync_policy(policy, "default") == Synced()
+    waiting = Timeout.objects.pending().of_labels(policy.labels)
+    found = dict(waiting.values_list("object_id", "due_at"))
+    assert found == {
+        str(moved.pk): now + timedelta(minutes=65),
+        str(kept.pk): now + timedelta(minutes=60),
+    }
+
+
+def raw_delete(table: type[Any], pk: Any) -> None:
+    """As another program deletes it, of which no signal tells."""
+    rows = table._base_manager.filter(pk=pk)
+    rows._raw_delete("default")
+
+
+def test_a_ledger_that_fits_costs_as_many_queries_as_pages_that_do_not(now: datetime) -> None:
+    Order.objects.bulk_create([Order(created_at=now) for _ in range(1200)])
+    assert sync_policy(cancel_unpaid, "default").armed == 1200
+    with CaptureQueriesContext(connection) as queries:
+        assert sync_policy(cancel_unpaid, "default") == Synced()
+    assert len(queries) == 2, "one for each way"
+
+
+@pytest.mark.parametrize("text", ["", "abc", "12abc", "9" * 30, "-", "0x1", "12.5", "\u0661"])
+def test_an_object_id_that_is_no_key_disturbs_nobody(now: datetime, text: str) -> None:
+    order = Order.objects.create(created_at=now)
+    row = Timeout.objects.get(object_id=str(order.pk))
+    Timeout.objects.filter(pk=row.pk).update(object_id=text)
+    other = Order.objects.create(created_at=now)
+    Order.objects.filter(pk=other.pk).update(status="paid")
+    assert sync_policy(cancel_unpaid, "default").cancelled == 1
+    assert Timeout.objects.get(object_id=str(other.pk)).state == "cancelled"
+    assert Timeout.objects.get(pk=row.pk).state == "pending", "the firing settles it"
+
+
+def test_an_object_without_a_key_is_refused_before_anything_is_written(now: datetime) -> None:
+    saved = Order.objects.create(status="paid", created_at=now)
+    Order.objects.filter(pk=saved.pk).update(status="unpaid")
+    with pytest.raises(ValueError, match="bulk_create"):
+        dq.sync_timeouts([saved, Order(created_at=now)])
+    assert not Timeout.objects.exists()
+    assert dq.sync_timeouts(saved) == 1
