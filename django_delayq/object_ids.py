@@ -60,7 +60,16 @@ class _Readable(Func):
         super().__init__(text, output_field=key)
         self.pattern = pattern
 
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **context: Any) -> tuple[str, Any]:
+    def as_sql(
+        self,
+        compiler: SQLCompiler,
+        connection: BaseDatabaseWrapper,
+        function: str | None = None,
+        template: str | None = None,
+        arg_joiner: str | None = None,
+        **extra_context: Any,
+    ) -> tuple[str, Any]:
+        """The guarded cast."""
         [text] = self.get_source_expressions()
         sql, params = compiler.compile(text)
         kind = "uuid" if isinstance(self.output_field, UUIDField) else "bigint"

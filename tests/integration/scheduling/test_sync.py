@@ -1,4 +1,4 @@
-"""The sync asks the database which rounds no longer fit their rows: whatever the type of the key, and in few queries."""
+"""The sync asks the database which rounds no longer fit: whatever the type of the key, and in few queries."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""The database goes away under a worker, in every way: it lives on, quietly, and each timeout has its effect once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.e2e.databases.conftest import OwnDatabase
+from tests.e2e.races.stage import wait_until
+from tests.testapp.models import Effect, Order
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.usefixtures("redis_client"),
+    pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
+]
+logger = logging.getLogger(__name__)
+StartWorker = Callable[[], tuple[int, Path]]
+COUNT = 120
+LONGEST_LOG = 80
+"""Lines that a worker may need to tell of five outages of every kind."""
+
+
+def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(
+    own_database: OwnDatabase, start_worker: StartWorker
+) -> None:
+    pid, log = start_worker()
+    fire_some_and_meanwhile(lambda: None)
+    fire_some_and_meanwhile(lambda: restart(own_database))
+    fire_some_and_meanwhile(lambda: restart(own_database, at_once=True))
+    for _ in range(3):
+        fire_some_and_meanwhile(cut_all_other_connections)
+    lost = own_database.proxy.lost
+    for _ in range(3):
+        fire_some_and_meanwhile(own_database.proxy.lose_next_reply)
+    assert own_database.proxy.lost > lost
+    burnt = seconds_of_work_during_an_outage(own_database, pid)
+    fire_some_and_meanwhile(lambda: None)
+    lines = log.read_text().splitlines()
+    logger.info("%d lines of log; %.2f s of work in an outage of 6 s", len(lines), burnt)
+    assert len(lines) < LONGEST_LOG, lines
+    assert burnt < 3, "it does not ask the whole time"
+
+
+def fire_some_and_meanwhile(break_something: Callable[[], object]) -> None:
+    """So many handlers that take their time run; in the middle of it something breaks; in the end all have run once."""
+    orders = Order.objects.bulk_create([Order(status="new") for _ in range(COUNT)])
+    orders = list(Order.objects.order_by("-pk")[:COUNT])
+    before = Effect.objects.count()
+    dq.schedule_timeouts(orders, "linger", seconds=0)
+    wait_until(lambda: Effect.objects.count() > before + 5, "some have fired")
+    break_something()
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "all are settled")
+    fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1)
+    assert fired.count() == Timeout.objects.count(), "no attempt was counted for what the database did"
+    effects = Counter(Effect.objects.values_list("timeout_id", flat=True))
+    assert effects == Counter(fired.values_list("pk", flat=True)), "each had its effect once"
+
+
+def restart(own_database: OwnDatabase, *, at_once: bool = False) -> None:
+    own_database.stop(at_once=at_once)
+    own_database.start()
+
+
+def cut_all_other_connections() -> None:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            return
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+        for (number,) in cursor.fetchall():
+            cursor.execute(f"KILL {number}")
+
+
+def seconds_of_work_during_an_outage(own_database: OwnDatabase, pid: int, seconds: float = 6.0) -> float:
+    """How much processor time the worker used while there was no database."""
+    own_database.stop()
+    before = processor_seconds(pid)
+    time.sleep(seconds)  # not to wait for anything: this is how long it is away
+    burnt = processor_seconds(pid) - before
+    own_database.start()
+    return burnt
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
