@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from django_delayq import clock
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing import Report, Work, run
+from django_delayq.scrubbing import shown
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -147,8 +148,12 @@ class ThreadExecutor:
     def _run(self, work: Work) -> Report:
         try:
             return run(work, self._using)
-        except BaseException:  # `run` lets nothing out, but a thread that is lost here is lost for good
-            logger.exception("A firing was interrupted; its timeouts come again", extra={"event": "interrupted"})
+        except BaseException as error:  # `run` lets nothing out, but a thread that is lost is lost for good
+            logger.error(
+                "A firing was interrupted; its timeouts come again",
+                exc_info=shown(error),
+                extra={"event": "interrupted"},
+            )
             return Report(again=dict.fromkeys(work.ids, clock.now() + timedelta(seconds=1)))
 
 
