@@ -25,8 +25,10 @@ from benchmarks.ground import SleepProbe, ground, show, summary, wait_for, worke
 SECONDS_SLOW = 30.0
 
 
-def crowd(policy: str, count: int, at: datetime) -> None:
-    """So many orders, each with a timeout that is due `at`; Redis knows them all."""
+def crowd(policy: str, count: int, after: timedelta) -> datetime:
+    """So many orders, each with a timeout that is due `after` all are there; Redis knows them all. Returns when."""
+    from django.utils import timezone
+
     from django_delayq import get_policy
     from django_delayq.connections import get_worker_engine
     from django_delayq.ledger import writing
@@ -38,13 +40,17 @@ def crowd(policy: str, count: int, at: datetime) -> None:
     declared: Any = get_policy((Order, policy))
     for start in range(0, count, 5000):
         orders = Order.objects.bulk_create(Order(status="new") for _ in range(min(5000, count - start)))
-        rows = [writing.new_row(subject_at(declared, order.pk, "", "default"), at, None) for order in orders]
+        later = timezone.now() + timedelta(days=1)
+        rows = [writing.new_row(subject_at(declared, order.pk, "", "default"), later, None) for order in orders]
         Timeout.objects.bulk_create(rows, batch_size=1000)
+    at = timezone.now() + after
+    Timeout.objects.filter(policy=declared.label).update(due_at=at, run_at=at, first_due_at=at)
     engine = get_worker_engine()
     if engine is not None:
         ids = Timeout.objects.filter(policy=declared.label).values_list("pk", flat=True)
         engine.queue("default", 0).ensure((id, due_ms_of(at)) for id in ids)
         engine.close()
+    return at
 
 
 def trickle_until(is_over: Any) -> None:
@@ -93,8 +99,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from tests.testapp.models import Order
 
     policy = "linger" if options.slow else "remind"
-    begin = timezone.now() + timedelta(seconds=10 + options.flood / 2000)
-    crowd(policy, options.flood, begin)
+    begin = crowd(policy, options.flood, timedelta(seconds=20 + options.flood / 5000))
     left = Timeout.objects.pending().filter(policy__endswith=policy)
     with workers(options.workers) as started:
         first = schedule_timeout(Order.objects.create(status="new"), "cancel_unpaid", seconds=0)

@@ -109,7 +109,8 @@ def test_queues_that_this_worker_does_not_serve_are_left_alone(declare: Callable
 def test_many_policies_take_turns(declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LABELS", 3)
     rows = [due_orders(declare(Order, name=f"policy_{number}"))[0] for number in range(7)]
-    shares, found = behind(), {}
+    shares = behind()
+    found: dict[int, int] = {}
     for _ in range(10):
         found |= shares.take(0, {REMIND: 100})
     assert found == {row.pk: 1 for row in rows}
