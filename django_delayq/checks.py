@@ -13,6 +13,7 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import reads_other_tables
+from django_delayq.scrubbing import get_scrubber
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,6 +54,10 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             import_string(settings.executor)
         except ImportError as error:
             found.append(Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003"))
+    try:
+        get_scrubber()
+    except ConfigError as error:
+        found.append(Error(str(error), id="django_delayq.E007"))
     if not django_settings.USE_TZ:
         found.append(
             Warning(

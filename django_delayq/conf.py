@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 
 class ConfigError(DelayqError, ImproperlyConfigured):
@@ -50,10 +52,12 @@ class Settings:
         catch_up: saving an object arms a round that is overdue by less than this.
         retention: settled rows are kept this long after the later of `settled_at` and `due_at`.
         retry: what happens after a handler raised, unless its policy says otherwise.
+        scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that every error message and traceback
+            goes through before it is kept or logged; `timeout` is None where an error belongs to none.
         executor: dotted path of the class that runs firings; None: threads of the worker process.
     """
 
-    redis: RedisSource = None
+    redis: RedisSource = field(default=None, repr=False)  # an address may hold a password
     prefix: str = "delayq"
     shards: int = 1
     horizon: timedelta = timedelta(hours=1)
@@ -64,6 +68,7 @@ class Settings:
     catch_up: timedelta = timedelta(days=7)
     retention: timedelta = timedelta(days=30)
     retry: Retry = Retry()
+    scrub: str | Callable[[str, Any], str] | None = None
     executor: str | None = None
 
 
@@ -103,9 +108,9 @@ def _checked(key: str, value: Any) -> Any:
     default = Settings.__dataclass_fields__[KEYS[key].name].default
     if key == "REDIS":
         return _checked_redis(value)
-    if key == "EXECUTOR":
-        expected = value is None or isinstance(value, str)
-        rule = "a dotted path or None"
+    if key in {"EXECUTOR", "SCRUB"}:
+        expected = value is None or isinstance(value, str) or (key == "SCRUB" and callable(value))
+        rule = "a dotted path or None" if key == "EXECUTOR" else "a callable, a dotted path to one, or None"
     elif isinstance(default, timedelta):
         floor = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else timedelta(milliseconds=50)
         expected = isinstance(value, timedelta) and value >= floor
@@ -127,11 +132,13 @@ def _checked_redis(value: Any) -> Any:
     if value is None or callable(value):
         return value
     if isinstance(value, str) and value:
-        if "://" in value or "." in value or _is_redis_alias(value):
+        if "://" in value or _DOTTED.fullmatch(value) or _is_redis_alias(value):
             return value
         known = [alias for alias in django_settings.CACHES if _is_redis_alias(alias)]
+        # What is no plain word is most likely a misspelled URL, and is not shown: it may hold a password.
+        shown = repr(value) if re.fullmatch(r"[\w-]+", value) else "a text"
         raise ConfigError(
-            f"DELAYQ['REDIS'] is {value!r}, which is neither a URL nor a dotted path nor a cache alias served by "
+            f"DELAYQ['REDIS'] is {shown}, which is neither a URL nor a dotted path nor a cache alias served by "
             f"Redis. Such aliases here: {', '.join(known) or 'none'}."
         )
     raise ConfigError(

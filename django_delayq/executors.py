@@ -6,10 +6,10 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf
-from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
 from django.db import connections
@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from django_delayq import clock
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing import Report, Work, run
+from django_delayq.scrubbing import shown
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -42,6 +43,61 @@ class Executor(Protocol):
         """Nothing more is submitted. With `wait`, whatever was submitted and not withdrawn has been run."""
 
 
+class Line:
+    """Works that wait for a thread. The next one is of the policy that has the fewest under way.
+
+    So that a policy whose handlers are slow cannot have all threads while another one waits: the next thread to be
+    free is the other's. Within a policy the first comes first; between equals, the one that has waited longer.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[str, deque[tuple[Work, Done]]] = {}
+        self._running: Counter[str] = Counter()
+        self._is_closed = False
+
+    def put(self, work: Work, done: Done) -> None:
+        """`work` waits for its turn."""
+        with self._changed:
+            self._waiting.setdefault(work.policy, deque()).append((work, done))
+            self._changed.notify()
+
+    def take(self) -> tuple[Work, Done] | None:
+        """The next work, waited for; it is under way until `ended`. None: closed, and nothing is left."""
+        with self._changed:
+            while not self._waiting:
+                if self._is_closed:
+                    return None
+                self._changed.wait()
+            policy = min(self._waiting, key=self._running.__getitem__)
+            rest = self._waiting.pop(policy)
+            item = rest.popleft()
+            if rest:
+                self._waiting[policy] = rest  # behind its equals
+            self._running[policy] += 1
+            return item
+
+    def ended(self, work: Work) -> None:
+        """`work` is not under way any more."""
+        with self._changed:
+            self._running[work.policy] -= 1
+            if not self._running[work.policy]:
+                del self._running[work.policy]
+
+    def withdraw(self) -> list[Work]:
+        """What waits, and will not be taken any more."""
+        with self._changed:
+            withdrawn = [work for waiting in self._waiting.values() for work, _ in waiting]
+            self._waiting.clear()
+            return withdrawn
+
+    def close(self) -> None:
+        """Who takes and finds nothing need not wait any longer."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+
 class ThreadExecutor:
     """Daemon threads, each with its own database connection, open already when the first deadline comes.
 
@@ -51,7 +107,7 @@ class ThreadExecutor:
     def __init__(self, using: str, concurrency: int) -> None:
         self._using = using
         self._broken_at = 0.0
-        self._works: SimpleQueue[tuple[Work, Done] | None] = SimpleQueue()
+        self._line = Line()
         self._threads = [
             threading.Thread(target=self._serve, name=f"delayq-handler-{number}", daemon=True)
             for number in range(1, concurrency + 1)
@@ -60,20 +116,13 @@ class ThreadExecutor:
             thread.start()
 
     def submit(self, work: Work, done: Done) -> None:
-        self._works.put((work, done))
+        self._line.put(work, done)
 
     def withdraw(self) -> list[Work]:
-        withdrawn = []
-        with contextlib.suppress(Empty):
-            while True:
-                item = self._works.get_nowait()
-                if item is not None:
-                    withdrawn.append(item[0])
-        return withdrawn
+        return self._line.withdraw()
 
     def close(self, *, wait: bool = True) -> None:
-        for _ in self._threads:
-            self._works.put(None)
+        self._line.close()
         for thread in self._threads if wait else ():
             thread.join()
 
@@ -81,7 +130,7 @@ class ThreadExecutor:
         open_connection(self._using)
         used_at = time.monotonic()
         try:
-            while (item := self._works.get()) is not None:
+            while (item := self._line.take()) is not None:
                 work, done = item
                 # Where one connection broke, most likely all did: the others are tried before they are used.
                 is_suspect = self._broken_at >= used_at
@@ -91,6 +140,7 @@ class ThreadExecutor:
                 check_connections()
                 if connections[self._using].connection is None:
                     self._broken_at = used_at
+                self._line.ended(work)
                 done(work, report)
         finally:
             connections.close_all()
@@ -98,8 +148,12 @@ class ThreadExecutor:
     def _run(self, work: Work) -> Report:
         try:
             return run(work, self._using)
-        except BaseException:  # `run` lets nothing out, but a thread that is lost here is lost for good
-            logger.exception("A firing was interrupted; its timeouts come again", extra={"event": "interrupted"})
+        except BaseException as error:  # `run` lets nothing out, but a thread that is lost is lost for good
+            logger.error(
+                "A firing was interrupted; its timeouts come again",
+                exc_info=shown(error),
+                extra={"event": "interrupted"},
+            )
             return Report(again=dict.fromkeys(work.ids, clock.now() + timedelta(seconds=1)))
 
 

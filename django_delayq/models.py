@@ -183,7 +183,8 @@ class Timeout(models.Model):
             UnsettledIndex(fields=["state", "run_at", "id"], name="delayq_unsettled"),
             models.Index(fields=["content_type", "object_id"], name="delayq_object"),
             SettledIndex(fields=["settled_at", "id"], name="delayq_settled"),
-            # What operators ask: how many wait, died or fired of one policy, and when.
+            # What operators ask: how many wait, died or fired of one policy, and when; and what a worker asks that is
+            # behind: of which policies something is due.
             models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
         ]
 

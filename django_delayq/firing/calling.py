@@ -12,6 +12,7 @@ from django.db import connections, transaction
 
 from django_delayq.firing.long_runs import noted
 from django_delayq.ledger.locking import begin_write
+from django_delayq.scrubbing import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -65,7 +66,10 @@ def _robust(callback: Callable[[], Any]) -> Callable[[], None]:
             callback()
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            logger.exception("A callback for on_commit() raised; what it belongs to is committed and stays so.")
+        except BaseException as error:
+            logger.error(
+                "A callback for on_commit() raised; what it belongs to is committed and stays so.",
+                exc_info=shown(error),
+            )
 
     return run

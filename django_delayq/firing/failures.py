@@ -18,6 +18,7 @@ from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
+from django_delayq.scrubbing import shown
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -150,12 +151,12 @@ def _failure(
     ladder = (policy.retry if policy else None) or get_settings().retry
     delay = ladder.delay_after(attempt)
     if delay is None:
-        failed = event("failed", now, attempt=attempt, **error_details(error))
-        reason = clipped(f"{type(error).__name__}: {message_of(error)}")
+        failed = event("failed", now, attempt=attempt, **error_details(error, row))
+        reason = clipped(f"{type(error).__name__}: {message_of(error, row)}")
         values = {**settling.settled(State.DEAD, Cause.RETRIES, now), "reason": reason, "attempts": attempt}
         return _Verdict(values, [failed], signals.timeout_dead)
     run_at = now + delay
-    failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error))
+    failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
     return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], signals.timeout_failed)
 
 
@@ -188,7 +189,7 @@ def _log(row: Timeout, error: BaseException, policy: TimeoutPolicy[Any] | None) 
         row.attempts,
         row.state,
         type(error).__name__,
-        message_of(error),
-        exc_info=error,
+        message_of(error, row),
+        exc_info=shown(error, row),
         extra={"event": "timeout_failed", "timeout_id": row.pk, "policy": row.policy},
     )

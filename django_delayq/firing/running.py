@@ -18,6 +18,7 @@ from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.suspects import fire_suspect
 from django_delayq.firing.trouble import trouble_of
 from django_delayq.policies import registry
+from django_delayq.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -53,8 +54,10 @@ def tell(findings: Findings, using: str) -> None:
             announce(signal, row, using)
         except KeyboardInterrupt:
             raise
-        except BaseException:
-            logger.exception("Nobody could be told what became of timeout %s (%s)", row.pk, row.state)
+        except BaseException as error:
+            logger.error(
+                "Nobody could be told what became of timeout %s (%s)", row.pk, row.state, exc_info=shown(error, row)
+            )
 
 
 def _fire(work: Work, using: str, findings: Findings) -> None:
@@ -92,8 +95,8 @@ def _put_back_the_rest(work: Work, error: BaseException, using: str, findings: F
         "Timeouts %s of %s are put back: %s",
         rest,
         work.policy,
-        trouble or error,
-        exc_info=None if trouble else error,
+        trouble or message_of(error),
+        exc_info=None if trouble else shown(error),
         extra={"event": "timeouts_put_back", "policy": work.policy},
     )
-    findings.put_back(rest, using, trouble or repr(error), TROUBLE_CEILING)
+    findings.put_back(rest, using, trouble or f"{type(error).__name__}: {message_of(error)}", TROUBLE_CEILING)

@@ -13,6 +13,7 @@ from django_delayq.firing.patience import TROUBLE_CEILING
 from django_delayq.firing.report import Findings
 from django_delayq.firing.trouble import trouble_of
 from django_delayq.outcomes import Outcome
+from django_delayq.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,8 +92,8 @@ def _cannot_write(ids: list[int], error: Exception, using: str, findings: Findin
     logger.warning(
         "What became of timeouts %s could not be written: %s",
         ids,
-        trouble or error,
-        exc_info=None if trouble else error,
+        trouble or message_of(error),
+        exc_info=None if trouble else shown(error),
         extra={"event": "timeouts_put_back"},
     )
-    findings.put_back(ids, using, trouble or repr(error), TROUBLE_CEILING)
+    findings.put_back(ids, using, trouble or f"{type(error).__name__}: {message_of(error)}", TROUBLE_CEILING)

@@ -7,6 +7,8 @@ Counting first and firing alone finds that one, and charges none of the others f
 from __future__ import annotations
 
 import logging
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db.utils import Error
@@ -25,7 +27,6 @@ from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
 
     from django_delayq.firing.attempt import Attempt
     from django_delayq.firing.report import Candidate
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
+
+_PATIENCE, _PAUSE_SECONDS = 50, 0.02
+"""How often and after which pause an attempt is given back of a row that others hold for a moment."""
 
 
 def fire_suspect(
@@ -60,6 +64,9 @@ def _charge(policy: TimeoutPolicy[Any], timeout_id: int, using: str) -> tuple[Fi
             return findings, False
         if row.state != State.PENDING or row.run_at > now:
             return None, False  # nothing will run: the usual look says why
+        if _is_taken_up(row, now):
+            findings.put_back([timeout_id], using, "somebody has just taken it up")
+            return findings, False
         if not _attempts_left(policy, row):
             _bury(row, now, using)
             findings.done.append(timeout_id)
@@ -68,6 +75,16 @@ def _charge(policy: TimeoutPolicy[Any], timeout_id: int, using: str) -> tuple[Fi
         history = appended(row.history, event("suspected", now, attempt=row.attempts + 1))
         settling.compare_and_set(row, using, attempts=row.attempts + 1, history=history)
     return None, True
+
+
+def _is_taken_up(row: Timeout, now: datetime) -> bool:
+    """Whether somebody counted an attempt less than a lease ago of which nothing is known yet.
+
+    It may be about to run. Redis gives an entry to one worker at a time, but whoever can write to it can give it to
+    several, as if all of them had died of it; and the second of them would find no attempt left of a single one.
+    """
+    last = row.history[-1] if row.history else {}
+    return last.get("what") == "suspected" and datetime.fromisoformat(last["at"]) + get_settings().lease > now
 
 
 def _attempts_left(policy: TimeoutPolicy[Any], row: Timeout) -> bool:
@@ -93,10 +110,14 @@ def _bury(row: Timeout, now: datetime, using: str) -> None:
 def _give_back(timeout_id: int, using: str) -> None:
     """Its handler could not even begin, or was undone through nobody's fault: the attempt does not count."""
     try:
-        with firing_transaction(using):
-            rows, _ = settling.lock_rows([timeout_id], using)
-            row = rows.get(timeout_id)
-            if row is not None and row.state == State.PENDING and row.attempts:
-                settling.compare_and_set(row, using, attempts=row.attempts - 1)
+        for _ in range(_PATIENCE):
+            with firing_transaction(using):
+                rows, _now = settling.lock_rows([timeout_id], using, history=True)
+                row = rows.get(timeout_id)
+                if row is not None:
+                    if row.state == State.PENDING and row.history and row.history[-1].get("what") == "suspected":
+                        settling.compare_and_set(row, using, attempts=row.attempts - 1, history=row.history[:-1])
+                    return
+            time.sleep(_PAUSE_SECONDS)
     except Error:
         logger.warning("Timeout %s keeps an attempt counted that did not run: the database failed", timeout_id)

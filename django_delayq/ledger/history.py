@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
+
+from django_delayq import scrubbing
+
+if TYPE_CHECKING:
+    from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
 MAX_TRACEBACK = 6000
@@ -29,22 +33,21 @@ def appended(history: list[dict[str, Any]], *events: dict[str, Any]) -> list[dic
     return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[len(longer) - MAX_EVENTS + 1 :]]
 
 
-def error_details(error: BaseException) -> dict[str, str]:
-    """What is kept of an exception: type, message and traceback, the last capped from the front."""
-    text = "".join(traceback.format_exception(error))
+def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:
+    """What is kept of an exception of `timeout`: type, message and traceback, the last capped from the front.
+
+    Scrubbed before it is capped: what is cut in two cannot be recognised.
+    """
     return {
-        "error": type(error).__name__,
-        "message": message_of(error)[:1000],
-        "traceback": clean(text)[-MAX_TRACEBACK:],
+        "error": clean(type(error).__name__)[:MAX_REASON],
+        "message": message_of(error, timeout)[:1000],
+        "traceback": clean(scrubbing.traceback_of(error, timeout))[-MAX_TRACEBACK:],
     }
 
 
-def message_of(error: BaseException) -> str:
-    """What `error` says. An exception that cannot even say it must not stop the settling either."""
-    try:
-        return clean(str(error))
-    except Exception:  # noqa: BLE001 - somebody else's __str__
-        return "(its message cannot be read)"
+def message_of(error: BaseException, timeout: Timeout | None = None) -> str:
+    """What `error` says, scrubbed, as a database takes it."""
+    return clean(scrubbing.message_of(error, timeout))
 
 
 def clipped(reason: str) -> str:

@@ -1,15 +1,25 @@
-"""Turns: of many workers one does the background work. Only to save work; two at once are never wrong."""
+"""Turns: of many workers one does the background work. Only to save work; two at once are never wrong.
+
+Nor is a turn ever believed for long: whoever can write to Redis can take every one of them, and without sweeps what
+lies beyond the horizon would never come.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from time import monotonic
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from django_delayq.engine import Engine
 from django_delayq.engine.faults import translated
 
 SHARE: Final = 0.9
 """Of an interval: the turn is free again a little before whoever had it comes back, and at once if he never does."""
+PATIENCE: Final = 12
+"""After so many intervals without one, a worker takes a turn unasked."""
+
+_had_at: WeakKeyDictionary[Engine, dict[str, float]] = WeakKeyDictionary()
 
 
 def take_turn(engine: Engine | None, work: str, interval: timedelta) -> bool:
@@ -19,6 +29,19 @@ def take_turn(engine: Engine | None, work: str, interval: timedelta) -> bool:
     """
     if engine is None:
         return True
-    milliseconds = max(1, int(interval.total_seconds() * 1000 * SHARE))
+    had_at, now = _had_at.setdefault(engine, {}), monotonic()
+    is_due = now - had_at.setdefault(work, now) >= PATIENCE * interval.total_seconds()
+    is_ours = _take(engine, f"{engine.prefix}:turn:{work}", max(1, int(interval.total_seconds() * 1000 * SHARE)))
+    if is_ours or is_due:
+        had_at[work] = now
+    return is_ours or is_due
+
+
+def _take(engine: Engine, key: str, milliseconds: int) -> bool:
     with translated(engine.client):
-        return bool(engine.client.set(f"{engine.prefix}:turn:{work}", 1, nx=True, px=milliseconds))
+        if engine.client.set(key, 1, nx=True, px=milliseconds):
+            return True
+        left = int(engine.client.pttl(key))
+        if left == -1 or left > milliseconds:  # no turn lasts so long: somebody else's, or from another setting
+            return bool(engine.client.set(key, 1, px=milliseconds))
+    return False

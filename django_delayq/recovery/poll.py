@@ -20,11 +20,12 @@ POLL_SECONDS: Final = 1.0
 class Taken:
     """What a source of due timeouts gave: how often each id was handed out, and how long to wait before asking again.
 
-    `wait_seconds` 0: there is more.
+    `is_part`: more is due than there was room for.
     """
 
     deliveries: Mapping[int, int] = field(default_factory=dict)
     wait_seconds: float = 0.0
+    is_part: bool = False
 
 
 class Poll:
@@ -56,14 +57,25 @@ class Poll:
         # The look that finds nothing, and most do, must not begin a writing transaction: on SQLite all stand in line.
         if not claiming.is_any_claimable(self._using, self.queues):
             return Taken(wait_seconds=POLL_SECONDS)
-        claimed = claiming.claim(self._using, self.queues, room, get_settings().lease)
+        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease))
+        if len(claims) >= room:
+            self._next_look = 0.0
+            return Taken(claims, is_part=True)
+        return Taken(claims, POLL_SECONDS)
+
+    def labels_with_more(self, labels: Sequence[str]) -> list[str]:
+        """Those of `labels` whose policies have rows that are due and not claimed."""
+        return claiming.labels_with_claimable(self._using, self.queues, labels)
+
+    def look_for(self, limits: Mapping[str, int]) -> Mapping[int, int]:
+        """Of each label at most so many due rows are claimed, whatever else is due."""
+        return self._note(claiming.claim_each(self._using, self.queues, limits, get_settings().lease))
+
+    def _note(self, claimed: claiming.Claimed) -> Mapping[int, int]:
         self._clocks.saw_database(claimed.now)
         with self._lock:
             self._claimed.update(dict.fromkeys(claimed.claims, claimed.until))
-        if len(claimed.claims) >= room:
-            self._next_look = 0.0
-            return Taken(claimed.claims)
-        return Taken(claimed.claims, POLL_SECONDS)
+        return claimed.claims
 
     def settle(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         """Whatever of these is claimed here need not be any more; `again` comes back at its moments."""

@@ -4,6 +4,7 @@ loop       the worker: start, wait, stop, and the order of stopping
 transfer   due entries in Redis -> leased to this worker (without Redis: recovery.poll -> claimed)
 dispatch   leased ids -> rows -> works -> executor -> reports -> acknowledged or put back
 appetite   how much to hold at once
+shares     and of whom, when there is more than that: no policy waits behind another one's crowd
 leases     what runs long keeps its lease
 link       whether Redis is there
 duties     the sweep, the sync and the pruning, each in its thread

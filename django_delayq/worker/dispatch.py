@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
@@ -58,6 +59,8 @@ class Dispatch:
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
         self._sitting: dict[int, _Sitting] = {}
         self._works: dict[int, Work] = {}
+        self.held_by_policy: Counter[str] = Counter()
+        """How many of each policy are under way."""
         self.worked_on = 0
         """How many timeouts were given to handlers, or found not to need one, by a work that has ended."""
 
@@ -81,6 +84,7 @@ class Dispatch:
         sitting = _Sitting(time.monotonic(), len(self._works) + sum(len(work.ids) for work in works))
         for work in works:
             self._works.update(dict.fromkeys(work.ids, work))
+            self.held_by_policy[work.policy] += len(work.ids)
             self._sitting.update(dict.fromkeys(work.ids, sitting))
         self._tell(report)
         if report.due_by is not None:
@@ -160,6 +164,9 @@ class Dispatch:
         sitting = self._sitting[work.ids[0]]
         for id in work.ids:
             del self._works[id], self._sitting[id]
+        self.held_by_policy[work.policy] -= len(work.ids)
+        if not self.held_by_policy[work.policy]:
+            del self.held_by_policy[work.policy]
         return sitting
 
     def _tell(self, report: Report) -> None:

@@ -13,6 +13,7 @@ from django.db import connections
 
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import check_connections
+from django_delayq.scrubbing import message_of, shown
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -81,7 +82,7 @@ class Duty(threading.Thread):
             logging.DEBUG if is_known else logging.WARNING,
             "%s failed and is tried again: %s",
             self.name,
-            error,
-            exc_info=None if isinstance(error, DatabaseError) else error,
+            message_of(error),
+            exc_info=None if isinstance(error, DatabaseError) else shown(error),
             extra={"event": "duty_failed", "duty": self.name},
         )

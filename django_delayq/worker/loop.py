@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -135,24 +136,25 @@ class Worker:
         self._serve_found_queues()
         if self._outage.seconds_left:
             return self._outage.seconds_left
-        room = self._room(dispatch)
-        if not room:
+        left = self._left(dispatch)
+        if not left:
             return LONGEST_WAIT_SECONDS
+        room = min(left, self._appetite.room(dispatch.held))
         self._outage.check()
-        taken = self._sources.take(room)
+        taken = self._sources.take(room, dispatch.held_by_policy, left)
         self._hand_out(dispatch, taken)
         if self._burst and not taken.deliveries and taken.wait_seconds and not dispatch.held:
             return self._look_for_the_end(dispatch, self._burst, room)
         return taken.wait_seconds
 
-    def _room(self, dispatch: Dispatch) -> int:
-        room = self._appetite.room(dispatch.held)
+    def _left(self, dispatch: Dispatch) -> int:
+        """How many more may be taken before `max_timeouts` is reached."""
         if self._max_timeouts is None:
-            return room
+            return sys.maxsize
         left = self._max_timeouts - dispatch.worked_on
         if left <= 0:
             self._stopping = True
-        return max(0, min(room, left - dispatch.held))
+        return max(0, left - dispatch.held)
 
     def _hand_out(self, dispatch: Dispatch, taken: Taken) -> None:
         if not taken.deliveries:

@@ -10,6 +10,7 @@ from typing import Final
 from django.db import Error, connections
 
 from django_delayq.executors import check_connections
+from django_delayq.scrubbing import message_of, shown
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -35,8 +36,8 @@ class Outage:
         if not self._pause:
             logger.warning(
                 "The database failed, and is asked again soon: %s",
-                error,
-                exc_info=None if isinstance(error, Error) else error,
+                message_of(error),
+                exc_info=None if isinstance(error, Error) else shown(error),
                 extra={"event": "database_away"},
             )
         self._pause = min(max(2 * self._pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from django_delayq.exceptions import EngineError
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Poll, Taken
 from django_delayq.worker.link import Link
-from django_delayq.worker.transfer import Transfer
+from django_delayq.worker.shares import LEAST, Shares
+from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS, Transfer
 
 
 class Sources:
@@ -27,8 +29,10 @@ class Sources:
         self, link: Link, queues: Sequence[str], only: Sequence[str] | None, using: str, clocks: Clocks
     ) -> None:
         self._link = link
+        self._clocks = clocks
         self._transfer = None if link.engine is None else Transfer(link.engine, queues, clocks)
         self._poll = Poll(using, only, clocks)
+        self._shares = Shares(self._poll, only)
         self._must_poll = False
 
     def serve(self, queues: Sequence[str]) -> None:
@@ -41,8 +45,29 @@ class Sources:
         if self._transfer is not None:
             self._transfer.look_now()
 
-    def take(self, room: int) -> Taken:
-        """At most `room` due timeouts are this worker's for a while."""
+    def take(self, room: int, held: Mapping[str, int] | None = None, least: int = LEAST) -> Taken:
+        """About `room` due timeouts are this worker's for a while.
+
+        Args:
+            room: how many to take; without room, still some of policies that have waited behind others.
+            held: how many the worker holds already, by policy.
+            least: how many may be taken although there is no room.
+        """
+        others = self._shares.take(room, held or {}, least)
+        rest = room - len(others)
+        try:
+            taken = self._take(rest) if rest > 0 else Taken(is_part=True, wait_seconds=LONGEST_WAIT_SECONDS)
+        except Exception:
+            self._poll.settle((), dict.fromkeys(others, self._clocks.now()))
+            raise
+        self._shares.saw(is_behind=taken.is_part)
+        if not taken.is_part:
+            return replace(taken, deliveries=_both(taken.deliveries, others))
+        # Without room it is woken by what ends; but all that runs may be slow, and others must not wait for it.
+        wait = min(taken.wait_seconds, self._shares.seconds_left)
+        return Taken(_both(taken.deliveries, others), wait, is_part=True)
+
+    def _take(self, room: int) -> Taken:
         if self._transfer is None:
             return self._poll.take(room)
         if self._link.is_up and not self._must_poll:
@@ -54,8 +79,8 @@ class Sources:
             return self._poll.take(room)
         # Redis is back. What it had leased to somebody whose answer was lost, it keeps for a while: so one look more.
         taken = self._poll.look(room)
-        self._must_poll = taken.wait_seconds == 0
-        return Taken(taken.deliveries)
+        self._must_poll = taken.is_part
+        return replace(taken, wait_seconds=0.0)
 
     def look_into_ledger(self, room: int) -> Taken:
         """As `take`, but by what the ledger says, whatever Redis says."""
@@ -88,3 +113,8 @@ class Sources:
     def _lost(self, error: EngineError) -> None:
         self._must_poll = True
         self._link.lost(error)
+
+
+def _both(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, int]:
+    """The deliveries of both; what either of them has given out in vain before, is suspect."""
+    return {**some, **{id: max(count, some.get(id, 0)) for id, count in others.items()}} if others else some

@@ -22,6 +22,8 @@ LONGEST_WAIT_SECONDS: Final = 1.0
 """A wake-up may be lost without a sign; this is what it then costs."""
 AHEAD_MS: Final = 5
 """An entry is leased, and its row read, this long before it is due: so its deadline finds all but the firing done."""
+MOST_ROUNDS: Final = 10
+"""How often one pass asks a queue: somebody who fills it with garbage must not keep us here."""
 JITTER_SECONDS: Final = 0.005
 """Workers that wait for nothing in particular do not all come at once. Who waits for a deadline comes on time."""
 
@@ -71,17 +73,19 @@ class Transfer:
         now = time.monotonic()
         asked = [place for place in self._in_turn() if self._look_at[place] <= now]
         deliveries: dict[int, int] = {}
-        while asked and len(deliveries) < room:
+        for _ in range(MOST_ROUNDS):
+            if not asked or len(deliveries) >= room:
+                break
             share = max(1, (room - len(deliveries)) // len(asked))
             more = []
             for place in asked:
                 if len(deliveries) == room:
-                    break  # it keeps its turn: its time to be looked at has come and stays so
-                if self._reserve(place, min(share, room - len(deliveries)), deliveries):
+                    more.append(place)  # it keeps its turn: its time to be looked at has come and stays so
+                elif self._reserve(place, min(share, room - len(deliveries)), deliveries):
                     more.append(place)
             asked = more
         wait = min(self._look_at.values(), default=LONGEST_WAIT_SECONDS) - time.monotonic()
-        return Taken(deliveries, max(0.0, wait))
+        return Taken(deliveries, max(0.0, wait), is_part=bool(asked))
 
     def _in_turn(self) -> Sequence[tuple[str, int]]:
         places = list(self._look_at)

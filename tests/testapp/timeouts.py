@@ -61,7 +61,7 @@ def kill_worker(order: Order, timeout: Timeout) -> None:
 @timeout_policy(Order)
 def linger(order: Order, timeout: Timeout) -> None:
     """Takes its time, as a handler that does real work does."""
-    time.sleep(0.02)
+    time.sleep(float(os.environ.get("DELAYQ_TEST_LINGER", "0.02")))
     Effect.objects.create(what="linger", object_id=order.pk, timeout_id=timeout.pk)
 
 

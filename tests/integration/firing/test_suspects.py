@@ -33,6 +33,10 @@ def die_in_handler(*rows: Timeout, deliveries: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             run(work, "default")
     points.look_on(None)
+    for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):  # and its lease has ended
+        for event in row.history:
+            event["at"] = "2020-01-01T00:00:00+00:00"
+        row.save(update_fields=["history"])
 
 
 def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(

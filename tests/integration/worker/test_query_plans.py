@@ -152,6 +152,17 @@ def test_the_poll_and_its_claim() -> None:
     check(plans_of(lambda: claiming.claim("default", None, 100, timedelta(seconds=60))), "delayq_unsettled")
 
 
+def test_the_look_for_each_policy_and_its_claim() -> None:
+    """Also where one policy has nothing and all that is due is the other's."""
+    crowded, empty = "testapp.order.remind", "testapp.order.linger"
+    labels = [crowded, empty, "testapp.parcel.chase"]
+    assert claiming.labels_with_claimable("default", None, labels) == [crowded]
+    check(plans_of(lambda: claiming.labels_with_claimable("default", None, labels)), "delayq_policy")
+    limits = {crowded: 100, empty: 100}
+    assert len(claiming.claim_each("default", None, limits, timedelta(0)).claims) == 100
+    check(plans_of(lambda: claiming.claim_each("default", None, {empty: 9}, timedelta(0))), "delayq_policy")
+
+
 def test_expired_rows_that_are_firing() -> None:
     check(plans_of(lambda: settling.expired("default", 1000)), "delayq_unsettled")
 

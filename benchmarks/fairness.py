@@ -1,0 +1,146 @@
+"""How late one policy's timeouts are while another policy's crowd, all due at one instant, is drained.
+
+python benchmarks/fairness.py [--flood 100000] [--without-redis] [--workers 1] [--slow 1.0]
+
+With `DELAYQ_TEST_DB=postgresql` or `mariadb` on a server, by default on SQLite. `--slow`: the crowd's handlers take so
+many seconds each; then it is not drained to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.ground import SleepProbe, ground, show, summary, wait_for, workers
+
+SECONDS_SLOW = 30.0
+
+
+def crowd(policy: str, count: int, after: timedelta) -> datetime:
+    """So many orders, each with a timeout that is due `after` all are there; Redis knows them all. Returns when."""
+    from django.utils import timezone
+
+    from django_delayq import get_policy
+    from django_delayq.connections import get_worker_engine
+    from django_delayq.ledger import writing
+    from django_delayq.ledger.subjects import subject_at
+    from django_delayq.models import Timeout
+    from django_delayq.outbox import due_ms_of
+    from tests.testapp.models import Order
+
+    declared: Any = get_policy((Order, policy))
+    for start in range(0, count, 5000):
+        orders = Order.objects.bulk_create(Order(status="new") for _ in range(min(5000, count - start)))
+        later = timezone.now() + timedelta(days=1)
+        rows = [writing.new_row(subject_at(declared, order.pk, "", "default"), later, None) for order in orders]
+        Timeout.objects.bulk_create(rows, batch_size=1000)
+    at = timezone.now() + after
+    Timeout.objects.filter(policy=declared.label).update(due_at=at, run_at=at, first_due_at=at)
+    engine = get_worker_engine()
+    if engine is not None:
+        ids = Timeout.objects.filter(policy=declared.label).values_list("pk", flat=True)
+        engine.queue("default", 0).ensure((id, due_ms_of(at)) for id in ids)
+        engine.close()
+    return at
+
+
+def trickle_until(is_over: Any) -> None:
+    """Every 50 ms a timeout of the other policy, due in 100 ms, as an application would schedule it."""
+    from django_delayq import schedule_timeout
+    from tests.testapp.models import Parcel
+
+    while not is_over():
+        schedule_timeout(Parcel.objects.create(), "chase", seconds=0.1)
+        time.sleep(0.05)
+
+
+class MemoryProbe(threading.Thread):
+    """The resident memory of processes, in MB, from time to time."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        super().__init__(daemon=True)
+        self.pids = pids
+        self.seen: list[float] = []
+        self._stopping = threading.Event()
+
+    def look(self) -> float:
+        texts = (Path(f"/proc/{pid}/status").read_text() for pid in self.pids)
+        return max(int(text.split("VmRSS:")[1].split()[0]) / 1024 for text in texts)
+
+    def run(self) -> None:
+        while not self._stopping.wait(0.25):
+            self.seen.append(self.look())
+
+    def __enter__(self) -> MemoryProbe:
+        self.before = self.look()
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self.join()
+        self.after = self.look()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    from django.utils import timezone
+
+    from django_delayq import schedule_timeout
+    from django_delayq.models import Timeout
+    from tests.testapp.models import Order
+
+    policy = "linger" if options.slow else "remind"
+    begin = crowd(policy, options.flood, timedelta(seconds=20 + options.flood / 5000))
+    left = Timeout.objects.pending().filter(policy__endswith=policy)
+    with workers(options.workers) as started:
+        first = schedule_timeout(Order.objects.create(status="new"), "cancel_unpaid", seconds=0)
+        wait_for(lambda: Timeout.objects.filter(pk=first.pk).exclude(state="pending").exists())
+        with MemoryProbe([process.pid for process in started]) as memory, SleepProbe() as noise:
+            assert timezone.now() < begin, "setting up took too long"
+            time.sleep((begin - timezone.now()).total_seconds())
+            until = time.monotonic() + SECONDS_SLOW if options.slow else float("inf")
+            trickle_until(lambda: time.monotonic() > until or not left.values("pk")[:1])
+            wait_for(lambda: not Timeout.objects.pending().filter(policy__endswith="chase").exists())
+    fired = Timeout.objects.filter(policy__endswith=policy, state="fired")
+    count, last = fired.count(), fired.order_by("-settled_at")[0].settled_at
+    others = Timeout.objects.filter(policy__endswith="chase", state="fired").values_list("due_at", "settled_at")
+    assert Timeout.objects.filter(settled_at__lt=begin, policy__endswith=policy).count() == 0, "early"
+    return {
+        "lateness of the other, ms": summary([(settled - due).total_seconds() * 1000 for due, settled in others]),
+        "the crowd": {"fired": count, "per second": round(count / (last - begin).total_seconds(), 1)},
+        "memory of a worker, MB": {
+            "before": round(memory.before, 1),
+            "most": round(max(memory.seen), 1),
+            "after": round(memory.after, 1),
+        },
+        "noise of sleeping here, ms": summary(noise.late),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flood", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--without-redis", action="store_true")
+    parser.add_argument("--slow", type=float, default=0.0)
+    options = parser.parse_args()
+    if options.without_redis:
+        os.environ["DELAYQ_TEST_WITHOUT_REDIS"] = "1"
+    if options.slow:
+        os.environ["DELAYQ_TEST_LINGER"] = str(options.slow)
+    with ground():
+        source = "the ledger alone" if options.without_redis else "Redis"
+        show(f"{options.flood} of one policy due at once, {source}, {options.workers} worker(s)", measure(options))
+
+
+if __name__ == "__main__":
+    main()

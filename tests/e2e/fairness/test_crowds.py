@@ -1,0 +1,55 @@
+"""10,000 timeouts of one policy are due at once: another policy's fire all the same, and no memory is needed for it.
+
+Nothing here looks at a clock: what fires while most of the crowd still waits has not waited for the crowd.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from tests.e2e.crashes.conftest import StartWorker, wait_until
+from tests.e2e.fairness.conftest import crowd, fired, latecomers, memory_mb, waiting
+from tests.settings import DB
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(DB == "sqlite", reason="handlers that take their time stand in line for SQLite's one writer"),
+]
+
+CROWD = 10_000
+
+
+def end(worker: subprocess.Popen[bytes]) -> None:
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+
+
+def test_a_crowd_of_one_policy_does_not_hold_up_another_one(start_worker: StartWorker, source: dict[str, str]) -> None:
+    crowd("linger", CROWD)
+    worker = start_worker(LINGER="0.005", **source)
+    wait_until(lambda: waiting("linger") < CROWD - 100, "the worker is at it")
+    before = memory_mb(worker.pid)
+    for queue in ("default", "one that no policy names"):
+        late = latecomers(20, queue)
+        wait_until(lambda ids=late: fired(ids) == 20, "the latecomers have fired")  # type: ignore[misc]
+    assert waiting("linger") > CROWD / 2, "they had to wait for the crowd"
+    wait_until(lambda: waiting("linger") < CROWD - 1000, "the crowd goes on as well")
+    assert memory_mb(worker.pid) < before + 24
+    end(worker)
+
+
+@pytest.mark.parametrize("source", ["redis"], indirect=True)
+def test_a_crowd_of_slow_handlers_leaves_threads_to_others(start_worker: StartWorker, source: dict[str, str]) -> None:
+    """All threads are busy for a while each time, and a hundred more are held: the next free one is another's."""
+    crowd("linger", 200)
+    worker = start_worker(LINGER="0.5", **source)
+    wait_until(lambda: waiting("linger") < 200, "every thread is at it")
+    late = latecomers(20)
+    wait_until(lambda: fired(late) == 20, "the latecomers have fired")
+    assert waiting("linger") > 120, "they had to wait for the crowd"
+    end(worker)

@@ -1,0 +1,192 @@
+"""Somebody who may write anything to Redis, and real workers that live with it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from django_delayq import cancel_timeout, schedule_timeout
+from django_delayq.engine.keys import QueueKeys, queue_keys
+from django_delayq.models import Timeout
+from tests.e2e.crashes.conftest import effects, wait_until
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    import redis
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
+StartCommand = Callable[..., "subprocess.Popen[bytes]"]
+
+LEASED = 2**52
+FORGED_IDS = ["0", "-1", "+7", "007", "1.0", "1e3", " 1", "1\n", "nan", "inf", "१२", "x", "", "9" * 40]
+FORGED_IDS += [str(2**63), str(2**63 - 1), str(2**64), "1; DROP TABLE x", "__import__('os').abort()"]
+SCORES = ["-inf", "+inf", "-1", "-1e300", "1e300", "0", "0.5", "15", str(2**53), str(2**53 + 2), "1e17"]
+MESSAGES = [b"", b"nan", b"-1", b"9" * 100_000, b"\xff\xfe", b"\x80\x04cos\nsystem\n(S'false'\ntR.", b"*1\r\n$4\r\n"]
+
+
+@pytest.fixture
+def keys(prefix: str, redis_client: redis.Redis) -> QueueKeys:
+    return queue_keys(prefix, "default", 0, 1)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "worker.log"
+
+
+@pytest.fixture
+def start_worker(start_command: StartCommand, log: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """A real worker whose words go to `log`."""
+    with log.open("ab") as file:
+        yield lambda: start_command("delayq_worker", "-v0", stdout=file, stderr=file)
+
+
+class Hostile(threading.Thread):
+    """Writes whatever is worst, again and again, until told to stop."""
+
+    def __init__(self, client: redis.Redis, keys: QueueKeys, ids: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.client = client
+        self.keys = keys
+        self.ids = ids
+        self.random = random.Random(1)
+        self.rounds = 0
+        self.error: BaseException | None = None
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.wait(0.01):
+                self.write()
+                self.rounds += 1
+        except BaseException as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(30)
+        assert self.error is None
+
+    def write(self) -> None:
+        pipe = self.client.pipeline(transaction=False)
+        if self.random.random() < 0.2:
+            pipe.delete(self.keys.entries, self.keys.counter)
+            for key in (self.keys.entries, self.keys.counter):
+                pipe.execute_command(self.random.choice(["SET", "RPUSH", "SADD"]), key, "x")
+            pipe.execute(raise_on_error=False)
+        early = [0, 15, 1024 + 3, LEASED, LEASED + 15, LEASED + 1024 + 8]  # waiting and lapsed, with made-up deliveries
+        scores = {str(id): self.random.choice(early) for id in self.ids}
+        pipe.zadd(self.keys.entries, scores)
+        score = self.random.choice(SCORES)
+        pipe.zadd(self.keys.entries, {f"{word}{self.random.choice(['', '0'])}": score for word in FORGED_IDS})
+        pipe.publish(self.keys.wake, self.random.choice(MESSAGES))
+        pipe.set(self.keys.counter, self.random.choice(["64", "-1", "x" * 1000, "9" * 30]))
+        pipe.execute(raise_on_error=False)
+
+
+def rows_before(row: Timeout | None) -> list[Any]:
+    """What the ledger says of those that were scheduled before `row`."""
+    rows = Timeout.objects.order_by("pk") if row is None else Timeout.objects.filter(pk__lt=row.pk).order_by("pk")
+    return list(rows.values_list("pk", "state", "cause", "run_at", "attempts", "history", "claims", "settled_at"))
+
+
+def order() -> Order:
+    return Order.objects.create(status="new")
+
+
+def end(worker: subprocess.Popen[bytes]) -> None:
+    assert worker.poll() is None, "it has ended by itself"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+
+
+def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
+    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
+) -> None:
+    later = [schedule_timeout(order(), "remind", hours=1) for _ in range(5)]
+    cancelled = [schedule_timeout(order(), "remind", hours=1) for _ in range(5)]
+    for row in cancelled:
+        assert cancel_timeout(row)
+    before = rows_before(None)
+    workers = [start_worker(), start_worker()]
+    first = schedule_timeout(order(), "remind", seconds=0)
+    wait_until(lambda: effects("remind"), "the workers are there")
+    hostile = Hostile(redis_client, keys, [row.pk for row in [*later, *cancelled, first]])
+    hostile.start()
+    due = [first]
+    for _ in range(30):
+        due.append(schedule_timeout(order(), "remind", seconds=0))
+        hostile.ids.append(due[-1].pk)
+    wait_until(lambda: len(effects("remind")) == len(due), "what is due has fired", 120)
+    wait_until(lambda: hostile.rounds > 50, "he has tried everything")
+    hostile.stop()
+    for worker in workers:
+        end(worker)
+    assert effects("remind") == {row.pk: 1 for row in due}
+    assert Effect.objects.count() == len(due)
+    assert rows_before(first) == before, "nobody touched those"
+    assert set(Timeout.objects.filter(pk__gte=first.pk).values_list("state", "cause")) == {("fired", "due")}
+    words = log.read_text()
+    assert words.count("that are no entries") <= len(workers), "told once by each"
+    assert "Traceback" not in words
+    assert len(words) < 20_000
+
+
+def memory_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
+
+
+def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
+    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
+) -> None:
+    """300,000 members that are none, 20,000 ids that nobody has, and a few megabytes each in some of them."""
+    worker = start_worker()
+    schedule_timeout(order(), "remind", seconds=0)
+    wait_until(lambda: effects("remind"), "the worker is there")
+    before = memory_mb(worker.pid)
+    for start in range(0, 300_000, 10_000):
+        redis_client.zadd(keys.entries, {f"x{number}": 1 for number in range(start, start + 10_000)})
+    redis_client.zadd(keys.entries, {str(10**15 + number): 2 for number in range(20_000)})
+    redis_client.zadd(keys.entries, {letter * 4_000_000: 1 for letter in "abc"})
+    due = [schedule_timeout(order(), "remind", seconds=0) for _ in range(10)]
+    wait_until(lambda: len(effects("remind")) == 1 + len(due), "what is due has fired")
+    wait_until(lambda: redis_client.zcard(keys.entries) == 0, "the garbage is gone", 120)
+    assert memory_mb(worker.pid) < before + 24
+    end(worker)
+    assert set(effects("remind").values()) == {1}
+    assert log.read_text().count("that are no entries") == 1
+    connections.close_all()
+
+
+def test_every_key_may_be_of_another_type(
+    start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, prefix: str
+) -> None:
+    def fill(name: str, number: int) -> None:
+        redis_client.delete(name)
+        writes: list[Callable[[], Any]] = [
+            lambda: redis_client.set(name, "x"),
+            lambda: redis_client.rpush(name, "x"),
+            lambda: redis_client.sadd(name, "x"),
+            lambda: redis_client.hset(name, "x", "x"),
+            lambda: redis_client.xadd(name, {"x": "x"}),
+        ]
+        writes[number]()
+
+    names = [keys.entries, keys.counter, keys.wake, *(f"{prefix}:turn:{work}" for work in ("sweep", "full-sweep"))]
+    for name in names:
+        fill(name, 0)
+    worker = start_worker()
+    for number in range(5):
+        for name in names:
+            fill(name, number)
+        schedule_timeout(order(), "remind", seconds=0)
+        wait_until(lambda count=number: len(effects("remind")) == count + 1, "it fires")  # type: ignore[misc]
+    end(worker)

@@ -1,0 +1,105 @@
+"""Whoever writes to Redis can make a suspect of any timeout, and give it to several workers at once.
+
+That slows it down. It neither kills it, nor uses up attempts that never ran, nor fires it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from django_delayq import Retry, TimeoutPolicy
+from django_delayq.firing import plan, points, run
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+FORGED = 15
+Declare = Callable[..., TimeoutPolicy[Any]]
+
+
+@pytest.fixture(autouse=True)
+def no_observer() -> Iterator[None]:
+    yield
+    points.look_on(None)
+
+
+def count(order: Order, timeout: Timeout) -> None:
+    Effect.objects.create(what="counted", object_id=order.pk, timeout_id=timeout.pk)
+
+
+def meanwhile(step: str, act: Callable[[], object]) -> None:
+    """The first firing that gets to `step` waits there while `act` is done."""
+    left = [act]
+
+    def reached(name: str) -> None:
+        if name == step and left:
+            left.pop()()
+
+    points.look_on(reached)
+
+
+def deliver(row: Timeout) -> None:
+    works, _ = plan({row.pk: FORGED}, "default")
+    for work in works:
+        run(work, "default")
+
+
+@pytest.mark.parametrize("retry", [Retry.never(), Retry([0])])
+def test_two_workers_that_get_one_suspect_do_not_bury_it(declare: Declare, retry: Retry) -> None:
+    row = due(Order.objects.create(), declare(Order, count, name="once", retry=retry))
+
+    def deliver_thrice() -> None:
+        for _ in range(3):
+            deliver(row)
+
+    meanwhile("charged", deliver_thrice)
+    fire(row, deliveries=FORGED)
+    assert state(row) == ("fired", "due")
+    assert (row.attempts, Effect.objects.count()) == (1, 1)
+
+
+class _LockTimeout(Exception):
+    """What each driver's error looks like that says so."""
+
+    sqlstate = "55P03"
+    sqlite_errorcode = 5
+
+
+def test_a_suspect_that_cannot_run_is_charged_nothing_however_often_it_is_delivered(declare: Declare) -> None:
+    stuck = [True]
+
+    def wait_for_a_lock(order: Order, timeout: Timeout) -> None:
+        if stuck:
+            raise OperationalError(1205, "Lock wait timeout exceeded") from _LockTimeout(1205, "the same")
+        count(order, timeout)
+
+    row = due(Order.objects.create(), declare(Order, wait_for_a_lock, name="once", retry=Retry.never()))
+    for _ in range(5):
+        fire(row, deliveries=FORGED)
+        row.refresh_from_db()
+        assert (row.state, row.attempts, row.history) == ("pending", 0, [])
+    stuck.clear()
+    fire(row, deliveries=FORGED)
+    assert state(row) == ("fired", "due")
+
+
+def test_a_process_that_died_of_it_is_counted_when_its_lease_is_over(declare: Declare, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=50)}
+    row = due(Order.objects.create(), declare(Order, count, name="once", retry=Retry.never()))
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    meanwhile("charged", die)
+    with pytest.raises(KeyboardInterrupt):
+        fire(row, deliveries=2)
+    while state(row)[0] == "pending":
+        fire(row, deliveries=3)
+    assert state(row) == ("dead", "retries")
+    assert "died" in row.reason

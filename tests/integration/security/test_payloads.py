@@ -1,0 +1,88 @@
+"""Payloads are JSON and nothing else: what cannot come back as it was is refused before anything is written."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import enum
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from django_delayq import InvalidPayload, schedule_timeout
+from django_delayq.models import Timeout
+from django_delayq.payloads import MAX_BYTES
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def _loop() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+def _deep() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    return deep
+
+
+REFUSED = {
+    "an object": object(), "a class": Order, "a function": _loop, "bytes": b"x", "a set": {1}, "a model": Order(),
+    "a moment": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "a day": datetime.date(2026, 1, 1),
+    "a decimal": decimal.Decimal("1.1"), "a uuid": uuid.uuid4(), "an enum": Colour.RED, "complex": 1j,
+    "NaN": float("nan"), "infinity": float("inf"), "minus infinity": [{"a": -float("inf")}],
+    "a key that is a number": {1: "a"}, "a key that is None": {None: 1}, "NUL": "a\0b", "NUL in a key": {"\0": 1},
+    "half a character": "\ud800", "too long": "x" * MAX_BYTES, "too many digits": 10**5000, "a loop": _loop(),
+    "too deep": _deep(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_json_is_refused_and_the_transaction_goes_on(name: str) -> None:
+    order = Order.objects.create()
+    with transaction.atomic():
+        with pytest.raises(InvalidPayload):
+            schedule_timeout(order, "remind", hours=1, payload=REFUSED[name])
+        assert not Timeout.objects.exists()
+        schedule_timeout(order, "remind", hours=1)
+    assert Timeout.objects.get().payload is None
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {}, [], "", 0, False, 1.5, -0.1, 2**70, -(2**63), {"a": [1, {"b": None}]}, "ä 漢 😀 \u2028", {"": {"$ref": 1}},
+        {"__class__": "os.system", "py/object": "os.system", "__reduce__": ["rm"]}, "'; DROP TABLE x; --", "\x01\x1f",
+    ],
+)  # fmt: skip
+def test_json_comes_back_as_it_was(payload: Any) -> None:
+    row = schedule_timeout(Order.objects.create(), "remind", hours=1, payload=payload)
+    row.refresh_from_db()
+    assert row.payload == payload
+    assert type(row.payload) is type(payload)
+
+
+def test_a_payload_that_somebody_spoilt_in_the_database_stops_nobody() -> None:
+    """Only where a database keeps JSON as a text that it does not look at."""
+    row = schedule_timeout(Order.objects.create(), "remind", seconds=0, payload={"a": 1})
+    if connection.vendor != "sqlite":
+        pytest.skip("this database refuses what is no JSON")
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA ignore_check_constraints = ON")
+        cursor.execute("UPDATE django_delayq_timeout SET payload = 'cos\nsystem' WHERE id = %s", [row.pk])
+        cursor.execute("PRAGMA ignore_check_constraints = OFF")
+    from django_delayq.firing import plan, run
+
+    (work,), _ = plan({row.pk: 1}, "default")
+    report = run(work, "default")
+    assert row.pk in {*report.done, *report.again}

@@ -1,0 +1,140 @@
+"""What errors say goes through `SCRUB` before anybody can read it; and if that fails, nothing is said at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import transaction
+
+from django_delayq import Retry, TimeoutPolicy
+from django_delayq.conf import ConfigError
+from django_delayq.ledger import history
+from django_delayq.models import Timeout
+from django_delayq.scrubbing import get_scrubber
+from tests.integration.firing.conftest import due, fire
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
+SECRET = "4000-1234-" + "5678"
+
+
+def scrub(text: str, timeout: Timeout | None) -> str:
+    return text.replace(SECRET, f"[card of timeout {timeout.pk}]" if timeout else "[card]")
+
+
+def refuse(order: Order, timeout: Timeout) -> None:
+    card = f"{SECRET}"
+    try:
+        raise KeyError(card)
+    except KeyError as error:
+        raise ValueError(f"no such card: {card}") from error
+
+
+def quote(text: str, timeout: Timeout | None) -> str:
+    raise RuntimeError(f"cannot scrub {text}")
+
+
+def failed(declare: Declare, handler: Callable[..., Any] = refuse, retry: Retry | None = None) -> Timeout:
+    row = due(Order.objects.create(), declare(Order, handler, name="refuse", retry=retry or Retry.never()))
+    fire(row)
+    row.refresh_from_db()
+    return row
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> str:
+    """Everything that log handlers would print."""
+    return "\n".join(logging.Formatter("%(message)s").format(record) for record in caplog.records)
+
+
+def kept(row: Timeout) -> str:
+    return f"{row.reason} {row.history}"
+
+
+@pytest.mark.parametrize("setting", [scrub, f"{__name__}.scrub"])
+def test_messages_and_tracebacks_are_scrubbed_in_the_ledger_and_in_the_log(
+    declare: Declare, settings: Any, caplog: pytest.LogCaptureFixture, setting: Any
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": setting}
+    row = failed(declare)
+    told = f"no such card: [card of timeout {row.pk}]"
+    assert (row.state, row.reason) == ("dead", f"ValueError: {told}")
+    assert row.errors[0]["message"] == told
+    assert "in refuse" in row.errors[0]["traceback"]
+    assert "KeyError" in row.errors[0]["traceback"], "its cause is told too"
+    assert SECRET not in kept(row)
+    assert told in logged(caplog)
+    assert "in refuse" in logged(caplog)
+    assert SECRET not in logged(caplog)
+    assert not any(_frames(record) for record in caplog.records), "frames have locals"
+
+
+def _frames(record: logging.LogRecord) -> object:
+    return record.exc_info and (record.exc_info[2] or getattr(record.exc_info[1], "__cause__", None))
+
+
+@pytest.mark.parametrize("setting", [quote, lambda text, timeout: None, lambda text: text])
+def test_a_scrubber_that_fails_loses_no_attempt_and_tells_nothing(
+    declare: Declare, settings: Any, caplog: pytest.LogCaptureFixture, setting: Any
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": setting}
+    row = failed(declare, retry=Retry([60]))
+    assert (row.state, row.attempts, row.errors[0]["error"]) == ("pending", 1, "ValueError")
+    assert row.run_at > row.due_at
+    assert "withheld" in row.errors[0]["message"]
+    assert SECRET not in kept(row)
+    assert SECRET not in logged(caplog)
+    assert {getattr(record, "event", "") for record in caplog.records} == {"scrub_failed", "timeout_failed"}
+
+
+def test_what_callbacks_after_the_commit_raise_is_scrubbed(
+    declare: Declare, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": scrub}
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        transaction.on_commit(lambda: refuse(order, timeout))
+
+    assert failed(declare, handler).state == "fired"
+    assert "[card]" in logged(caplog)
+    assert SECRET not in logged(caplog)
+
+
+def test_locals_are_never_kept(declare: Declare) -> None:
+    def handler(order: Order, timeout: Timeout) -> None:
+        card = f"{SECRET}"
+        raise ValueError(f"a card of {len(card)} digits")
+
+    assert SECRET not in kept(failed(declare, handler))
+
+
+def test_what_is_kept_of_an_error_is_capped(declare: Declare) -> None:
+    def handler(order: Order, timeout: Timeout) -> None:
+        raise type("E" * 10_000, (Exception,), {})("x" * 3_000_000)
+
+    row = failed(declare, handler)
+    assert len(row.reason) <= history.MAX_REASON
+    assert len(str(row.history)) < history.MAX_TRACEBACK + 2000
+
+
+def test_a_history_does_not_grow_for_ever(declare: Declare) -> None:
+    row = due(Order.objects.create(), declare(Order, refuse, name="refuse", retry=Retry([0] * 60)))
+    for _ in range(50):
+        fire(row)
+    row.refresh_from_db()
+    assert (row.attempts, len(row.history)) == (50, history.MAX_EVENTS)
+
+
+@pytest.mark.parametrize("wrong", ["no.such.scrubber", "tests.settings.DB"])
+def test_a_scrubber_that_is_none_is_found_by_a_check_and_nothing_leaks_meanwhile(
+    declare: Declare, settings: Any, wrong: str
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SCRUB": wrong}
+    assert "django_delayq.E007" in {message.id for message in run_checks(tags=["django_delayq"])}
+    with pytest.raises(ConfigError, match="SCRUB"):
+        get_scrubber()
+    assert SECRET not in kept(failed(declare))

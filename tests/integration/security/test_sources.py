@@ -1,0 +1,98 @@
+"""Nothing here turns data into code; and an address of Redis, which may hold a password, is never shown."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+
+from django_delayq.conf import ConfigError, get_settings
+from django_delayq.connections import get_worker_engine
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "subprocess", "pty"}
+CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "loads_pickle", "mark_safe", "extra", "raw"}
+
+
+def dangers(text: str) -> Iterator[str]:
+    """Whatever in a module's source could run what somebody else wrote."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from {alias.name.partition(".")[0] for alias in node.names} & MODULES
+        elif isinstance(node, ast.ImportFrom):
+            yield from {(node.module or "").partition(".")[0], *(alias.name for alias in node.names)} & MODULES
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", None) or getattr(node.func, "attr", None)
+            owner = getattr(getattr(node.func, "value", None), "id", None)
+            if name in CALLS and (name, owner) != ("compile", "re"):
+                yield f"{name}()"
+            yield from (f"{keyword.arg}=" for keyword in node.keywords if keyword.arg == "shell")
+
+
+def test_no_module_can_turn_data_into_code() -> None:
+    # `compiler.compile` is Django's, of SQL expressions.
+    modules = sorted((ROOT / "django_delayq").rglob("*.py"))
+    assert len(modules) > 80
+    texts = {path: path.read_text().replace("compiler.compile(", "compiler.as_text(") for path in modules}
+    found = {str(path.relative_to(ROOT)): list(dangers(text)) for path, text in texts.items()}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle", "from pickle import loads", "import yaml; yaml.load(x)", "eval(x)", "exec(x)", "os.system(x)",
+        "run(x, shell=True)", "from os import path; import marshal", "__import__(x)", "Timeout.objects.raw(x)",
+    ],
+)  # fmt: skip
+def test_the_look_finds_what_it_looks_for(text: str) -> None:
+    assert list(dangers(text))
+    assert not list(dangers("import re, json\nre.compile(x)\njson.loads(x)\nrun(x, check=True)"))
+
+
+PASSWORD = "pa55-of-redis"
+ADDRESSES = [
+    f"redis://user:{PASSWORD}@localhost:1/0",
+    f"redis:/user:{PASSWORD}@localhost",
+    f"redis:/user:{PASSWORD}@redis.internal:6379",
+    f"redis//:{PASSWORD}@redis.internal/0",
+    f"user:{PASSWORD}@localhost",
+    f"redis://:{PASSWORD}@localhost:port/0",
+    f"redis://:{PASSWORD}@localhost/zero",
+    f"redis+sentinel://:{PASSWORD}@localhost",
+    f"redis+cluster://:{PASSWORD}@localhost:1/5",
+    f"http://:{PASSWORD}@localhost",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_password_is_in_no_repr_no_error_and_no_check(
+    settings: Any, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {"REDIS": address}
+    said = [str(message) for message in run_checks(tags=["django_delayq"])]
+    try:
+        said.append(repr(get_settings()))
+        engine = get_worker_engine()
+        assert engine is not None
+        said += [repr(engine), str(vars(engine).keys())]
+        engine.queue("default", 0).stats()
+    except Exception as error:
+        said += _all_of(error)
+    assert said
+    assert PASSWORD not in " ".join([*said, caplog.text])
+
+
+def _all_of(error: BaseException | None) -> list[str]:
+    """What the error and its causes say."""
+    return [] if error is None else [repr(error), str(error), *_all_of(error.__cause__ or error.__context__)]
+
+
+def test_a_misspelled_alias_is_shown(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "defualt"}
+    with pytest.raises(ConfigError, match="defualt"):
+        get_settings()

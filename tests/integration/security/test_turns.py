@@ -1,0 +1,61 @@
+"""A turn that somebody forges for himself is not kept from the workers: without sweeps timeouts would never come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from django_delayq.connections import forget_engine, get_worker_engine
+from django_delayq.engine import Engine
+from django_delayq.recovery import locks
+from django_delayq.recovery.locks import take_turn
+
+if TYPE_CHECKING:
+    import redis
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def engine(redis_client: redis.Redis) -> Iterator[Engine]:
+    made = get_worker_engine()
+    assert made is not None
+    yield made
+    made.close()
+    forget_engine()
+
+
+def test_a_turn_is_one_workers(engine: Engine) -> None:
+    other = get_worker_engine()
+    assert [take_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
+    assert take_turn(other, "sync", MINUTE)
+
+
+@pytest.mark.parametrize("forged", ["for ever", "for a year", "another type"])
+def test_a_turn_that_lasts_longer_than_any_is_taken_back(
+    engine: Engine, redis_client: redis.Redis, forged: str
+) -> None:
+    key = f"{engine.prefix}:turn:sweep"
+    if forged == "another type":
+        redis_client.rpush(key, "x")
+    else:
+        redis_client.set(key, 1, ex=None if forged == "for ever" else 365 * 86_400)
+    assert [take_turn(engine, "sweep", MINUTE) for _ in range(3)] == [True, False, False]
+
+
+def test_who_never_has_a_turn_takes_one_in_the_end(
+    engine: Engine, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(locks, "monotonic", lambda: now[0])
+
+    def asked_after(seconds: float) -> bool:
+        redis_client.set(f"{engine.prefix}:turn:sweep", 1, px=50_000)
+        now[0] += seconds
+        return take_turn(engine, "sweep", MINUTE)
+
+    turns = [asked_after(60.0) for _ in range(2 * locks.PATIENCE + 2)]
+    assert [number for number, turn in enumerate(turns) if turn] == [locks.PATIENCE, 2 * locks.PATIENCE]

@@ -1,0 +1,170 @@
+"""Who is behind asks the ledger for policies that get less than their share; who keeps up asks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import TimeoutPolicy, clock
+from django_delayq.models import Timeout
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.poll import Poll
+from django_delayq.worker import shares as module
+from django_delayq.worker.link import Link
+from django_delayq.worker.shares import LEAST, Shares
+from django_delayq.worker.sources import Sources
+from tests.integration.worker.running import due_orders
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger", "cancel_unpaid"))
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pause between two looks, so that no test has to wait for one."""
+    monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
+
+
+def poll(only: list[str] | None = None) -> Poll:
+    return Poll("default", only, Clocks("default"))
+
+
+def behind(only: list[str] | None = None) -> Shares:
+    shares = Shares(poll(only), only)
+    shares.saw(is_behind=True)
+    return shares
+
+
+def crowd(count: int = 60) -> list[Timeout]:
+    rows = due_orders("remind", count)
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=clock.now() - timedelta(hours=1))
+    return rows
+
+
+def test_who_keeps_up_asks_nothing() -> None:
+    due_orders("linger")
+    shares = Shares(poll(), None)
+    shares.saw(is_behind=False)
+    with CaptureQueriesContext(connection) as queries:
+        assert shares.take(100, {}) == {}
+    assert len(queries) == 0
+
+
+def test_what_is_due_of_others_is_claimed_past_a_crowd() -> None:
+    crowd()
+    others = [*due_orders("linger", 2), *due_orders("cancel_unpaid", 3)]
+    taken = behind().take(10, {REMIND: 90})
+    assert taken == {row.pk: 1 for row in others}
+    assert poll().labels_with_more([REMIND, LINGER, UNPAID]) == [REMIND], "claimed, so that colleagues leave it alone"
+
+
+def test_nobody_gets_more_than_there_is_room_for() -> None:
+    due_orders("linger", 80)
+    due_orders("cancel_unpaid", 80)
+    shares = behind()
+    first = shares.take(40, {REMIND: 60})
+    assert len(first) == 40
+    labels = [*Timeout.objects.filter(pk__in=first).values_list("policy", flat=True)]
+    assert (labels.count(LINGER), labels.count(UNPAID)) == (20, 20)
+
+
+def test_without_room_every_policy_still_gets_a_little() -> None:
+    due_orders("linger", 2 * LEAST)
+    assert len(behind().take(0, {REMIND: 100})) == LEAST
+
+
+def test_a_worker_that_may_take_three_more_takes_three() -> None:
+    due_orders("linger", 10)
+    due_orders("cancel_unpaid", 10)
+    assert len(behind().take(0, {REMIND: 100}, least=3)) <= 3
+    assert behind().take(0, {REMIND: 100}, least=0) == {}
+
+
+def test_who_has_its_share_already_is_not_asked_for() -> None:
+    due_orders("linger", 100)
+    assert behind().take(0, {REMIND: 100, LINGER: 100}) == {}
+    assert len(behind().take(0, {REMIND: 1000, LINGER: 10})) == LEAST
+
+
+def test_what_waits_under_a_former_name_is_found(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    (row,) = due_orders(declare(Order, name="then"))
+    declare(Order, name="now", aliases=("testapp.order.before",))
+    Timeout.objects.update(policy="testapp.order.before")
+    assert behind().take(0, {REMIND: 100}) == {row.pk: 1}
+
+
+def test_queues_that_this_worker_does_not_serve_are_left_alone(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    due_orders("linger", 3)
+    (mail,) = due_orders(declare(Order, name="mail", queue="mail"))
+    assert behind(["mail"]).take(10, {REMIND: 90}) == {mail.pk: 1}
+
+
+def test_many_policies_take_turns(declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_LABELS", 3)
+    rows = [due_orders(declare(Order, name=f"policy_{number}"))[0] for number in range(7)]
+    shares = behind()
+    found: dict[int, int] = {}
+    for _ in range(10):
+        found |= shares.take(0, {REMIND: 100})
+    assert found == {row.pk: 1 for row in rows}
+
+
+def test_a_claim_that_lapsed_makes_a_suspect_here_too() -> None:
+    (row,) = due_orders("linger")
+    assert behind().take(10, {REMIND: 90}) == {row.pk: 1}
+    Timeout.objects.update(claimed_until=clock.now() - timedelta(seconds=1))
+    assert behind().take(10, {REMIND: 90}) == {row.pk: 2}
+
+
+def test_looks_in_vain_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_SECONDS", 3600.0)
+    shares = behind()
+    shares._pause = 900.0
+    assert shares.take(0, {REMIND: 100}) == {}
+    assert 900 < shares.seconds_left <= 1800
+    shares.saw(is_behind=False)
+    assert shares.seconds_left == float("inf")
+
+
+@pytest.fixture
+def sources(settings: Any) -> Sources:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    return Sources(Link(None), [], None, "default", Clocks("default"))
+
+
+def test_the_crowd_gets_the_rest_of_the_room(sources: Sources) -> None:
+    first = sources.take(20, {}) if crowd() else None
+    assert first is not None
+    assert (len(first.deliveries), first.is_part) == (20, True)
+    others = due_orders("linger", 2)
+    second = sources.take(20, {REMIND: 20})
+    assert len(second.deliveries) == 20
+    assert {row.pk for row in others} <= second.deliveries.keys()
+
+
+def test_a_worker_without_room_looks_again_soon(sources: Sources) -> None:
+    taken = sources.take(0, {REMIND: 4})
+    assert (taken.deliveries, taken.wait_seconds) == ({}, 0.0), "after the pause, which is none here"
+    (other,) = due_orders("linger")
+    assert sources.take(0, {REMIND: 4}).deliveries == {other.pk: 1}
+
+
+def test_what_was_claimed_is_given_back_when_the_rest_fails(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources.take(0, {REMIND: 100})
+    (other,) = due_orders("linger")
+
+    def fail(_room: int) -> None:
+        raise RuntimeError("the connection broke")
+
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError):
+        broken.setattr(sources._poll, "take", fail)
+        sources.take(10, {REMIND: 100})
+    sources.flush()
+    assert poll().look(10).deliveries == {other.pk: 1}
