@@ -35,10 +35,17 @@ class Worker:
         return not self.variables and not self.is_told and self.stopped_since is None
 
     def is_stopped(self) -> bool:
+        return self._status("State").startswith("T")
+
+    def listens(self) -> bool:
+        """Whether SIGTERM means something to it yet: one that has only just been started simply dies of it."""
+        return bool(int(self._status("SigCgt") or "0", 16) >> (signal.SIGTERM - 1) & 1)
+
+    def _status(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] == "T"
-        return False
+            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+            return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(f"{name}:")), "")
+        return ""
 
 
 class Crew:
@@ -109,6 +116,8 @@ class Crew:
     def end(self) -> None:
         """All workers are told to end, and do."""
         for worker in self.workers:
+            while worker.process.poll() is None and not worker.listens():
+                time.sleep(0.02)
             worker.is_told = True
             worker.process.send_signal(signal.SIGTERM)
         for worker in self.workers:

@@ -126,10 +126,11 @@ class Faults:
 
     def _tell_worker(self) -> bool:
         worker = self._a_worker()
-        if worker is not None:
-            worker.is_told = True
-            worker.process.send_signal(signal.SIGTERM)
-        return worker is not None
+        if worker is None or not worker.listens():
+            return False
+        worker.is_told = True
+        worker.process.send_signal(signal.SIGTERM)
+        return True
 
     def _wake_sleepers(self, now: float) -> None:
         for worker in self._crew.workers:
