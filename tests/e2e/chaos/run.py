@@ -116,7 +116,11 @@ def main() -> int:
     _say(f"seed {seed}")
     folder = options.keep or Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    result = run(folder, seed, 60 * options.minutes)
+    try:
+        result = run(folder, seed, 60 * options.minutes)
+    except BaseException:
+        _say(f"the run itself failed; its files: {folder}")
+        raise
     _say(str(result))
     if result.violations:
         _say(f"logs, journals and the database's files: {folder}")
