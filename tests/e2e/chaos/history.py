@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
@@ -18,6 +18,7 @@ from tests.e2e.chaos.verdict import Violation
 
 AUTOMATIC = "cancel_unpaid"
 AT_LEAST_ONCE = {"send_outside"}
+FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -169,11 +170,9 @@ class History:
             self._say("answer", subject, f"is said to be due at {answer}, not at {subject.deadline}")
 
     def _many(self, claim: Mapping[str, Any]) -> None:
-        verb, deadline = claim["verb"], claim.get("deadline")
+        verb = claim["verb"]
         subjects = [self._subject(order, claim["policy"], claim["key"]) for order in claim["orders"]]
-        pending = [subject for subject in subjects if subject.state == "pending"]
-        new = [subject for subject in subjects if subject.state != "pending"]
-        changed = {"replace_many": subjects, "keep_many": new}.get(verb, pending)
+        changed = _concerned(verb, subjects, claim)
         if len(changed) != claim["answer"]:
             self._say("answer", f"{verb} of {claim['policy']}", f"counted {claim['answer']}, not {len(changed)}")
         for subject in changed:
@@ -181,8 +180,10 @@ class History:
                 subject.close()
             elif verb == "extend_many":
                 _shift(subject, claim["seconds"])
+            elif verb == "fire_now_many":  # the deadline is a moment during the call, unless it has passed before
+                subject.deadline = min(subject.deadline or FOREVER, _moment(claim["deadline"]))
             else:
-                subject.pend(_moment(deadline))
+                subject.pend(_moment(claim["deadline"]))
 
     def _fire(self, effect: Note) -> None:
         assert effect.after is not None
@@ -201,6 +202,18 @@ class History:
         subject.state = "fired"
         if subject.name[1] == AUTOMATIC:
             self._become(subject.name[0], "cancelled", only_from="unpaid")
+
+
+def _concerned(verb: str, subjects: list[Subject], claim: Mapping[str, Any]) -> list[Subject]:
+    """Those of `subjects` that a bulk verb should have changed."""
+    if verb == "replace_many":
+        return subjects
+    if verb == "keep_many":
+        return [subject for subject in subjects if subject.state != "pending"]
+    pending = [subject for subject in subjects if subject.state == "pending"]
+    if verb == "postpone_many":
+        return [subject for subject in pending if (subject.deadline or FOREVER) < _moment(claim["deadline"])]
+    return pending
 
 
 def _placed_outside(order: Mapping[str, Any]) -> dict[str, Any]:

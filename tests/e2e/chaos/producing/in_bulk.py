@@ -1,4 +1,4 @@
-"""The verbs for many at once, on a policy whose handler takes many at once.
+"""The verbs for many at once, the application's and the operator's, on a policy whose handler takes many at once.
 
 Each producer has a key of its own, so that what its count should be is known: only workers compete for these.
 """
@@ -15,6 +15,7 @@ from django_delayq import (
     reschedule_timeouts,
     schedule_timeouts,
 )
+from django_delayq.steering import cancel, fire_now, postpone
 from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, claim, in_
 from tests.testapp.models import Order
 
@@ -64,3 +65,25 @@ def reschedule_many(operation: Operation) -> None:
     orders, at = _some(operation), in_(operation.hands.seconds())
     count = reschedule_timeouts(_pending(operation, orders), at=at)
     operation.note(_claim(operation, "move_many", orders, count, deadline=at))
+
+
+@atomically
+def cancel_by_operator(operation: Operation) -> None:
+    orders = _some(operation)
+    steered = cancel(_pending(operation, orders), by="chaos")
+    operation.note(_claim(operation, "cancel_many", orders, steered.changed))
+
+
+@atomically
+def postpone_by_operator(operation: Operation) -> None:
+    """Those whose deadline is later already are refused."""
+    orders, at = _some(operation), in_(1 + operation.hands.seconds())
+    steered = postpone(_pending(operation, orders), by="chaos", at=at)
+    operation.note(_claim(operation, "postpone_many", orders, steered.changed, deadline=at))
+
+
+@atomically
+def fire_now_by_operator(operation: Operation) -> None:
+    orders, before = _some(operation, 4), in_(0)
+    steered = fire_now(_pending(operation, orders), by="chaos")
+    operation.note(_claim(operation, "fire_now_many", orders, steered.changed, deadline=before))

@@ -34,4 +34,7 @@ DEEDS: dict[Deed, float] = {
     in_bulk.cancel_many: 1,
     in_bulk.extend_many: 2,
     in_bulk.reschedule_many: 2,
+    in_bulk.cancel_by_operator: 0.5,
+    in_bulk.postpone_by_operator: 1,
+    in_bulk.fire_now_by_operator: 1,
 }
