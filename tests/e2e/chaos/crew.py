@@ -15,6 +15,7 @@ from tests.e2e.chaos.stage import ROOT, Stage
 from tools import processes
 
 END_SECONDS = 30.0
+MOST_SURPRISES = 20
 WITHOUT_REDIS = "p0"
 """The producer whose pushes are never made: a quarter of all."""
 
@@ -89,6 +90,8 @@ class Crew:
             if worker.process.poll() is not None:
                 self._note_end(worker)
                 self.workers.remove(worker)
+                if len(self.surprises) > MOST_SURPRISES:
+                    raise RuntimeError(f"workers do not live; logs are in {self._stage.folder}")
             elif "STOP_AT" in worker.variables and worker.stopped_since is None and worker.is_stopped():
                 worker.stopped_since = time.monotonic()
         while len(self.workers) < self._size:
