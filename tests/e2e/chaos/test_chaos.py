@@ -35,11 +35,13 @@ def servers_of_its_own() -> None:
 @pytest.mark.usefixtures("servers_of_its_own")
 def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: pytest.CaptureFixture[str]) -> None:
     seed = random.SystemRandom().randrange(10**9)
+    with capsys.disabled():
+        sys.stdout.write(f"\nseed {seed}\n")
     # Not pytest's own folder, which it keeps to itself: the database has another account.
     with tempfile.TemporaryDirectory(prefix="delayq-chaos-") as folder:
         result = run(Path(folder), seed, SECONDS)
     with capsys.disabled():
-        sys.stdout.write(f"\n{result}\n")
+        sys.stdout.write(f"{result}\n")
     assert [str(violation) for violation in result.violations] == []
     for server in ("worker", "redis", "postgres"):
         assert any(name.startswith(server) for name in result.faults), f"no fault of {server} has happened"
