@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix guarantees lint bench clean
+.PHONY: help demo test test-matrix guarantees lint bench chaos clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -30,6 +30,10 @@ lint: ## Style, types, import rules, migrations
 bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or mariadb: on a server)
 	@$(PYTHON) tools/environment.py test
 	@PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/lag.py
+
+chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, SEED=... to repeat one)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what the other commands created
 	rm -rf $(VENV) .venv-newest .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

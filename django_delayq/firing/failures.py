@@ -87,7 +87,7 @@ def _record(
     charged: bool,
     superseded: bool = False,
 ) -> Findings:
-    findings = Findings()
+    findings, is_recorded = Findings(), False
     reach("undone")
     with firing_transaction(using):
         rows, now = settling.lock_rows([timeout_id], using, history=True)
@@ -103,10 +103,12 @@ def _record(
                 verdict = _of_firing(row, verdict, now, slot_is_taken=taken)
             if verdict.events:
                 verdict.values["history"] = appended(row.history, *verdict.events)
-            if settling.compare_and_set(row, using, **verdict.values) and verdict.signal:
+            is_recorded = settling.compare_and_set(row, using, **verdict.values)
+            if is_recorded and verdict.signal:
                 findings.news.append((verdict.signal, row))
     reach("recorded")
-    _log(row, error, policy)
+    if is_recorded or not isinstance(error, WorkerDied):  # all workers look for the dead, and one of them has told
+        _log(row, error, policy)
     if row.is_settled:
         findings.done.append(row.pk)
     else:

@@ -1,0 +1,155 @@
+"""The workers and the producers: as many as there should be, whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.chaos.stage import ROOT, Stage
+from tools import processes
+
+END_SECONDS = 30.0
+MOST_SURPRISES = 20
+WITHOUT_REDIS = "p0"
+"""The producer whose pushes are never made: a quarter of all."""
+
+
+@dataclass
+class Worker:
+    """A worker process, and what we know of its fate."""
+
+    process: subprocess.Popen[bytes]
+    variables: Mapping[str, str]
+    is_ours_to_end: bool = False
+    """We have killed it, told it to end, or sent it to its death."""
+    is_told: bool = False
+    stopped_since: float | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.variables and not self.is_told and self.stopped_since is None
+
+    def is_stopped(self) -> bool:
+        return self._status("State").startswith("T")
+
+    def listens(self) -> bool:
+        """Whether SIGTERM means something to it yet: one that has only just been started simply dies of it."""
+        return bool(int(self._status("SigCgt") or "0", 16) >> (signal.SIGTERM - 1) & 1)
+
+    def _status(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+            return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(f"{name}:")), "")
+        return ""
+
+
+class Crew:
+    """Four workers and some producers; `tend` replaces workers that have ended and wakes those that slept enough."""
+
+    def __init__(self, stage: Stage, seed: int, *, workers: int = 4, producers: int = 4) -> None:
+        self.surprises: list[str] = []
+        """Ends of processes that nobody had planned."""
+        self.ends: dict[str, int] = {}
+        self._stage = stage
+        self._size = workers
+        self._producers = producers
+        self._seed = seed
+        self._next: list[Mapping[str, str]] = []
+        self._producing: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
+
+    @property
+    def journals(self) -> list[Path]:
+        return sorted(self._stage.folder.glob("journal-*"))
+
+    def begin(self) -> None:
+        """Workers and producers are started."""
+        self.tend()
+        for number in range(self._producers):
+            name = f"p{number}"
+            silent = {"WITHOUT_REDIS": "1"} if name == WITHOUT_REDIS else {}
+            journal = self._stage.folder / f"journal-{name}"
+            command = [sys.executable, "-m", "tests.e2e.chaos.producing.producer", name, str(self._seed), str(journal)]
+            with (self._stage.folder / f"{name}.log").open("ab") as log:
+                environment = self._stage.environment("producers", **silent)
+                self._producing.append(processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log))
+
+    def next_has(self, variables: Mapping[str, str]) -> None:
+        """The next worker that is started has these."""
+        self._next.append(variables)
+
+    def tend(self) -> None:
+        """Call it often."""
+        for worker in list(self.workers):
+            if worker.process.poll() is not None:
+                self._note_end(worker)
+                self.workers.remove(worker)
+                if len(self.surprises) > MOST_SURPRISES:
+                    raise RuntimeError(f"workers do not live; logs are in {self._stage.folder}")
+            elif "STOP_AT" in worker.variables and worker.stopped_since is None and worker.is_stopped():
+                worker.stopped_since = time.monotonic()
+        while len(self.workers) < self._size:
+            self._start()
+
+    def stop_producing(self) -> None:
+        """The producers finish what they do, and end."""
+        for process in self._producing:
+            process.send_signal(signal.SIGTERM)
+        for number, process in enumerate(self._producing):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(90)
+            if process.returncode != 0:
+                self.surprises.append(f"producer p{number} ended with {process.returncode}")
+
+    def dismiss_the_doomed(self) -> None:
+        """From here on all workers are sound ones."""
+        self._next.clear()
+        for worker in self.workers:
+            if worker.variables:
+                worker.is_ours_to_end = True
+                processes.kill(worker.process)
+        self.tend()
+
+    def end(self) -> None:
+        """All workers are told to end, and do."""
+        for worker in self.workers:
+            while worker.process.poll() is None and not worker.listens():
+                time.sleep(0.02)
+            worker.is_told = True
+            worker.process.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(END_SECONDS)
+            self._note_end(worker)
+        self.workers.clear()
+
+    def close(self) -> None:
+        """Nothing runs any more, however it came to this."""
+        for process in [*(worker.process for worker in self.workers), *self._producing]:
+            processes.kill(process)
+
+    def _start(self) -> None:
+        variables = self._next.pop(0) if self._next else {}
+        command = [sys.executable, "-m", "django", "delayq_worker", "-v0"]
+        with (self._stage.folder / "workers.log").open("ab") as log:
+            environment = self._stage.environment("workers", **variables)
+            process = processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
+        self.workers.append(Worker(process, variables))
+
+    def _note_end(self, worker: Worker) -> None:
+        code = worker.process.returncode
+        dies = "KILL_AT" in worker.variables and code == -signal.SIGKILL
+        if worker.is_told and code == 0:
+            self.ends["ended when told"] = self.ends.get("ended when told", 0) + 1
+        elif dies:
+            words = f"killed at {worker.variables['KILL_AT']}"
+            self.ends[words] = self.ends.get(words, 0) + 1
+        elif not (worker.is_ours_to_end and code == -signal.SIGKILL):
+            told = " after SIGTERM" if worker.is_told else ""
+            self.surprises.append(f"a worker ended with {code}{told}; see workers.log")

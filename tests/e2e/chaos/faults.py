@@ -1,0 +1,212 @@
+"""What breaks, when, and how it is made whole again: all drawn from one seeded generator.
+
+Faults come like cards from a deck: all kinds once, in a new order each time. So a minute sees every kind. A fault that
+lasts has its end in the agenda; a server that is down already is left alone, and the fault is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import psycopg
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.e2e.chaos.crew import Crew, Worker
+from tests.e2e.chaos.stage import DURATIONS, Stage
+from tools import processes
+
+GAP_SECONDS = (0.2, 1.2)
+STEPS = ("planned", "charged", "begun", "locked", "checked", "marked", "handled", "committed", "settled", "reported")
+PAST_A_LEASE = 1.5
+"""How long a worker sleeps, in leases."""
+
+
+class Faults:
+    """Call `tend` often; after `heal` there are none, and everything runs."""
+
+    def __init__(self, stage: Stage, crew: Crew, seed: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._stage = stage
+        self._crew = crew
+        self._plan = random.Random(f"{seed}/plan")
+        self._random = random.Random(f"{seed}/details")
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._ties = itertools.count()
+        self._deck = self._shuffled()
+        self._next_at = time.monotonic()
+        self._down: set[str] = set()
+
+    def tend(self) -> None:
+        """What is to end ends, and if it is time, the next fault happens."""
+        now = time.monotonic()
+        while self._agenda and self._agenda[0][0] <= now:
+            heapq.heappop(self._agenda)[2]()
+        self._wake_sleepers(now)
+        if now >= self._next_at:
+            name, fault = next(self._deck)
+            if fault():
+                self.counts[name] += 1
+            self._next_at = time.monotonic() + self._plan.uniform(*GAP_SECONDS)
+
+    def heal(self) -> None:
+        """No fault is left: servers run, nobody sleeps, the proxies pass everything."""
+        while self._agenda:
+            heapq.heappop(self._agenda)[2]()
+        self._stage.proxies.calm()
+        self._wake_sleepers(float("inf"))
+        self._crew.dismiss_the_doomed()
+
+    def _shuffled(self) -> Iterator[tuple[str, Callable[[], bool]]]:
+        kinds = sorted(self._kinds().items())
+        while True:
+            yield from self._plan.sample(kinds, len(kinds))
+
+    def _kinds(self) -> dict[str, Callable[[], bool]]:
+        cut = self._cut
+        return {
+            "worker SIGKILL": self._kill_worker,
+            "worker killed at a step": lambda: self._doom("KILL_AT"),
+            "worker asleep at a step past its lease": lambda: self._doom("STOP_AT"),
+            "worker asleep past its lease": self._stop_worker,
+            "worker SIGTERM": self._tell_worker,
+            "redis SIGKILL, log kept": lambda: self._kill_redis(keeps=True),
+            "redis SIGKILL, all lost": lambda: self._kill_redis(keeps=False),
+            "redis silent": self._stop_redis,
+            "redis FLUSHALL": lambda: self._ask_redis("FLUSHALL"),
+            "redis SCRIPT FLUSH": lambda: self._ask_redis("SCRIPT", "FLUSH"),
+            "redis CLIENT KILL": lambda: self._ask_redis("CLIENT", "KILL", "SKIPME", "yes"),
+            "redis CLIENT PAUSE": lambda: self._ask_redis("CLIENT", "PAUSE", str(self._random.randint(300, 2500))),
+            "redis requests lost": lambda: cut("redis", "request", 10),
+            "redis answers lost": lambda: cut("redis", "reply", 10),
+            "postgres restart": self._restart_postgres,
+            "postgres sessions ended": self._terminate_backends,
+            "postgres COMMIT not sent": lambda: cut("postgres", "before_commit", 4),
+            "postgres COMMIT not answered": lambda: cut("postgres", "after_commit", 4),
+            "postgres requests lost": lambda: cut("postgres", "request", 4),
+            "postgres answers lost": lambda: cut("postgres", "reply", 4),
+            "postgres silent": lambda: self._stall("postgres"),
+        }
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (time.monotonic() + seconds, next(self._ties), action))
+
+    def _a_worker(self) -> Worker | None:
+        plain = [worker for worker in self._crew.workers if worker.is_plain and worker.process.poll() is None]
+        return self._random.choice(plain) if plain else None
+
+    def _kill_worker(self) -> bool:
+        worker = self._a_worker()
+        if worker is not None:
+            worker.is_ours_to_end = True
+            processes.kill(worker.process)
+        return worker is not None
+
+    def _doom(self, fate: str) -> bool:
+        """A worker makes room for one that dies or falls asleep at a step of its first firing that gets there."""
+        if any(worker.variables for worker in self._crew.workers) or not self._kill_worker():
+            return False
+        self._crew.next_has({fate: self._random.choice(STEPS)})
+        return True
+
+    def _stop_worker(self) -> bool:
+        worker = self._a_worker()
+        if worker is not None:
+            worker.process.send_signal(signal.SIGSTOP)
+            worker.stopped_since = time.monotonic()
+        return worker is not None
+
+    def _tell_worker(self) -> bool:
+        worker = self._a_worker()
+        if worker is None or not worker.listens():
+            return False
+        worker.is_told = True
+        worker.process.send_signal(signal.SIGTERM)
+        return True
+
+    def _wake_sleepers(self, now: float) -> None:
+        for worker in self._crew.workers:
+            since = worker.stopped_since
+            if since is not None and now - since > DURATIONS["LEASE"] * PAST_A_LEASE:
+                worker.process.send_signal(signal.SIGCONT)
+                worker.stopped_since, worker.variables = None, {}
+
+    def _kill_redis(self, *, keeps: bool) -> bool:
+        if "redis" in self._down:
+            return False
+        self._down.add("redis")
+        self._stage.redis.kill()
+
+        def start() -> None:
+            self._stage.redis.keeps = keeps
+            self._stage.redis.start()
+            self._down.discard("redis")
+
+        self._later(self._random.uniform(0.0, 3.0), start)
+        return True
+
+    def _stop_redis(self) -> bool:
+        if "redis" in self._down:
+            return False
+        self._down.add("redis")
+        self._stage.redis.signal(signal.SIGSTOP)
+
+        def resume() -> None:
+            self._stage.redis.signal(signal.SIGCONT)
+            self._down.discard("redis")
+
+        self._later(self._random.uniform(0.5, 3.0), resume)
+        return True
+
+    def _ask_redis(self, *words: str) -> bool:
+        if "redis" in self._down:
+            return False
+        options = {"socket_timeout": 5, "retry": Retry(NoBackoff(), 0)}
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=self._stage.redis.port, **options) as client:  # type: ignore[arg-type]
+            client.execute_command(*words)
+            return True
+        return False
+
+    def _restart_postgres(self) -> bool:
+        if "postgres" in self._down:
+            return False
+        self._down.add("postgres")
+        self._stage.postgres.crash()
+
+        def start() -> None:
+            self._stage.postgres.start()
+            self._down.discard("postgres")
+
+        self._later(self._random.uniform(0.0, 2.0), start)
+        return True
+
+    def _terminate_backends(self) -> bool:
+        if "postgres" in self._down:
+            return False
+        share = self._random.uniform(0.1, 1.0)
+        with contextlib.suppress(psycopg.Error), self._stage.connect() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < %s",
+                [share],
+            )
+            return True
+        return False
+
+    def _cut(self, server: str, fault: str, most: int) -> bool:
+        side = self._random.choice(["producers", "workers"])
+        self._stage.proxies.order(f"{server}-{side}", fault, count=self._random.randint(1, most))
+        return server not in self._down
+
+    def _stall(self, server: str) -> bool:
+        side = self._random.choice(["producers", "workers"])
+        self._stage.proxies.order(f"{server}-{side}", "stall", seconds=self._random.uniform(0.3, 2.5))
+        return server not in self._down

@@ -1,0 +1,233 @@
+"""A model of what should have happened, replayed in the order in which the database let it happen.
+
+For each subject (an order, a policy and a key) it knows only whether something is pending, and until when. It is told
+what operations say they did, and what effects there are; whatever does not fit is a violation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
+from tests.e2e.chaos.evidence import Evidence, Note
+from tests.e2e.chaos.verdict import Violation
+
+AUTOMATIC = "cancel_unpaid"
+AT_LEAST_ONCE = {"send_outside"}
+FOREVER = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class Subject:
+    """One place for one pending timeout. `state`: none, pending, fired, closed, stale (paid, and nobody told)."""
+
+    name: tuple[int, str, str]
+    state: str = "none"
+    deadline: datetime | None = None
+
+    def pend(self, deadline: datetime) -> None:
+        self.state, self.deadline = "pending", deadline
+
+    def close(self) -> None:
+        if self.state == "pending":
+            self.state, self.deadline = "closed", None
+
+    def __str__(self) -> str:
+        order, policy, key = self.name
+        return f"{policy} of order {order}{f' ({key})' if key else ''}"
+
+
+class History:
+    """The replay; `violations` grows on the way."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.violations: list[Violation] = []
+        self.orders: dict[int, str] = {}
+        self.subjects: dict[tuple[int, str, str], Subject] = {}
+        self._by_order: dict[int, list[Subject]] = defaultdict(list)
+        self._evidence = evidence
+        self._verbs = {
+            "place": self._place,
+            "count_anew": self._count_anew,
+            "reopen": self._reopen,
+            "remove": self._remove,
+            "pay": self._pay,
+            "schedule": self._schedule,
+            "keep": self._keep,
+            "move": self._move,
+            "extend": self._extend,
+            "cancel": self._cancel,
+        }
+
+    def replay(self) -> None:
+        """Everything in its order."""
+        for _, what in sorted(self._events(), key=lambda event: event[0]):
+            if isinstance(what, Note):
+                self._fire(what)
+            elif what["verb"].endswith("_many"):
+                self._many(what)
+            else:
+                self._verbs[what["verb"]](self._subject(what["order"], what["policy"], what["key"]), what)
+
+    def _events(self) -> Iterator[tuple[int, Any]]:
+        for operation in self._evidence.operations:
+            if operation.id in self._evidence.committed:
+                for claim in operation.claims:
+                    yield self._evidence.committed[operation.id][0], claim
+        for note in self._evidence.notes:
+            if note.kind == "effect" and note.before is None:
+                yield note.number, note
+            elif note.kind == "order" and note.before is None and note.after and note.after["note"].startswith("out-"):
+                yield note.number, _placed_outside(note.after)
+
+    def _subject(self, order: int, policy: str, key: str) -> Subject:
+        name = (order, policy, key)
+        if name not in self.subjects:
+            self.subjects[name] = Subject(name)
+            self._by_order[order].append(self.subjects[name])
+        return self.subjects[name]
+
+    def _say(self, kind: str, subject: object, words: str) -> None:
+        self.violations.append(Violation(kind, f"{subject}: {words}"))
+
+    def _become(self, order: int, status: str, *, only_from: str | None) -> None:
+        known = self.orders.get(order)
+        if known != only_from:
+            self._say("order", f"order {order}", f"became {status} when it should have been {only_from}, not {known}")
+        self.orders[order] = status
+
+    def _place(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        self._become(subject.name[0], "unpaid", only_from=None)
+        subject.pend(_due(claim["since"]))
+
+    def _count_anew(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        self._become(subject.name[0], "unpaid", only_from="unpaid")
+        subject.pend(_due(claim["since"]))
+
+    def _reopen(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        self._become(subject.name[0], "unpaid", only_from="cancelled")
+        subject.pend(_due(claim["since"]))
+
+    def _remove(self, subject: Subject, _: Mapping[str, Any]) -> None:
+        self.orders.pop(subject.name[0], None)
+        for one in self._by_order[subject.name[0]]:
+            one.close()
+
+    def _pay(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        answer = claim["answer"]
+        if answer == "too late":
+            if subject.state != "fired":
+                self._say("answer", subject, f"a payment was refused, but it is {subject.state}")
+        elif answer in ("paid", "paid silently"):
+            self._become(subject.name[0], "paid", only_from="unpaid")
+            if answer == "paid silently" and subject.state == "pending":
+                subject.state = "stale"
+            subject.close()
+        elif answer != "was paid":
+            self._say("answer", subject, f"a payment went through the guard, and found an order that {answer}")
+
+    def _schedule(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        subject.pend(self._given(subject, claim))
+
+    def _keep(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        if subject.state != "pending":
+            subject.pend(self._given(subject, claim))
+        self._check_deadline(subject, claim["answer"])
+
+    def _move(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        if self._is_there(subject, claim["answer"]):
+            subject.pend(self._given(subject, claim))
+
+    def _extend(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        if self._is_there(subject, claim["answer"]):
+            _shift(subject, claim["seconds"])
+            self._check_deadline(subject, claim["answer"])
+
+    def _given(self, subject: Subject, claim: Mapping[str, Any]) -> datetime:
+        """The deadline of a new round: as it was asked for; or, if that was past already, the moment of the call."""
+        asked, answer = _moment(claim["deadline"]), _moment(claim["answer"])
+        if answer != asked and not asked < answer <= _moment(claim["heard"]):
+            self._say("answer", subject, f"is said to be due at {answer}, not at {asked}")
+        return answer
+
+    def _cancel(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        if claim["answer"] == (subject.state == "fired"):
+            self._say("answer", subject, f"cancelling answered {claim['answer']}, but it is {subject.state}")
+        subject.close()
+
+    def _is_there(self, subject: Subject, answer: object) -> bool:
+        """Whether something was pending, of which a row (or None) was the answer."""
+        if subject.state != "stale" and (answer is not None) != (subject.state == "pending"):
+            self._say("answer", subject, f"answered {answer}, but it is {subject.state}")
+        return subject.state == "pending"
+
+    def _check_deadline(self, subject: Subject, answer: str) -> None:
+        if _moment(answer) != subject.deadline:
+            self._say("answer", subject, f"is said to be due at {answer}, not at {subject.deadline}")
+
+    def _many(self, claim: Mapping[str, Any]) -> None:
+        verb = claim["verb"]
+        subjects = [self._subject(order, claim["policy"], claim["key"]) for order in claim["orders"]]
+        changed = _concerned(verb, subjects, claim)
+        if len(changed) != claim["answer"]:
+            self._say("answer", f"{verb} of {claim['policy']}", f"counted {claim['answer']}, not {len(changed)}")
+        for subject in changed:
+            if verb == "cancel_many":
+                subject.close()
+            elif verb == "extend_many":
+                _shift(subject, claim["seconds"])
+            elif verb == "fire_now_many":  # the deadline is a moment during the call, unless it has passed before
+                subject.deadline = min(subject.deadline or FOREVER, _moment(claim["deadline"]))
+            else:
+                subject.pend(_moment(claim["deadline"]))
+
+    def _fire(self, effect: Note) -> None:
+        assert effect.after is not None
+        row = self._evidence.ledger.get(effect.after["timeout_id"])
+        if row is None:
+            self._say("effect without fired", f"timeout {effect.after['timeout_id']}", "the ledger does not know it")
+            return
+        subject = self._subject(int(row.object_id), row.policy.rpartition(".")[2], row.key)
+        if subject.name[1] in AT_LEAST_ONCE and subject.state == "fired":
+            return
+        if subject.state != "pending":
+            kind = {"fired": "doubled", "none": "phantom"}.get(subject.state, "after cancel")
+            self._say(kind, subject, f"had an effect at {effect.at}, when it was {subject.state}")
+        elif subject.deadline is not None and effect.at < subject.deadline:
+            self._say("early", subject, f"had an effect at {effect.at}, before {subject.deadline}")
+        subject.state = "fired"
+        if subject.name[1] == AUTOMATIC:
+            self._become(subject.name[0], "cancelled", only_from="unpaid")
+
+
+def _concerned(verb: str, subjects: list[Subject], claim: Mapping[str, Any]) -> list[Subject]:
+    """Those of `subjects` that a bulk verb should have changed."""
+    if verb == "replace_many":
+        return subjects
+    if verb == "keep_many":
+        return [subject for subject in subjects if subject.state != "pending"]
+    pending = [subject for subject in subjects if subject.state == "pending"]
+    if verb == "postpone_many":
+        return [subject for subject in pending if (subject.deadline or FOREVER) < _moment(claim["deadline"])]
+    return pending
+
+
+def _placed_outside(order: Mapping[str, Any]) -> dict[str, Any]:
+    return {"verb": "place", "order": order["id"], "policy": AUTOMATIC, "key": "", "since": order["created_at"]}
+
+
+def _moment(text: Any) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _due(since: str) -> datetime:
+    return _moment(since) + timedelta(seconds=AUTOMATIC_SECONDS)
+
+
+def _shift(subject: Subject, seconds: float) -> None:
+    assert subject.deadline is not None
+    subject.deadline += timedelta(seconds=seconds)

@@ -1,0 +1,37 @@
+"""A producer's journal on disk: what it is about to do, what it is about to commit, and what came of it.
+
+Each line is written and handed to the system before the next step, so that it outlives the process. Steps of an
+operation, in order:
+
+    begin       it is about to do it
+    commit      it has done it in its transaction, and asks for COMMIT; `claims` say what is then true
+    done        COMMIT was answered
+    undone      it was rolled back on purpose, or refused by an answer of the product
+    uncertain   the connection was lost: nobody knows
+    resolved    a look into the database afterwards told: `committed`
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends to one file. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
+
+    def write(self, operation: str, step: str, **what: Any) -> None:
+        """The line is with the system when this returns."""
+        self._file.write(json.dumps({"operation": operation, "step": step, **what}) + "\n")
+        self._file.flush()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines; a last one that was cut off by a SIGKILL is left out."""
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()]

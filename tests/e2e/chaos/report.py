@@ -1,0 +1,58 @@
+"""The result of a run, as a table for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.e2e.chaos.crew import WITHOUT_REDIS
+from tests.e2e.chaos.evidence import Evidence, Operation
+from tests.e2e.chaos.verdict import Violation
+
+SHOWN = 20
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run was, and what came of it."""
+
+    seed: int
+    seconds: float
+    drained_after: float | None
+    evidence: Evidence
+    violations: list[Violation]
+    faults: Mapping[str, int]
+    cuts: Mapping[str, int]
+    ends: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        steps = Counter(map(self._outcome, self.evidence.operations))
+        states = Counter(row.state for row in self.evidence.ledger.values())
+        drained = "never" if self.drained_after is None else f"after {self.drained_after:.1f} s"
+        lines = [
+            f"chaos  seed {self.seed}  {self.seconds:.0f} s of faults, drained {drained}",
+            f"operations  {len(self.evidence.operations)}: {_told(steps)}",
+            f"timeouts  {len(self.evidence.ledger)}: {_told(states)}; effects {len(self.evidence.effects)}",
+            f"faults  {sum(self.faults.values())}: {_told(self.faults)}",
+            f"connections cut  {sum(self.cuts.values())}: {_told(self.cuts)}",
+            f"pushes never made  {sum(map(_is_without_push, self.evidence.operations))} operations' worth",
+            f"workers  {_told(self.ends)}",
+            f"violations  {len(self.violations)}: {_told(Counter(one.kind for one in self.violations))}",
+            *(f"  {one}" for one in self.violations[:SHOWN]),
+        ]
+        return "\n".join(lines)
+
+    def _outcome(self, operation: Operation) -> str:
+        if operation.last_step not in ("resolved", "uncertain", "commit", "begin"):
+            return operation.last_step
+        return "uncertain, committed" if operation.id in self.evidence.committed else "uncertain, not committed"
+
+
+def _is_without_push(operation: Operation) -> bool:
+    """Whether its producer has no Redis to tell."""
+    return operation.producer == WITHOUT_REDIS and bool(operation.claims)
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

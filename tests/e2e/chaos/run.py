@@ -1,0 +1,133 @@
+"""A run: so much time of faults, then peace, then the verdict.
+
+python -m tests.e2e.chaos.run [--minutes 1] [--seed N] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tests.e2e.chaos.crew import Crew
+from tests.e2e.chaos.evidence import gather
+from tests.e2e.chaos.faults import Faults
+from tests.e2e.chaos.oracle import judge
+from tests.e2e.chaos.report import Result
+from tests.e2e.chaos.stage import Stage
+from tests.e2e.chaos.verdict import Violation
+from tools import processes
+
+WARM_UP_SECONDS = 60.0
+SETTLE_SECONDS = 90.0
+"""Everything is settled so long after the last deadline at the latest: the workers' full look comes once a minute."""
+
+
+def run(folder: Path, seed: int, seconds: float) -> Result:
+    """Faults for `seconds`; then everything comes to rest and is judged. The servers' files stay in `folder`."""
+    with Stage(folder) as stage:
+        crew = Crew(stage, seed)
+        try:
+            crew.begin()
+            _wait_for_first_effect(stage, crew)
+            faults = Faults(stage, crew, seed)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                crew.tend()
+                faults.tend()
+                time.sleep(0.02)
+            crew.tend()
+            faults.heal()
+            crew.stop_producing()
+            drained_after = _drain(stage, crew)
+            cuts = stage.proxies.counts()
+            crew.end()
+        finally:
+            crew.close()
+        with stage.connect() as connection:
+            evidence = gather(connection, crew.journals)
+    violations = judge(evidence)
+    violations += [Violation("process", words) for words in crew.surprises]
+    if drained_after is None:
+        violations.append(Violation("lost", f"not all was settled {SETTLE_SECONDS:g} s after the last deadline"))
+    cut = Counter({f"{name} {fault}": count for name, had in cuts.items() for fault, count in had.items()})
+    return Result(seed, seconds, drained_after, evidence, violations, faults.counts, cut, crew.ends)
+
+
+def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:
+    deadline = time.monotonic() + WARM_UP_SECONDS
+    with stage.connect() as connection:
+        while not _number(connection, "SELECT count(*) FROM testapp_effect"):
+            crew.tend()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"nothing fires even before the first fault; logs are in {stage.folder}")
+            time.sleep(0.05)
+
+
+def _drain(stage: Stage, crew: Crew) -> float | None:
+    """Seconds from the last deadline until everything is settled (0: it was sooner); None: it never is."""
+    while True:
+        with contextlib.suppress(psycopg.Error), stage.connect() as connection:
+            unsettled = _number(connection, "SELECT count(*) FROM django_delayq_timeout WHERE settled_at IS NULL")
+            unsettled += _number(connection, _UNARMED)
+            late = _number(connection, "SELECT extract(epoch FROM clock_timestamp() - max(due_at)) FROM " + _LEDGER)
+            if not unsettled:
+                return max(0.0, late)
+            if late > SETTLE_SECONDS:
+                return None
+        crew.tend()
+        time.sleep(0.1)
+
+
+_LEDGER = "django_delayq_timeout"
+_UNARMED = """
+SELECT count(*) FROM testapp_order o WHERE status = 'unpaid' AND NOT EXISTS (
+    SELECT 1 FROM django_delayq_timeout t WHERE t.object_id = o.id::text AND t.since_at = o.created_at
+)
+"""
+
+
+def _number(connection: psycopg.Connection[Any], sql: str) -> float:
+    row = connection.execute(sql).fetchone()
+    return float(row[0] or 0) if row else 0.0
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(words + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Workers, producers and servers under seeded faults, and a verdict.")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults happen (default 1)")
+    parser.add_argument("--seed", type=int, help="repeat the faults of a former run")
+    parser.add_argument("--keep", type=Path, help="where logs, journals and the database's files stay")
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.randrange(10**9)
+    _say(f"seed {seed}")
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        result = run(folder, seed, 60 * options.minutes)
+    except BaseException:
+        _say(f"the run itself failed; its files: {folder}")
+        raise
+    _say(str(result))
+    if result.violations:
+        _say(f"logs, journals and the database's files: {folder}")
+    elif options.keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if result.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(processes.supervised(main))

@@ -1,0 +1,52 @@
+"""About a minute of chaos: nothing lost, doubled, early or after its cancel. `make chaos MINUTES=30` for longer."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from django_delayq.firing import points
+from tests.e2e.chaos import faults
+from tests.e2e.chaos.run import run
+from tests.e2e.chaos.stage import Postgres, Redis
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+def servers_of_its_own() -> None:
+    """It starts its own PostgreSQL whatever the tests run on, so one stage of the suite is enough."""
+    if os.environ.get("DELAYQ_TEST_DB") != "postgresql":
+        pytest.skip("the chaos runs in the stage of PostgreSQL")
+    missing = Postgres.missing() or Redis.missing()
+    if missing and os.environ.get("CI") == "true":
+        pytest.fail(missing)
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("servers_of_its_own")
+def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = random.SystemRandom().randrange(10**9)
+    with capsys.disabled():
+        sys.stdout.write(f"\nseed {seed}\n")
+    # Not pytest's own folder, which it keeps to itself: the database has another account.
+    with tempfile.TemporaryDirectory(prefix="delayq-chaos-") as folder:
+        result = run(Path(folder), seed, SECONDS)
+    with capsys.disabled():
+        sys.stdout.write(f"{result}\n")
+    assert [str(violation) for violation in result.violations] == []
+    for server in ("worker", "redis", "postgres"):
+        assert any(name.startswith(server) for name in result.faults), f"no fault of {server} has happened"
+    assert len(result.evidence.effects) > 100, "too little has happened to prove anything"
+
+
+def test_the_steps_at_which_workers_die_are_those_of_a_firing() -> None:
+    assert set(faults.STEPS) == set(points.STEPS) - {"undone", "recorded"}

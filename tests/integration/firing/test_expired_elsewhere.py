@@ -1,0 +1,41 @@
+"""Every worker looks for attempts that died; the one that is first tells of it, and the others have nothing to tell."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import get_policy
+from django_delayq.firing import settle_expired
+from django_delayq.firing.failures import WorkerDied, record
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(
+    order: Order, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = due(order, "send_outside")
+    past = timezone.now() - timedelta(seconds=1)
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1, run_at=past)
+    row.refresh_from_db()
+    seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
+    settle_expired("default")
+    record(get_policy((Order, "send_outside")), row.pk, WorkerDied("died"), "default", seen=seen, charged=True)
+    assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
+        f"Timeout {row.pk} (testapp.order.send_outside) failed at attempt 1 and is pending now"
+    ]
+
+
+def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
+    order: Order, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = due(order, "send_outside")
+    seen = {"state": "firing", "attempts": 1}
+    record(get_policy((Order, "send_outside")), row.pk, RuntimeError("no"), "default", seen=seen, charged=True)
+    assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]
