@@ -115,11 +115,14 @@ _outboxes: WeakKeyDictionary[BaseDatabaseWrapper, _Outbox] = WeakKeyDictionary()
 
 
 def _send(changes: Sequence[Change]) -> None:
-    engine = get_engine()
-    if engine is None:
-        return
     try:
-        engine.apply(changes)
+        engine = get_engine()
+        if engine is not None:
+            engine.apply(changes)
     except EngineError as error:
         # The breaker has told the operator, once.
         logger.debug("%d changes were not pushed: %s", len(changes), error, extra={"event": "push_failed"})
+    except Exception:
+        # Not only in callbacks, where Django would log it: whoever manages his transaction himself is called back by
+        # nobody, and his order must not fail for a hint.
+        logger.exception("%d changes were not pushed", len(changes), extra={"event": "push_failed"})

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from django.core.signals import setting_changed
 
 from django_delayq.conf import get_settings
-from django_delayq.connections.breaker import Breaker
+from django_delayq.connections.breaker import LIMIT_SECONDS, Breaker
 from django_delayq.connections.clients import Patience, make_client
 from django_delayq.engine import Engine
 from django_delayq.engine.calls import Caller
@@ -24,7 +25,7 @@ from django_delayq.engine.scripts import Call
 
 E = TypeVar("E", bound=Engine)
 
-PRODUCER: Final = Patience(connect=0.25, read=0.25, is_limit=True)
+PRODUCER: Final = Patience(connect=LIMIT_SECONDS, read=LIMIT_SECONDS, is_limit=True)
 WORKER: Final = Patience(connect=2.0, read=3.0, health_check_interval=30)
 
 _lock = threading.Lock()
@@ -50,8 +51,7 @@ class _GuardedCaller(Caller):
         self._breaker = breaker
 
     def send(self, calls: Sequence[Call]) -> list[Any]:
-        with self._breaker.guarding():
-            return super().send(calls)
+        return self._breaker.call(partial(super().send, calls))
 
 
 def get_engine() -> ProducerEngine | None:

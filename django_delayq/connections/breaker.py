@@ -5,83 +5,125 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
 
+from django_delayq.connections.errands import Errand, NotBack
 from django_delayq.exceptions import EngineError, EngineUnavailable
 
 logger = logging.getLogger("django_delayq.connections")
 
+T = TypeVar("T")
+
+LIMIT_SECONDS: Final = 0.25
+"""What a call waits at most, for name servers, several addresses, handshakes and sentinels together."""
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 5.0
+FRESH_SECONDS: Final = 10.0
+"""A connection that was used so lately needs no look-up and no handshake, most likely."""
 
 
 class Breaker:
-    """Closed: every call passes. Open, after a failure: none does, until a pause is over. Then one call is the probe.
+    """Closed: calls pass. Open, after a failure: none does, until a pause is over; the next call is then the probe.
 
-    A probe that fails doubles the pause, up to a few seconds; success closes the breaker. While a probe is under way
-    the others are still refused: with a server that swallows packets each of them would wait for its own timeout.
+    Nobody waits for the probe: it is made in a thread of its own, while its caller is refused like all others. So an
+    outage costs each thread that is in a call when it begins `LIMIT_SECONDS`, and later calls nothing. One probe at a
+    time; one that fails doubles the pause, up to a few seconds, and success closes the breaker. An outage that
+    follows close upon another goes on with its pause.
+
+    Calls that may have to open a connection are made in a thread of their own too, as looking up a name has no
+    timeout. Those that find an open one, almost all, are made in the caller's: that is quicker.
+
     One line is logged when it opens and one when it closes. Threads share an instance.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._clock = clock
+        self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
+        self._is_open = self._is_probing = False
         self._pause = 0.0
-        self._closed_again_at = 0.0
-        self._probing = False
+        self._asks_again_at = 0.0
+        self._closed_at = self._succeeded_at = float("-inf")
+        self._running = 0
+        self._connected = 0
+        """So many calls at once have succeeded: as many connections are there."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the last call failed, or is a probe that has not succeeded yet."""
-        return self._pause > 0
+        """Whether a call failed, and none has succeeded since."""
+        return self._is_open
 
-    @contextmanager
-    def guarding(self) -> Iterator[None]:
-        """Runs the block, or raises EngineUnavailable at once; an EngineError out of the block opens the breaker."""
-        is_probe = self._enter()
+    def call(self, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; an exception opens the breaker.
+
+        Raises EngineUnavailable after `limit_seconds`, and at once while the breaker is open.
+        """
+        with self._lock:
+            is_refused = self._is_open
+            is_probe = self._is_open and not self._is_probing and self._clock() >= self._asks_again_at
+            self._is_probing = self._is_probing or is_probe
+            is_connected = self._running < self._connected and self._clock() < self._succeeded_at + FRESH_SECONDS
+            self._running += not is_refused
+        if is_probe:
+            Errand(partial(self._probe, work))
+        if is_refused:
+            raise EngineUnavailable("Redis was not available a moment ago, and nobody waits for it now")
         try:
-            yield
-        except EngineError as error:
-            self._failed(error, is_probe)
-            raise
-        except BaseException:
-            if is_probe:  # it says nothing about Redis, but somebody else must be able to probe
-                self._probing = False
+            result = work() if is_connected else self._within_limit(work)
+        except Exception as error:
+            self._failed(error)
             raise
         else:
             self._succeeded()
+            return result
+        finally:
+            with self._lock:
+                self._running -= 1
 
-    def _enter(self) -> bool:
-        with self._lock:
-            if not self.is_open:
-                return False
-            if self._probing or self._clock() < self._closed_again_at:
-                raise EngineUnavailable("Redis was not available a moment ago, and is not asked again yet")
-            self._probing = True
-            return True
+    def _within_limit(self, work: Callable[[], T]) -> T:
+        try:
+            return Errand(work).wait(self._limit_seconds)
+        except NotBack:
+            raise EngineUnavailable(f"Redis is not available: no answer for {self._limit_seconds:g} seconds") from None
 
-    def _failed(self, error: EngineError, is_probe: bool) -> None:
-        with self._lock:
-            was_open = self.is_open
-            if is_probe:
-                self._probing = False
-                self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
-            elif was_open:
-                return  # it began before the breaker opened, and adds nothing to what is known
-            else:
-                self._pause = FIRST_PAUSE_SECONDS
-            self._closed_again_at = self._clock() + self._pause
-        if not was_open:
-            logger.warning(
-                "%s. Timeouts are safe in the ledger, and workers find them there", error, extra={"event": "redis_away"}
-            )
-
-    def _succeeded(self) -> None:
-        if not self.is_open:
+    def _probe(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is no success
+            logger.debug("Redis is still away: %s", error)
+            with self._lock:
+                self._is_probing = False
+                self._open_for(2 * self._pause)
             return
         with self._lock:
-            was_open, self._pause, self._probing = self.is_open, 0.0, False
-        if was_open:
-            logger.warning("Redis is available again", extra={"event": "redis_back"})
+            self._is_open = self._is_probing = False
+            self._closed_at = self._succeeded_at = self._clock()
+            self._connected = 1
+        logger.warning("Redis is available again", extra={"event": "redis_back"})
+
+    def _failed(self, error: Exception) -> None:
+        with self._lock:
+            if self._is_open:
+                return  # it began before the breaker opened, and adds nothing to what is known
+            self._is_open = True
+            is_new = self._clock() - self._closed_at > LONGEST_PAUSE_SECONDS
+            self._open_for(FIRST_PAUSE_SECONDS if is_new else 2 * self._pause)
+            self._connected = 0
+        logger.warning(
+            "%s. Timeouts are safe in the ledger, and workers find them there",
+            error if isinstance(error, EngineError) else repr(error),
+            exc_info=None if isinstance(error, EngineError) else error,
+            extra={"event": "redis_away"},
+        )
+
+    def _open_for(self, pause: float) -> None:
+        self._pause = min(pause, LONGEST_PAUSE_SECONDS)
+        self._asks_again_at = self._clock() + self._pause
+
+    def _succeeded(self) -> None:
+        with self._lock:
+            if not self._is_open:  # else it began before the outage: only a probe knows better
+                self._succeeded_at = self._clock()
+                self._connected = max(self._connected, self._running)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from django_delayq.connections.breaker import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Breaker
+from django_delayq.connections.breaker import (
+    FIRST_PAUSE_SECONDS,
+    FRESH_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Breaker,
+)
 from django_delayq.exceptions import EngineError, EngineUnavailable
+from tests.integration.worker.running import wait_until
 
 
 class Seconds:
@@ -20,102 +27,261 @@ class Seconds:
         return self.now
 
 
+class Server:
+    """What the breaker stands before: answers, fails, or says nothing until it is told to. Counts who gets through."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.asked = 0
+        self.answered = 0
+        self.threads: set[str] = set()
+        self.speaks = threading.Event()
+        self.speaks.set()
+
+    def __call__(self) -> str:
+        self.asked += 1
+        self.threads.add(threading.current_thread().name)
+        error = self.error
+        self.speaks.wait(30)
+        self.answered += 1
+        if error is not None:
+            raise error
+        return "answer"
+
+
 @pytest.fixture
 def seconds() -> Seconds:
     return Seconds()
 
 
 @pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.speaks.set()
+
+
+@pytest.fixture
 def breaker(seconds: Seconds) -> Breaker:
-    return Breaker(clock=seconds)
+    return Breaker(clock=seconds, limit_seconds=30)
 
 
-def fail(breaker: Breaker) -> bool:
-    """Whether the call got through to fail there."""
-    asked = False
+def refused(breaker: Breaker, work: Callable[[], Any]) -> bool:
+    """Whether the call was answered by the breaker or the server with an error."""
     try:
-        with breaker.guarding():
-            asked = True
-            raise EngineUnavailable("away")
-    except EngineUnavailable:
-        return asked
+        breaker.call(work)
+    except EngineError:
+        return True
+    return False
 
 
-def succeed(breaker: Breaker) -> None:
-    with breaker.guarding():
-        pass
+def fail(breaker: Breaker, server: Server) -> None:
+    server.error = EngineUnavailable("away")
+    assert refused(breaker, server)
+    assert breaker.is_open
 
 
-def test_after_a_failure_nothing_passes_until_the_pause_is_over(breaker: Breaker, seconds: Seconds) -> None:
-    assert fail(breaker)
-    assert not fail(breaker)
-    seconds.now += FIRST_PAUSE_SECONDS
-    succeed(breaker)
+def probe(breaker: Breaker, server: Server) -> None:
+    """The next call begins a probe, which has ended."""
+    before = server.answered
+    assert refused(breaker, server)
+    wait_until(lambda: server.answered == before + 1)
+    wait_until(lambda: not breaker._is_probing)
+
+
+def test_an_answer_and_an_error_are_handed_on(breaker: Breaker, server: Server) -> None:
+    assert breaker.call(server) == "answer"
+    server.error = EngineError("NOPERM")
+    with pytest.raises(EngineError, match="NOPERM"):
+        breaker.call(server)
+    assert breaker.is_open, "a refusal opens it too"
+
+
+def test_after_a_failure_nothing_passes_until_the_pause_is_over(
+    breaker: Breaker, server: Server, seconds: Seconds
+) -> None:
+    fail(breaker, server)
+    seconds.now += FIRST_PAUSE_SECONDS - 0.01
+    for _ in range(100):
+        assert refused(breaker, server)
+    assert server.asked == 1
+    server.error = None
+    seconds.now += 0.01
+    probe(breaker, server)
     assert not breaker.is_open
+    assert breaker.call(server) == "answer"
 
 
-def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(breaker: Breaker, seconds: Seconds) -> None:
-    assert fail(breaker)
+def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(
+    breaker: Breaker, server: Server, seconds: Seconds
+) -> None:
+    fail(breaker, server)
+    server.error = None
+    server.speaks.clear()
+    seconds.now += 60
+    start = threading.Barrier(8)
+
+    def ask() -> None:
+        start.wait(10)
+        for _ in range(20):
+            assert refused(breaker, server)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "it waits for the server"
+    wait_until(lambda: server.asked == 2)
+    server.speaks.set()
+    wait_until(lambda: not breaker.is_open)
+    assert server.asked == 2, "160 calls, one probe"
+
+
+def test_a_server_that_says_nothing_is_waited_for_once(seconds: Seconds, server: Server) -> None:
+    breaker = Breaker(clock=seconds, limit_seconds=0.05)
+    server.speaks.clear()
+    with pytest.raises(EngineUnavailable, match=r"no answer for 0\.05 seconds"):
+        breaker.call(server)
+    for _ in range(100):
+        assert refused(breaker, server)
+    assert server.asked == 1
+    assert server.answered == 0
+
+
+def test_the_answer_that_comes_too_late_closes_nothing(seconds: Seconds, server: Server) -> None:
+    breaker = Breaker(clock=seconds, limit_seconds=0.05)
+    server.speaks.clear()
+    assert refused(breaker, server)
+    server.speaks.set()
+    wait_until(lambda: server.answered == 1)
+    assert breaker.is_open
+
+
+def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(
+    breaker: Breaker, server: Server, seconds: Seconds
+) -> None:
+    fail(breaker, server)
     pauses = []
     for _ in range(5):
-        began = seconds.now
-        while not fail(breaker):
+        began, asked = seconds.now, server.asked
+        while server.asked == asked:
             seconds.now += 0.5
+            if seconds.now < breaker._asks_again_at:
+                assert refused(breaker, server)
+            else:
+                probe(breaker, server)
         pauses.append(seconds.now - began)
-    assert pauses[:2] == [FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS]
-    assert pauses[-1] == LONGEST_PAUSE_SECONDS
+    assert pauses == [1, 2, 4, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
 
 
-def test_only_one_call_at_a_time_is_the_probe(breaker: Breaker, seconds: Seconds) -> None:
-    fail(breaker)
-    seconds.now += 60
-    with breaker.guarding():
-        assert not fail(breaker)
-    succeed(breaker)
+def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
+    breaker: Breaker, server: Server, seconds: Seconds
+) -> None:
+    pauses = []
+    for _ in range(4):
+        fail(breaker, server)
+        pauses.append(breaker._asks_again_at - seconds.now)
+        server.error = None
+        seconds.now = breaker._asks_again_at
+        probe(breaker, server)
+        seconds.now += 1
+    assert pauses == [1, 2, 4, 5]
+    seconds.now += LONGEST_PAUSE_SECONDS
+    fail(breaker, server)
+    assert breaker._asks_again_at - seconds.now == FIRST_PAUSE_SECONDS
 
 
-def test_failures_that_began_before_it_opened_do_not_lengthen_the_pause(breaker: Breaker, seconds: Seconds) -> None:
-    began, go = threading.Barrier(4), threading.Event()
+def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: Seconds) -> None:
+    """Neither a failure, which would lengthen the pause, nor a success, which knows nothing of the failure since."""
+    began, go = threading.Barrier(5), threading.Event()
 
-    def fail_late() -> None:
-        with contextlib.suppress(EngineUnavailable), breaker.guarding():
+    def late(error: Exception | None) -> None:
+        def work() -> None:
             began.wait(10)
             go.wait(10)
-            raise EngineUnavailable("away")
+            if error:
+                raise error
 
-    threads = [threading.Thread(target=fail_late) for _ in range(3)]
+        refused(breaker, work)
+
+    errors = [EngineUnavailable("away"), EngineUnavailable("away"), EngineUnavailable("away"), None]
+    threads = [threading.Thread(target=late, args=(error,)) for error in errors]
     for thread in threads:
         thread.start()
     began.wait(10)
+    failing = Server()
+    fail(breaker, failing)
     go.set()
     for thread in threads:
         thread.join()
-    seconds.now += FIRST_PAUSE_SECONDS
-    succeed(breaker)
+    assert breaker.is_open
+    assert breaker._asks_again_at == seconds.now + FIRST_PAUSE_SECONDS
 
 
-def test_a_probe_that_ends_in_another_error_lets_the_next_one_probe(breaker: Breaker, seconds: Seconds) -> None:
-    fail(breaker)
-    seconds.now += 60
-    with pytest.raises(KeyboardInterrupt), breaker.guarding():
-        raise KeyboardInterrupt
-    succeed(breaker)
-    assert not breaker.is_open
-
-
-def test_an_outage_is_logged_once_at_each_end(
-    breaker: Breaker, seconds: Seconds, caplog: pytest.LogCaptureFixture
+def test_an_error_that_nobody_thought_of_opens_it_and_ends_no_probing(
+    breaker: Breaker, server: Server, seconds: Seconds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "django_delayq"):
-        for _ in range(3):
-            fail(breaker)
-            seconds.now += 60
-        succeed(breaker)
-        succeed(breaker)
+    server.error = UnicodeError("label empty or too long")
+    with pytest.raises(UnicodeError):
+        breaker.call(server)
+    assert breaker.is_open
+    seconds.now += 60
+    server.error = SystemExit(1)
+    probe(breaker, server)
+    server.error = None
+    seconds.now += 60
+    probe(breaker, server)
+    assert not breaker.is_open
     assert [record.event for record in caplog.records] == ["redis_away", "redis_back"]  # type: ignore[attr-defined]
 
 
-def test_a_refusal_opens_it_too(breaker: Breaker) -> None:
-    with pytest.raises(EngineError), breaker.guarding():
-        raise EngineError("NOPERM")
-    assert breaker.is_open
+def test_an_outage_is_logged_once_at_each_end(
+    breaker: Breaker, server: Server, seconds: Seconds, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "django_delayq"):
+        fail(breaker, server)
+        for _ in range(3):
+            seconds.now += 60
+            probe(breaker, server)
+        server.error = None
+        seconds.now += 60
+        probe(breaker, server)
+        breaker.call(server)
+    assert [record.event for record in caplog.records] == ["redis_away", "redis_back"]  # type: ignore[attr-defined]
+
+
+def test_only_calls_that_may_have_to_connect_are_made_in_another_thread(
+    breaker: Breaker, server: Server, seconds: Seconds
+) -> None:
+    def made_here() -> bool:
+        server.threads.clear()
+        breaker.call(server)
+        return server.threads == {threading.current_thread().name}
+
+    assert not made_here(), "the first one"
+    assert made_here()
+
+    def within_another() -> None:
+        assert not made_here(), "a second one at the same time needs a second connection"
+        assert made_here(), "which is there from then on"
+
+    breaker.call(within_another)
+    seconds.now += FRESH_SECONDS
+    assert not made_here(), "a connection that was idle for long may be gone"
+    assert made_here()
+
+
+def test_where_no_thread_can_be_had_the_caller_does_it_himself(
+    breaker: Breaker, server: Server, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    assert breaker.call(server) == "answer"
+    fail(breaker, Server())
+    seconds.now += 60
+    assert refused(breaker, server)
+    assert not breaker.is_open
+    assert server.threads == {threading.current_thread().name}
