@@ -1,0 +1,64 @@
+"""A Redis that is away, a breaker whose clock stands still, and a count of who asked all the same."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_delayq.connections import ProducerEngine, forget_engine, get_engine
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+
+class Seconds:
+    """The breaker's clock: so that no pause ends while a slow machine is still at work."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds() -> Seconds:
+    return Seconds()
+
+
+@pytest.fixture
+def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], ProducerEngine]]:
+    """Whoever schedules uses the Redis at this URL, behind a breaker that goes by `seconds`; returns the engine."""
+
+    def use(url: str) -> ProducerEngine:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
+        engine = get_engine()
+        assert engine is not None
+        engine.breaker._clock = seconds
+        return engine
+
+    yield use
+    forget_engine()
+
+
+class LookUps:
+    """Stands before the system's look-up of names, and counts what passes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._real: Any = socket.getaddrinfo
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        return self._real(*args, **kwargs)
+
+
+@pytest.fixture
+def look_ups(monkeypatch: pytest.MonkeyPatch) -> LookUps:
+    """How often a connection was tried: each try begins with a look-up, also of an address in figures."""
+    counting = LookUps()
+    monkeypatch.setattr(socket, "getaddrinfo", counting)
+    return counting

@@ -1,0 +1,131 @@
+"""The ways in which a Redis can be away, each made with a real server or a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import redis
+
+from tests.e2e.outages.wire import Wire
+from tests.engine.redis_process import RedisProcess, await_true, free_port
+from tools import processes
+
+Fault = Callable[[], AbstractContextManager[Wire]]
+
+
+@contextlib.contextmanager
+def refused() -> Iterator[Wire]:
+    """Nobody listens behind the wire, which hangs up."""
+    with Wire(free_port()) as wire:
+        yield wire
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[Wire]:
+    """A proxy that accepts and has lost its server."""
+    with Wire() as wire:
+        yield wire
+
+
+@contextlib.contextmanager
+def stopped() -> Iterator[Wire]:
+    """A server whose process has been stopped: the kernel still accepts for it."""
+    with RedisProcess() as server, Wire(server.port) as wire:
+        server.pause()
+        yield wire
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[Wire]:
+    """A server that reads its data back, and will do so for longer than the test lasts."""
+    with RedisProcess() as server:
+        with server.client() as client:
+            client.mset({f"key-{number}": "x" * 1000 for number in range(5000)})
+            client.save()
+        server.kill()
+        words = [server.binary, "--port", str(server.port), "--bind", "127.0.0.1", "--dir", str(server.folder)]
+        slowly = ["--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024"]
+        with (server.folder / "log").open("ab") as log:
+            process = processes.start([*words, *slowly], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        try:
+            with server.client(tcp=True) as client, Wire(server.port) as wire:
+                await_true(lambda: _is_loading(client))
+                yield wire
+                assert _is_loading(client), "it must not be through before the test is"
+        finally:
+            processes.kill(process)
+            server.start()
+
+
+def _is_loading(client: redis.Redis) -> bool:
+    try:
+        client.ping()
+    except redis.BusyLoadingError:
+        return True
+    except redis.ConnectionError:
+        pass
+    return False
+
+
+@contextlib.contextmanager
+def read_only() -> Iterator[Wire]:
+    """A replica, as after a failover that nobody was told of."""
+    with RedisProcess(extra=["--replicaof", "127.0.0.1 1"]) as server, Wire(server.port) as wire:
+        yield wire
+
+
+@contextlib.contextmanager
+def wrong_password() -> Iterator[Wire]:
+    with RedisProcess() as server, Wire(server.port) as wire:
+        with server.client() as client:
+            client.config_set("requirepass", "another")
+        yield wire
+
+
+@contextlib.contextmanager
+def cannot_save() -> Iterator[Wire]:
+    """A server that refuses to write because its disk does (MISCONF)."""
+    with RedisProcess() as server, Wire(server.port) as wire:
+        with server.client() as client:
+            client.config_set("save", "3600 1")
+            client.set("key", "value")
+            shutil.rmtree(server.folder)
+            client.bgsave()
+            await_true(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        yield wire
+
+
+@contextlib.contextmanager
+def out_of_memory() -> Iterator[Wire]:
+    with RedisProcess() as server, Wire(server.port) as wire:
+        with server.client() as client:
+            client.config_set("maxmemory", "1")
+        yield wire
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (refused, silent, stopped, loading, read_only, wrong_password, cannot_save, out_of_memory)
+}
+
+
+@contextlib.contextmanager
+def swallowed() -> Iterator[str]:
+    """The URL of an address to which packets go and from which none come back."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        host, port = listener.getsockname()
+        # Nobody accepts, and when the listener's queue is full the kernel drops what asks for a connection.
+        while True:
+            client = stack.enter_context(socket.socket())
+            client.settimeout(0.2)
+            try:
+                client.connect((host, port))
+            except TimeoutError:
+                break
+        yield f"redis://{host}:{port}/0"

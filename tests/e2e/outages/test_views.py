@@ -1,0 +1,280 @@
+"""Redis is away, and a shop's pages do not wait for it: each way of being away, and each way of scheduling.
+
+What is held is how often Redis is asked, not how long anything took: a machine may be slow, but it does not ask by
+itself. That one asking ends after a quarter of a second is the business of `test_breaker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connection, connections, transaction
+from django.test import AsyncClient, Client
+from django.utils import timezone
+
+from django_delayq import cancel_timeout, schedule_timeout
+from django_delayq.connections import ProducerEngine
+from django_delayq.engine import Change
+from django_delayq.models import Timeout
+from django_delayq.outbox import push
+from tests.conftest import ROOT
+from tests.e2e.outages.conftest import LookUps, Seconds
+from tests.e2e.outages.faults import FAULTS, silent, swallowed
+from tests.e2e.outages.wire import Wire
+from tests.integration.worker.running import wait_until
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+UseRedis = Callable[[str], ProducerEngine]
+
+
+def schedule_and_cancel(times: int) -> None:
+    order = Order.objects.create(status="new")
+    for _ in range(times):
+        schedule_timeout(order, "remind", minutes=5)
+        assert cancel_timeout(order, "remind")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What an operator reads: the events of all lines from warnings upwards."""
+    return [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
+    use_redis: UseRedis, seconds: Seconds, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    with FAULTS[fault]() as wire:
+        engine = use_redis(wire.url)
+        schedule_and_cancel(1)
+        first = wire.opened, wire.asked
+        assert first[0] == 1
+        schedule_and_cancel(25)
+        assert (wire.opened, wire.asked) == first, "50 more calls, and none of them asked"
+        seconds.now += 60
+        schedule_and_cancel(10)
+        wait_until(lambda: not engine.breaker._is_probing)
+        assert wire.opened <= 2
+        assert wire.asked > first[1] or fault == "refused"
+        assert engine.breaker.is_open
+    assert told(caplog) == ["redis_away"]
+    assert Timeout.objects.count() == 36
+
+
+def test_an_address_that_swallows_packets_is_tried_once(
+    use_redis: UseRedis, seconds: Seconds, look_ups: LookUps
+) -> None:
+    with swallowed() as url:
+        engine = use_redis(url)
+        schedule_and_cancel(25)
+        assert look_ups.count == 1
+        seconds.now += 60
+        schedule_and_cancel(10)
+        wait_until(lambda: not engine.breaker._is_probing)
+        assert look_ups.count == 2
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "no..name"])
+def test_a_host_that_has_no_address_is_looked_up_once(
+    use_redis: UseRedis, look_ups: LookUps, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    use_redis(f"redis://{host}:6379/0")
+    schedule_and_cancel(25)
+    assert look_ups.count == 1
+    assert Timeout.objects.count() == 25
+    assert told(caplog)[0] == "redis_away"
+    assert len(told(caplog)) <= 2
+
+
+def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
+    use_redis: UseRedis, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look-up has no timeout that could be set: the system tries its name servers for ten seconds and more."""
+    asked: list[str] = []
+    answers = threading.Event()
+
+    def look_up(host: str, *args: Any, **kwargs: Any) -> Any:
+        asked.append(host)
+        answers.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    engine = use_redis("redis://redis.example/0")
+    try:
+        schedule_and_cancel(25)
+        seconds.now += 60
+        schedule_and_cancel(10)
+        assert asked == ["redis.example"] * 2, "one that was waited for, and the probe, which was not"
+        assert engine.breaker.is_open
+    finally:
+        answers.set()
+    wait_until(lambda: not engine.breaker._is_probing)
+
+
+def test_a_connection_that_goes_silent_is_waited_for_once(
+    use_redis: UseRedis, redis_url: str, seconds: Seconds
+) -> None:
+    with Wire(int(redis_url.rsplit(":", 1)[1].partition("/")[0])) as wire:
+        engine = use_redis(wire.url)
+        schedule_and_cancel(3)
+        assert not engine.breaker.is_open
+        wire.go_silent()
+        before = wire.asked
+        schedule_and_cancel(25)
+        assert wire.asked == before + 1
+        assert wire.opened == 1
+        wire.speak()
+        seconds.now += 60
+        schedule_and_cancel(1)
+        wait_until(lambda: not engine.breaker.is_open)
+        row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
+        assert row.pk in dict(engine.queue("default", 0).peek())
+
+
+def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_redis: UseRedis, seconds: Seconds) -> None:
+    with silent() as wire:
+        engine = use_redis(wire.url)
+        in_threads(6, push_often)
+        assert 1 <= wire.opened <= 6, "those that were under way when the first one failed"
+        opened = wire.opened
+        seconds.now += 60
+        in_threads(6, push_often)
+        wait_until(lambda: not engine.breaker._is_probing)
+        assert wire.opened == opened + 1
+
+
+def push_often() -> None:
+    for id in range(1, 11):
+        push("default", [Change("default", id, 4_000_000_000_000)])
+
+
+def in_threads(count: int, work: Callable[..., None], *args: Any) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work(*args)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+
+
+@pytest.mark.urls("tests.e2e.outages.pages")
+@pytest.mark.parametrize("page", ["order", "blocks"])
+def test_pages_in_transactions_ask_once(use_redis: UseRedis, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    with silent() as wire:
+        use_redis(wire.url)
+        client = Client()
+        for _ in range(10):
+            assert client.get(f"/{page}/").content == b"placed"
+        assert wire.opened == 1
+    assert Timeout.objects.filter(state="pending").count() == (20 if page == "order" else 40)
+
+
+@pytest.mark.urls("tests.e2e.outages.pages")
+def test_asynchronous_pages_ask_once_and_hold_up_no_other(use_redis: UseRedis) -> None:
+    async def visit() -> list[bytes]:
+        responses = await asyncio.gather(*(AsyncClient().get("/async/") for _ in range(10)))
+        return [response.content for response in responses]
+
+    with silent() as wire:
+        use_redis(wire.url)
+        assert async_to_sync(visit)() == [b"placed"] * 10
+        assert wire.opened == 1
+    assert Timeout.objects.filter(state="cancelled").count() == 10
+
+
+def test_saves_ask_once(use_redis: UseRedis) -> None:
+    with silent() as wire:
+        use_redis(wire.url)
+        for _ in range(10):
+            with transaction.atomic():
+                order = Order.objects.create(status="unpaid", created_at=timezone.now())
+            order.status = "paid"
+            order.save()
+        assert wire.opened == 1
+    assert Timeout.objects.filter(state="cancelled").count() == 10
+
+
+def test_whoever_manages_his_transaction_himself_asks_once_and_is_told_nothing(use_redis: UseRedis) -> None:
+    with silent() as wire:
+        use_redis(wire.url)
+        transaction.set_autocommit(False)
+        try:
+            schedule_and_cancel(5)
+            transaction.commit()
+        finally:
+            transaction.set_autocommit(True)
+        assert wire.opened == 1
+    assert Timeout.objects.count() == 5
+
+
+def test_every_process_of_a_server_finds_out_once_for_itself(child_environment: dict[str, str]) -> None:
+    """As under gunicorn with `preload_app`: the application is loaded, has even pushed, and is then forked."""
+    with silent() as wire:
+        environment = {**child_environment, "SHOP_REDIS": wire.url}
+        if connection.vendor == "sqlite":
+            connection.close()
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", FORKING],
+            env=environment,
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr.decode()[-2000:]
+        assert wire.opened == 4
+    assert Timeout.objects.count() == 4 * 10
+    assert done.stderr.count(b"Timeouts are safe in the ledger") == 4
+
+
+FORKING = """
+import os, django
+django.setup()
+from django.conf import settings
+from django.db import connections
+settings.DELAYQ["REDIS"] = os.environ["SHOP_REDIS"]
+from django_delayq import schedule_timeout
+from django_delayq.conf import get_settings
+from django_delayq.connections import get_engine
+from tests.testapp.models import Order
+get_settings.cache_clear()
+
+def order():
+    get_engine().breaker._clock = lambda: 0.0  # so that no pause ends on a slow machine
+    for _ in range(10):
+        schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
+
+order()
+connections.close_all()
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        try:
+            order()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
