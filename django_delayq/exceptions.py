@@ -66,3 +66,7 @@ class EngineError(DelayqError):
 
 class EngineUnavailable(EngineError):
     """Redis cannot be reached, is loading, failing over, or out of memory: try again later."""
+
+
+class EngineFull(EngineUnavailable):
+    """Redis is out of memory: nothing new goes in, and what is there still comes out."""

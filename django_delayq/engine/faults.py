@@ -22,7 +22,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from django_delayq.exceptions import EngineError, EngineUnavailable
+from django_delayq.exceptions import EngineError, EngineFull, EngineUnavailable
 
 Client: TypeAlias = Redis | RedisCluster
 
@@ -30,6 +30,7 @@ Client: TypeAlias = Redis | RedisCluster
 _PASSING_CODES = re.compile(
     r"(?:^|[\s:-])(?:OOM|READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|MOVED|ASK|MISCONF|NOREPLICAS|BUSY)\b"
 )
+_FULL_CODE = re.compile(r"(?:^|[\s:-])OOM\b")
 _PASSING = (
     ConnectionError,
     TimeoutError,
@@ -54,15 +55,24 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error, _PASSING) or bool(_PASSING_CODES.search(str(error)))
 
 
+def is_full(error: Exception) -> bool:
+    """Whether the server refused for want of memory."""
+    return isinstance(error, OutOfMemoryError) or bool(_FULL_CODE.search(str(error)))
+
+
 @contextmanager
 def translated(client: Client) -> Iterator[None]:
-    """Lets every Redis error out as `EngineUnavailable` (try again later) or `EngineError`, its cause attached."""
+    """Lets every Redis error out as `EngineUnavailable` (try again later) or `EngineError`, its cause attached.
+
+    `EngineFull` is the kind of the first that leaves what is there within reach.
+    """
     try:
         yield
     except (RedisError, RedisClusterException, OSError) as error:
         if is_passing(error):
             _forget_demoted_server(client, error)
-            raise EngineUnavailable(f"Redis is not available: {error}") from error
+            kind = EngineFull if is_full(error) else EngineUnavailable
+            raise kind(f"Redis is not available: {error}") from error
         raise EngineError(f"Redis refused: {error}") from error
 
 

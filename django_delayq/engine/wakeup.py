@@ -49,6 +49,8 @@ class Wakeup:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._stop_reading: socket.socket | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+        self._is_told = False
 
     def start(self) -> None:
         """The subscription is on its way; a server that is down is tried again until it comes. Once is enough."""
@@ -90,23 +92,24 @@ class Wakeup:
             self._stop_reading.close()
 
     def _listen(self, stop: socket.socket) -> None:
-        pause = FIRST_PAUSE_SECONDS
         while not self._closed.is_set():
             connection = None
             try:
                 connection = _new_connection(self._client)
                 connection.connect()
                 connection.send_command("SUBSCRIBE", *self._channels)
-                pause = FIRST_PAUSE_SECONDS
                 self._read(connection, stop)
             except Exception as error:  # noqa: BLE001 - whatever it is, this thread must outlive it
-                logger.info("wake-ups are interrupted: %s", error, extra={"event": "wakeup_interrupted"})
+                # Once until it listens again: an outage of an hour is no 3,000 lines.
+                level = logging.DEBUG if self._is_told else logging.INFO
+                logger.log(level, "wake-ups are interrupted: %s", error, extra={"event": "wakeup_interrupted"})
+                self._is_told = True
             finally:
                 if connection is not None:
                     connection.disconnect()
             self.wake()
-            self._closed.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+            self._closed.wait(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(2 * self._pause, LAST_PAUSE_SECONDS)
         stop.close()
 
     def _read(self, connection: Any, stop: socket.socket) -> None:
@@ -128,7 +131,11 @@ class Wakeup:
         if not isinstance(said, list) or len(said) < 3:
             return
         kind = said[0].decode() if isinstance(said[0], bytes) else said[0]
-        if kind == "message" or (kind == "subscribe" and said[2] == len(self._channels)):
+        if kind == "subscribe" and said[2] == len(self._channels):
+            # Not before: a user who may not subscribe would connect in vain thirty times a second.
+            self._pause, self._is_told = FIRST_PAUSE_SECONDS, False
+            self.wake()
+        elif kind == "message":
             self.wake()
 
 
