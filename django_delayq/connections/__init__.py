@@ -2,7 +2,7 @@
 
 Two kinds of engine, because two kinds of callers wait for Redis. A web request must not: its engine gives up after a
 quarter of a second and then, behind a circuit breaker, does not even try for a while. A worker has nothing better to
-do: its engine waits for seconds and has connections of its own, so that neither starves the other.
+do: its engine waits for a second and has connections of its own, so that neither starves the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from django_delayq.engine.scripts import Call
 E = TypeVar("E", bound=Engine)
 
 PRODUCER: Final = Patience(connect=LIMIT_SECONDS, read=LIMIT_SECONDS, is_limit=True)
-WORKER: Final = Patience(connect=2.0, read=3.0, health_check_interval=30)
+WORKER: Final = Patience(connect=1.0, read=1.0, health_check_interval=30)
+"""A worker that waits for a silent Redis fires nothing meanwhile, and is to be two seconds late at most."""
 
 _lock = threading.Lock()
 _shared: list[ProducerEngine | None] = []

@@ -9,7 +9,7 @@ from typing import Final
 
 from django_delayq.conf import get_settings
 from django_delayq.controls import Stopped, read_stopped
-from django_delayq.exceptions import EngineError
+from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.locks import take_turn
@@ -75,16 +75,23 @@ class Background:
         if self._sweep is None:
             return
         try:
-            if self._link.is_up:
-                self._sweep.run_once()
+            if not self._link.is_up:
+                self._come_back(self._sweep)
                 return
-            self._link.probe()
-            self._sweep.run_once(everything=True)
+            self._sweep.run_once()
         except EngineError as error:
-            self._link.lost(error)
+            self._link.failed(error)
         else:
-            self._link.back()
-            self._wake()
+            self._link.took_all()
+
+    def _come_back(self, sweep: Sweep) -> None:
+        self._link.probe(self._known_queues)
+        try:
+            sweep.run_once(everything=True)
+        except EngineFull as error:
+            self._link.failed(error)
+        self._link.back()
+        self._wake()
 
     def sweep_everything(self) -> None:
         """One sweep of everything, for a worker that does not wait for its turn. Raises EngineError too."""
@@ -107,7 +114,7 @@ class Background:
         try:
             return take_turn(self._link.engine if self._link.is_up else None, work, interval)
         except EngineError as error:
-            self._link.lost(error)
+            self._link.failed(error)
             return True
 
     def _sweep_pause(self) -> float:

@@ -181,7 +181,7 @@ class Worker:
         try:
             return step()
         except EngineError as error:
-            self._link.lost(error)
+            self._link.failed(error)
         except Exception as error:  # noqa: BLE001
             self._outage.failed(error)
         return None

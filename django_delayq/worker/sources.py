@@ -72,7 +72,8 @@ class Sources:
             return self._poll.take(room)
         if self._link.is_up and not self._must_poll:
             try:
-                return self._transfer.take(room)
+                taken = self._transfer.take(room)
+                return self._and_what_redis_lacks(taken, room) if self._link.is_full else taken
             except EngineError as error:
                 self._lost(error)
         if not self._link.is_up:
@@ -81,6 +82,13 @@ class Sources:
         taken = self._poll.look(room)
         self._must_poll = taken.is_part
         return replace(taken, wait_seconds=0.0)
+
+    def _and_what_redis_lacks(self, taken: Taken, room: int) -> Taken:
+        """Only when Redis gives nothing: an error of the database must not leave what was leased with nobody."""
+        if taken.deliveries or not taken.wait_seconds:
+            return taken
+        more = self._poll.take(room)
+        return Taken(more.deliveries, min(taken.wait_seconds, more.wait_seconds))
 
     def look_into_ledger(self, room: int) -> Taken:
         """As `take`, but by what the ledger says, whatever Redis says."""
