@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypedDict
 
 from django.conf import settings
@@ -49,9 +49,13 @@ class Delay:
 
 
 def shifted(moment: datetime, by: timedelta) -> datetime:
-    """`moment + by`, or `InvalidDelay` if that lies beyond what can be kept."""
+    """`moment + by`, or `InvalidDelay` if that lies beyond what can be kept. An aware moment comes out in UTC.
+
+    Before the sum: Python adds to the clock on the wall, also where clocks are changed in between, and forgets which
+    of two equal hours was meant. The deadline would be an hour early.
+    """
     try:
-        due = moment + by
+        due = (moment.astimezone(UTC) if timezone.is_aware(moment) else moment) + by
     except OverflowError:
         due = None
     if due is None or due.year > LATEST_YEAR - 1:
@@ -94,7 +98,7 @@ def check_length(value: Any, name: str) -> timedelta:
 
 
 def check_moment(value: Any, name: str) -> datetime:
-    """`value` if it is a datetime whose awareness fits `USE_TZ`; else `InvalidDelay`."""
+    """`value`, in UTC if aware, if it is a datetime whose awareness fits `USE_TZ`; else `InvalidDelay`."""
     if not isinstance(value, datetime):
         raise InvalidDelay(f"{name} must be a datetime, not {type(value).__name__}.")
     if settings.USE_TZ and timezone.is_naive(value):

@@ -88,7 +88,7 @@ class TimeoutPolicy(Generic[M]):
         return self.when is not None and self.since is not None
 
     def since_of(self, obj: M) -> datetime | None:
-        """The moment that `after` counts from for `obj`; None: not yet, or no `since`."""
+        """The moment that `after` counts from for `obj`, in UTC if aware; None: not yet, or no `since`."""
         if self.since is None:
             return None
         value = getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj)
