@@ -27,6 +27,10 @@ TOLERATED_MS: Final = 5.0
 """Two clocks of one data centre differ by this much, and measuring them is no better: treated as equal."""
 ENOUGH: Final = 3
 QUESTIONS: Final = 3
+STEP_MS: Final = 1000.0
+"""A clock that falls back by more than this, and by more than an answer can be late, was set."""
+REDIS_LATE_MS: Final = 2000.0
+"""A worker waits a second for an answer, and may be kept from reading it for another."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,18 +53,22 @@ class Clocks:
     def ask_database(self) -> datetime:
         """The database's moment, asked for a few times in a row: one of the answers will have come quickly."""
         for _ in range(QUESTIONS - 1):
-            self.saw_database(database_now(self._using))
+            self._ask()
+        return self._ask()
+
+    def _ask(self) -> datetime:
+        asked = self._monotonic()
         moment = database_now(self._using)
-        self.saw_database(moment)
+        self._database.saw(_exact_ms(moment), late_ms=1000 * (self._monotonic() - asked))
         return moment
 
     def saw_database(self, moment: datetime) -> None:
-        """The database has just said that it is `moment`."""
+        """The database said that it is `moment`, just now or a while ago."""
         self._database.saw(_exact_ms(moment))
 
     def saw_redis(self, now_ms: int) -> None:
         """Redis has just said that it is `now_ms`."""
-        self._redis.saw(float(now_ms))
+        self._redis.saw(float(now_ms), late_ms=REDIS_LATE_MS)
 
     def redis_ms(self, moment: datetime) -> int:
         """What Redis's clock will say when the database's says `moment`."""
@@ -96,7 +104,8 @@ class _Offset:
     """How far a clock is ahead of our steady one: the best of what was seen lately.
 
     An answer is heard after it was true, so each makes the clock look slow, and the highest is the nearest. Of two
-    windows, the present and the last, so that a clock that was set is believed after a minute or two.
+    windows, the present and the last, so that a clock that was set back a little is believed after a minute or two;
+    one that was set back by more than its answers can be late is believed after a few of them.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -104,11 +113,18 @@ class _Offset:
         self._lock = threading.Lock()
         self._began = monotonic()
         self._present = self._last = -math.inf
-        self._seen = 0
+        self._seen = self._set_back = 0
 
-    def saw(self, ms: float) -> None:
+    def saw(self, ms: float, late_ms: float | None = None) -> None:
+        """The clock said `ms`, `late_ms` ago at most; None: nobody knows how long ago."""
         now = self._monotonic()
         with self._lock:
+            if late_ms is not None:
+                is_back = ms - 1000 * now + late_ms + STEP_MS < max(self._present, self._last)
+                self._set_back = self._set_back + 1 if is_back else 0
+            if self._set_back >= ENOUGH:
+                self._began, self._set_back = now, 0
+                self._present = self._last = -math.inf
             if now - self._began > WINDOW_SECONDS:
                 self._began, self._last, self._present = now, self._present, -math.inf
             self._present = max(self._present, ms - 1000 * now)

@@ -42,6 +42,6 @@ def _take(engine: Engine, key: str, milliseconds: int) -> bool:
         if engine.client.set(key, 1, nx=True, px=milliseconds):
             return True
         left = int(engine.client.pttl(key))
-        if left == -1 or left > milliseconds:  # no turn lasts so long: somebody else's, or from another setting
+        if left == -1 or left > milliseconds:  # no turn lasts so long: foreign, or the clock was set back
             return bool(engine.client.set(key, 1, px=milliseconds))
     return False

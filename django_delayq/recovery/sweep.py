@@ -59,12 +59,13 @@ class Sweep:
         Raises EngineError or the database's errors; what was done until then stays done.
         """
         interval = get_settings().sweep_interval
+        # Whoever's turn it is: each worker has to know how far the two clocks are apart.
+        now = self._clocks.ask_database()
         if not everything and not take_turn(self._engine, "sweep", interval):
             return Swept()
         before, self._stopped = self._stopped, read_stopped(self._using)
         everything = everything or bool(before.keys() - self._stopped.keys())
         full = everything or take_turn(self._engine, "full-sweep", FULL_INTERVAL)
-        now = self._clocks.ask_database()
         # What is yet to come is first: behind a long backlog it would have to wait for it.
         self._parked_until = now + PARKED
         ahead = self._range("ahead", now, now + 2 * interval)

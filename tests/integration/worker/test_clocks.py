@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_delayq.outbox import due_ms_of
+from django_delayq.recovery import clocks as clocks_module
 from django_delayq.recovery.clocks import ENOUGH, TOLERATED_MS, WINDOW_SECONDS, Clocks
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -82,3 +83,45 @@ def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: Clocks, ste
             clocks.saw_database(NOON + timedelta(milliseconds=elapsed))
             clocks.saw_redis(NOON_MS + elapsed)
     assert clocks.redis_ahead_ms() == 0
+
+
+def test_redis_whose_clock_was_set_back_by_minutes_is_believed_after_a_few_answers(
+    clocks: Clocks, steady: Steady
+) -> None:
+    look(clocks, redis_ahead_ms=0)
+    clocks.saw_redis(NOON_MS - 600_000)
+    clocks.saw_redis(NOON_MS - 600_000)
+    assert clocks.redis_ahead_ms() == 0, "it may have been the machine that stood still"
+    clocks.saw_redis(NOON_MS - 600_000)
+    assert clocks.redis_ahead_ms() == -600_000
+
+
+def test_answers_that_were_long_on_their_way_are_no_clock_that_was_set_back(clocks: Clocks) -> None:
+    look(clocks, redis_ahead_ms=0)
+    for _ in range(10):
+        clocks.saw_redis(NOON_MS - 2500)
+        clocks.saw_database(NOON - timedelta(minutes=10))
+    clocks.saw_redis(NOON_MS - 600_000)
+    clocks.saw_redis(NOON_MS - 600_000)
+    clocks.saw_redis(NOON_MS)
+    clocks.saw_redis(NOON_MS - 600_000)
+    assert clocks.redis_ahead_ms() == 0
+
+
+def test_a_database_whose_clock_was_set_back_is_believed_when_it_is_asked(
+    clocks: Clocks, steady: Steady, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover to a server whose clock is behind."""
+    look(clocks, redis_ahead_ms=0)
+    monkeypatch.setattr(clocks_module, "database_now", lambda using: NOON - timedelta(minutes=10))
+    clocks.ask_database()
+    assert clocks.now() == NOON - timedelta(minutes=10)
+    assert clocks.redis_ahead_ms() == 600_000
+
+    def slowly(using: str) -> datetime:
+        steady.seconds += 30
+        return NOON - timedelta(minutes=10)
+
+    monkeypatch.setattr(clocks_module, "database_now", slowly)
+    clocks.ask_database()
+    assert clocks.redis_ahead_ms() == 600_000, "it was the answers that were slow"

@@ -91,6 +91,16 @@ def test_of_several_workers_one_sweeps_at_a_time_and_everybody_may_if_he_must(
     assert second.run_once(everything=True).looked == 10
 
 
+@pytest.mark.parametrize("seconds", [600, None], ids=["its clock was set back", "by hand"])
+def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int | None) -> None:
+    """Redis counts the end of a turn by its clock: set back by ten minutes, nobody would sweep for as long."""
+    key, interval = f"{engine.prefix}:turn:sweep", timedelta(seconds=5)
+    engine.client.set(key, 1, ex=seconds)
+    assert take_turn(engine, "sweep", interval)
+    assert not take_turn(engine, "sweep", interval)
+    assert 0 < engine.client.pttl(key) <= 5000
+
+
 def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, forgotten: list[Timeout]) -> None:
     early, late, leased = forgotten[2:5]
     queue = engine.queue("default", 0)

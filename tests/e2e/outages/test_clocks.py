@@ -1,0 +1,184 @@
+"""Clocks that are wrong by minutes, and set while everything runs: never early by the database's, and hardly late."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import connection
+
+from django_delayq.clock import database_now
+from django_delayq.connections import forget_engine
+from django_delayq.models import Timeout
+from tests.e2e.outages.shifted import ShiftedClock
+from tests.engine.redis_process import RedisProcess
+from tests.integration.worker.running import RunningWorker, due_orders, wait_until
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+TEN = timedelta(minutes=10)
+both_ways = pytest.mark.parametrize("shift", [TEN, -TEN], ids=["ahead", "behind"])
+
+
+@pytest.fixture
+def shifted() -> Iterator[ShiftedClock]:
+    made = ShiftedClock()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shifted_redis(shifted: ShiftedClock, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisProcess]:
+    """A Redis server that goes by the clock `shifted`."""
+    with monkeypatch.context() as patch:
+        for name, value in shifted.environment.items():
+            patch.setenv(name, value)
+        server = RedisProcess()
+        server.start()
+    url = f"redis://127.0.0.1:{server.port}/0"
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(seconds=1)}
+    yield server
+    forget_engine()
+    server.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[], RunningWorker]]:
+    started: list[RunningWorker] = []
+
+    def start() -> RunningWorker:
+        started.append(RunningWorker())
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+def fired(rows: list[Timeout]) -> bool:
+    return Timeout.objects.filter(pk__in=[row.pk for row in rows], state="fired").count() == len(rows)
+
+
+def assert_none_early() -> None:
+    """By the database's clock, which also writes down when a row was settled."""
+    for due_at, settled_at in Timeout.objects.filter(state="fired").values_list("due_at", "settled_at"):
+        assert settled_at is not None
+        assert settled_at >= due_at
+    assert Effect.objects.count() == Timeout.objects.filter(state="fired").count()
+
+
+def asked(server: RedisProcess) -> int:
+    with server.client() as client:
+        stats = client.info("commandstats")
+        return sum(
+            int(values["calls"]) for name, values in stats.items() if name in ("cmdstat_evalsha", "cmdstat_eval")
+        )
+
+
+@both_ways
+def test_redis_whose_clock_is_set_while_timeouts_wait_makes_none_early_and_none_late_by_as_much(
+    shifted: ShiftedClock, shifted_redis: RedisProcess, worker: Callable[[], RunningWorker], shift: timedelta
+) -> None:
+    worker()
+    due_orders("remind", 3)
+    due = due_orders("remind", 5, seconds=4)
+    later = due_orders("remind", 5, minutes=5)
+    wait_until(lambda: Timeout.objects.filter(state="fired").count() == 3)
+    shifted.set(shift)
+    due += due_orders("remind", 5, seconds=3)
+    wait_until(lambda: fired(due), seconds=60)
+    shifted.set(timedelta(0))
+    due += due_orders("remind", 5, seconds=1)
+    wait_until(lambda: fired(due), seconds=60)
+    assert_none_early()
+    assert Timeout.objects.filter(pk__in=[row.pk for row in later], state="pending").count() == 5
+
+
+@both_ways
+def test_redis_whose_clock_is_wrong_from_the_start_is_not_asked_all_the_time(
+    shifted: ShiftedClock, shifted_redis: RedisProcess, worker: Callable[[], RunningWorker], shift: timedelta
+) -> None:
+    shifted.set(shift)
+    due = due_orders("remind", 5, seconds=2)
+    due_orders("remind", 20, minutes=5)
+    began = database_now("default")
+    worker()
+    wait_until(lambda: fired(due), seconds=60)
+    more = due_orders("remind", 5, seconds=2)
+    wait_until(lambda: fired(more), seconds=60)
+    seconds = (database_now("default") - began).total_seconds()
+    assert asked(shifted_redis) <= 150 + 20 * seconds
+    assert_none_early()
+    assert Timeout.objects.filter(state="pending").count() == 20
+
+
+SCHEDULE = """
+from datetime import timedelta
+from django_delayq import schedule_timeout
+from tests.testapp.models import Order
+for minutes in (0, 10):
+    schedule_timeout(Order.objects.create(status="new"), "remind", minutes=minutes, key=str(minutes))
+"""
+
+
+@both_ways
+@pytest.mark.usefixtures("redis_client")
+def test_an_application_whose_clock_is_wrong_moves_its_deadlines_and_none_fires_before_what_its_row_says(
+    shifted: ShiftedClock,
+    start_command: Callable[..., subprocess.Popen[bytes]],
+    worker: Callable[[], RunningWorker],
+    shift: timedelta,
+) -> None:
+    shifted.set(shift)
+    worker()
+    before = database_now("default")
+    assert start_command("shell", "-v0", "-c", SCHEDULE, env=shifted.environment).wait(60) == 0
+    after = database_now("default")
+    deadlines = {row.key: row.due_at for row in Timeout.objects.all()}
+    for minutes in (0, 10):
+        moved = shift + timedelta(minutes=minutes)
+        slack = timedelta(seconds=1)
+        assert before + moved - slack <= deadlines[str(minutes)] <= after + moved + slack
+    now_due = due_orders("remind", 1)
+    overdue = list(Timeout.objects.filter(due_at__lte=after))
+    assert len(overdue) == (2 if shift < timedelta(0) else 0)
+    wait_until(lambda: fired([*now_due, *overdue]))
+    assert_none_early()
+    assert Timeout.objects.filter(state="pending").count() == 2 - len(overdue)
+    forget_engine()
+
+
+@both_ways
+@pytest.mark.parametrize("source", ["redis", "ledger"])
+@pytest.mark.usefixtures("redis_client")
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no clock but its process's")
+def test_a_worker_whose_clock_is_wrong_fires_by_the_databases(
+    shifted: ShiftedClock, start_command: Callable[..., subprocess.Popen[bytes]], shift: timedelta, source: str
+) -> None:
+    shifted.set(shift)
+    variables = {"DELAYQ_TEST_WITHOUT_REDIS": "1"} if source == "ledger" else {}
+    variables["DELAYQ_TEST_SECONDS"] = '{"SWEEP_INTERVAL": 1}'
+    due = due_orders("remind", 5) + due_orders("remind", 5, seconds=3) + due_orders("send_outside", 2, seconds=3)
+    later = due_orders("remind", 5, minutes=5)
+    start_command("delayq_worker", env={**shifted.environment, **variables})
+    wait_until(lambda: fired(due), seconds=60)
+    more = due_orders("remind", 5, seconds=2)
+    wait_until(lambda: fired(more), seconds=60)
+    assert_none_early()
+    assert set(Timeout.objects.filter(state="fired").values_list("attempts", flat=True)) == {1}
+    assert Timeout.objects.filter(pk__in=[row.pk for row in later], state="pending").count() == 5
+    assert Order.objects.count() == 22
+    assert _written_by_that_clock(shift)
+    forget_engine()
+
+
+def _written_by_that_clock(shift: timedelta) -> bool:
+    """That the clock of the worker was wrong indeed: its handlers wrote down what they took for now."""
+    wrote: list[datetime] = list(Effect.objects.values_list("at", flat=True))
+    return all(abs(at - database_now("default") - shift) < timedelta(minutes=3) for at in wrote)
