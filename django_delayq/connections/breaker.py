@@ -35,14 +35,15 @@ class Breaker:
     Calls that may have to open a connection are made in a thread of their own too, as looking up a name has no
     timeout. Those that find an open one, almost all, are made in the caller's: that is quicker.
 
-    One line is logged when it opens and one when it closes. Threads share an instance.
+    One line is logged when it opens, and one when it has been closed again for some seconds: a server that is out of
+    memory forgets entries and takes none, so that it fails and works by turns. Threads share an instance.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit_seconds: float = LIMIT_SECONDS) -> None:
         self._clock = clock
         self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
-        self._is_open = self._is_probing = False
+        self._is_open = self._is_probing = self._is_told = False
         self._pause = 0.0
         self._asks_again_at = 0.0
         self._closed_at = self._succeeded_at = float("-inf")
@@ -101,7 +102,6 @@ class Breaker:
             self._is_open = self._is_probing = False
             self._closed_at = self._succeeded_at = self._clock()
             self._connected = 1
-        logger.warning("Redis is available again", extra={"event": "redis_back"})
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -111,6 +111,9 @@ class Breaker:
             is_new = self._clock() - self._closed_at > LONGEST_PAUSE_SECONDS
             self._open_for(FIRST_PAUSE_SECONDS if is_new else 2 * self._pause)
             self._connected = 0
+            was_told, self._is_told = self._is_told, True
+        if was_told:
+            return
         logger.warning(
             "%s. Timeouts are safe in the ledger, and workers find them there",
             error if isinstance(error, EngineError) else repr(error),
@@ -124,6 +127,11 @@ class Breaker:
 
     def _succeeded(self) -> None:
         with self._lock:
-            if not self._is_open:  # else it began before the outage: only a probe knows better
-                self._succeeded_at = self._clock()
-                self._connected = max(self._connected, self._running)
+            if self._is_open:
+                return  # it began before the outage: only a probe knows better
+            self._succeeded_at = self._clock()
+            self._connected = max(self._connected, self._running)
+            is_back = self._is_told and self._succeeded_at - self._closed_at >= LONGEST_PAUSE_SECONDS
+            self._is_told = self._is_told and not is_back
+        if is_back:
+            logger.warning("Redis is available again", extra={"event": "redis_back"})

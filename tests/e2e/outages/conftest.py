@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connection
 
 from django_delayq.connections import ProducerEngine, forget_engine, get_engine
 
 if TYPE_CHECKING:
     from pytest_django import Settings
+
+
+once = pytest.mark.skipif(
+    connection.vendor != "postgresql", reason="it is the same on every database, and tried on PostgreSQL alone"
+)
 
 
 class Seconds:

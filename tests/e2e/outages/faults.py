@@ -59,7 +59,6 @@ def loading() -> Iterator[Wire]:
                 assert _is_loading(client), "it must not be through before the test is"
         finally:
             processes.kill(process)
-            server.start()
 
 
 def _is_loading(client: redis.Redis) -> bool:

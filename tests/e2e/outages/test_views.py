@@ -27,7 +27,7 @@ from django_delayq.engine import Change
 from django_delayq.models import Timeout
 from django_delayq.outbox import push
 from tests.conftest import ROOT
-from tests.e2e.outages.conftest import LookUps, Seconds
+from tests.e2e.outages.conftest import LookUps, Seconds, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
 from tests.e2e.outages.wire import Wire
 from tests.integration.worker.running import wait_until
@@ -49,6 +49,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
 
 
+@once
 @pytest.mark.parametrize("fault", FAULTS)
 def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
     use_redis: UseRedis, seconds: Seconds, caplog: pytest.LogCaptureFixture, fault: str
@@ -70,6 +71,7 @@ def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
     assert Timeout.objects.count() == 36
 
 
+@once
 def test_an_address_that_swallows_packets_is_tried_once(
     use_redis: UseRedis, seconds: Seconds, look_ups: LookUps
 ) -> None:
@@ -83,6 +85,7 @@ def test_an_address_that_swallows_packets_is_tried_once(
         assert look_ups.count == 2
 
 
+@once
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "no..name"])
 def test_a_host_that_has_no_address_is_looked_up_once(
     use_redis: UseRedis, look_ups: LookUps, caplog: pytest.LogCaptureFixture, host: str
@@ -95,6 +98,7 @@ def test_a_host_that_has_no_address_is_looked_up_once(
     assert len(told(caplog)) <= 2
 
 
+@once
 def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
     use_redis: UseRedis, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +124,7 @@ def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
     wait_until(lambda: not engine.breaker._is_probing)
 
 
+@once
 def test_a_connection_that_goes_silent_is_waited_for_once(
     use_redis: UseRedis, redis_url: str, seconds: Seconds
 ) -> None:
@@ -140,6 +145,7 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         assert row.pk in dict(engine.queue("default", 0).peek())
 
 
+@once
 def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_redis: UseRedis, seconds: Seconds) -> None:
     with silent() as wire:
         engine = use_redis(wire.url)
@@ -227,6 +233,7 @@ def test_whoever_manages_his_transaction_himself_asks_once_and_is_told_nothing(u
     assert Timeout.objects.count() == 5
 
 
+@once
 def test_every_process_of_a_server_finds_out_once_for_itself(child_environment: dict[str, str]) -> None:
     """As under gunicorn with `preload_app`: the application is loaded, has even pushed, and is then forked."""
     with silent() as wire:

@@ -233,22 +233,27 @@ def test_an_error_that_nobody_thought_of_opens_it_and_ends_no_probing(
     seconds.now += 60
     probe(breaker, server)
     assert not breaker.is_open
-    assert [vars(record)["event"] for record in caplog.records] == ["redis_away", "redis_back"]
+    assert [vars(record)["event"] for record in caplog.records] == ["redis_away"]
 
 
-def test_an_outage_is_logged_once_at_each_end(
+def test_an_outage_is_logged_once_at_each_end_however_often_it_is_interrupted(
     breaker: Breaker, server: Server, seconds: Seconds, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "django_delayq"):
-        fail(breaker, server)
-        for _ in range(3):
-            seconds.now += 60
+        for _ in range(5):
+            fail(breaker, server)
+            seconds.now = breaker._asks_again_at
             probe(breaker, server)
-        server.error = None
-        seconds.now += 60
-        probe(breaker, server)
+            server.error = None
+            seconds.now = breaker._asks_again_at
+            probe(breaker, server)
+            breaker.call(server)
+        assert [vars(record)["event"] for record in caplog.records] == ["redis_away"]
+        seconds.now += LONGEST_PAUSE_SECONDS
         breaker.call(server)
-    assert [vars(record)["event"] for record in caplog.records] == ["redis_away", "redis_back"]
+        breaker.call(server)
+        fail(breaker, server)
+    assert [vars(record)["event"] for record in caplog.records] == ["redis_away", "redis_back", "redis_away"]
 
 
 def test_only_calls_that_may_have_to_connect_are_made_in_another_thread(

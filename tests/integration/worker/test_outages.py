@@ -19,6 +19,7 @@ from django_delayq.models import Timeout
 from django_delayq.recovery.poll import POLL_SECONDS
 from django_delayq.worker.link import Link
 from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS
+from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
@@ -165,6 +166,7 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
     assert Effect.objects.count() == 50
 
 
+@once
 @pytest.mark.parametrize("name", ["refused", "silent", "read_only", "cannot_save"])
 def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_says_much(
     start_worker: StartWorker, settings: Settings, caplog: pytest.LogCaptureFixture, name: str
@@ -185,6 +187,7 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
     assert len([line for line in caplog.records if line.name.startswith("django_delayq")]) <= 3
 
 
+@once
 def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
 ) -> None:
@@ -209,6 +212,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         running.stop()
 
 
+@once
 def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,6 +233,7 @@ def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
         assert events(caplog) == []
 
 
+@once
 def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longest_wait(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
 ) -> None:
