@@ -10,6 +10,8 @@ from django.core.checks import register as register_check
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.connections import get_engine
+from django_delayq.connections.eviction import evicting_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import reads_other_tables
@@ -24,6 +26,7 @@ def register() -> None:
     register_check(check_settings, "django_delayq")
     register_check(check_policies, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
+    register_check(check_redis, "django_delayq", deploy=True)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
@@ -94,6 +97,25 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
             obj=policy,
             id="django_delayq.W002",
         )
+
+
+def check_redis(**_: Any) -> list[CheckMessage]:
+    """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
+    try:
+        engine = get_engine()
+        policy = None if engine is None else evicting_policy(engine)
+    except ConfigError:
+        return []  # told by `check_settings`, or by whoever uses it first
+    if policy is None:
+        return []
+    return [
+        Warning(
+            f"Redis has maxmemory-policy {policy}: short of memory, it throws out due times.",
+            hint="CONFIG SET maxmemory-policy noeviction, or a Redis without a cache in it. What it throws out comes "
+            "back from the database, but late.",
+            id="django_delayq.W005",
+        )
+    ]
 
 
 def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:

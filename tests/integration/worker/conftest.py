@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_delayq.connections import forget_engine
+from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.running import RunningWorker, StartWorker
 
 if TYPE_CHECKING:
@@ -47,3 +49,13 @@ def with_redis(redis_client: redis.Redis) -> Iterator[redis.Redis]:
     """The test runs with Redis, and its client is at hand."""
     yield redis_client
     forget_engine()
+
+
+@pytest.fixture
+def own_redis(settings: Settings) -> Iterator[RedisProcess]:
+    """A Redis that the test may stop, with a sweep that is not waited for long."""
+    with RedisProcess() as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
+        yield server
+        forget_engine()

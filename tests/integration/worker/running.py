@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import connections
 
 from django_delayq import schedule_timeout
@@ -78,3 +80,9 @@ def states() -> dict[str, int]:
 def all_are(state: str) -> Callable[[], bool]:
     """A condition: every row is in this state."""
     return lambda: not Timeout.objects.exclude(state=state).exists()
+
+
+def events(caplog: pytest.LogCaptureFixture, logger: str = "django_delayq.worker") -> list[str]:
+    """What this logger told, without what is only for those who look closely."""
+    records = [record for record in caplog.records if record.name == logger and record.levelno >= logging.WARNING]
+    return [str(vars(record)["event"]) for record in records]

@@ -1,0 +1,226 @@
+"""A worker beside a Redis that is away, in each way of being away: what it fires, what it asks, what it says."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from django.core.checks import run_checks
+
+from django_delayq.checks import check_redis
+from django_delayq.connections import forget_engine, get_worker_engine
+from django_delayq.exceptions import EngineFull, EngineUnavailable
+from django_delayq.recovery.poll import POLL_SECONDS
+from django_delayq.worker.link import Link
+from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS
+from tests.e2e.outages.conftest import once
+from tests.e2e.outages.faults import FAULTS
+from tests.e2e.outages.wire import Wire
+from tests.engine.redis_process import RedisProcess
+from tests.integration.worker.running import StartWorker, all_are, due_orders, events, wait_until
+from tests.testapp.models import Effect
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledger(
+    start_worker: StartWorker, own_redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If it did not drain it might be our own entries that keep it full, for ever."""
+    caplog.set_level(logging.INFO, "django_delayq")
+    due_orders("remind", 30, seconds=1)
+    engine = get_worker_engine()
+    assert engine is not None
+    queue = engine.queue("default", 0)
+    assert queue.stats().total == 30
+    with own_redis.client() as client:
+        client.config_set("maxmemory", "1")
+        start_worker()
+        due_orders("remind", 10, seconds=1)
+        due_orders("remind", 10, seconds=2)
+        wait_until(all_are("fired"))
+        wait_until(lambda: queue.stats().total == 0)
+        assert events(caplog) == ["redis_full"]
+        client.config_set("maxmemory", "0")
+    engine.close()
+    assert Effect.objects.count() == 50
+
+
+@once
+@pytest.mark.parametrize("name", ["refused", "silent", "read_only", "cannot_save"])
+def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_says_much(
+    start_worker: StartWorker, settings: Settings, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.INFO, "django_delayq")
+    with FAULTS[name]() as wire:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url, "SWEEP_INTERVAL": timedelta(seconds=5)}
+        due_orders("remind", 5, seconds=2)
+        opened, began = wire.opened, time.monotonic()
+        running = start_worker()
+        wait_until(all_are("fired"))
+        running.stop()
+        seconds = time.monotonic() - began
+        # A few threads find out by themselves; then one listens again at most every half second, and one probes.
+        assert wire.opened - opened <= 20 + 4 * seconds
+        forget_engine()
+    assert events(caplog) == ["redis_away"]
+    assert len([line for line in caplog.records if line.name.startswith("django_delayq")]) <= 3
+
+
+@once
+def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
+    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
+) -> None:
+    """So that with the look into the ledger, once a second, nothing is later than two seconds."""
+    engine = get_worker_engine()
+    assert engine is not None
+    assert isinstance(engine.client, redis.Redis)
+    options = engine.client.connection_pool.connection_kwargs
+    assert options["socket_timeout"] + POLL_SECONDS <= 2
+    assert options["socket_connect_timeout"] + POLL_SECONDS <= 2
+    assert options["retry"].get_retries() == 0
+    with Wire(own_redis.port) as wire:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url, "SWEEP_INTERVAL": timedelta(minutes=1)}
+        running = start_worker()
+        due_orders("remind", 1)
+        wait_until(all_are("fired"))
+        wire.go_silent()
+        wire.asked = 0
+        due_orders("remind", 20, seconds=0.5)
+        wait_until(all_are("fired"))
+        assert wire.asked <= 3, "the look that found out, the producers', and an acknowledgement at the most"
+        running.stop()
+
+
+@once
+def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
+    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis 7 gives a new user no channel: a setup that works, a second late, and must not be a busy one."""
+    caplog.set_level(logging.INFO, "django_delayq")
+    with own_redis.client() as client, Wire(own_redis.port) as wire:
+        client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"], channels=[])
+        url = wire.url.replace("redis://", "redis://shop:secret@")
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": url, "SWEEP_INTERVAL": timedelta(minutes=1)}
+        began = time.monotonic()
+        start_worker()
+        due_orders("remind", 3, seconds=2)
+        due_orders("remind", 3, seconds=1)
+        wait_until(all_are("fired"))
+        assert wire.opened <= 20 + 2 * (time.monotonic() - began)
+        told = [line for line in caplog.records if vars(line).get("event") == "wakeup_interrupted"]
+        assert len(told) == 1
+        assert events(caplog) == []
+
+
+@once
+def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longest_wait(
+    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
+) -> None:
+    """No error ever comes, and the sweep is a minute away: only the worker's own look can find the new ones."""
+    with Wire(own_redis.port) as wire:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url, "SWEEP_INTERVAL": timedelta(minutes=1)}
+        start_worker()
+        due_orders("remind", 1)
+        wait_until(all_are("fired"))
+        wire.go_silent_to_subscribers()
+        for _ in range(3):
+            dropped = wire.dropped
+            due_orders("remind", 2)
+            # Ten seconds of silence would have the subscriber ask for a sign of life: what comes before was not its.
+            wait_until(all_are("fired"), seconds=9)
+            assert wire.dropped > dropped, "Redis has called, and the call was lost"
+    assert LONGEST_WAIT_SECONDS <= 1
+
+
+class Steady:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def steady() -> Steady:
+    return Steady()
+
+
+@pytest.fixture
+def link(steady: Steady, own_redis: RedisProcess) -> Iterator[Link]:
+    engine = get_worker_engine()
+    assert engine is not None
+    yield Link(engine, monotonic=steady)
+    engine.close()
+
+
+def test_outages_that_follow_close_upon_each_other_are_probed_ever_more_rarely(link: Link, steady: Steady) -> None:
+    pauses = []
+    for _ in range(5):
+        link.lost(EngineUnavailable("away"))
+        pauses.append(link.pause_seconds)
+        link.probe(["default"])
+        link.back()
+        steady.seconds += 1
+    assert pauses == [0.5, 1, 2, 4, 5]
+    steady.seconds += 60
+    link.lost(EngineUnavailable("away"))
+    assert link.pause_seconds == 0.5
+
+
+def test_a_probe_asks_what_a_worker_needs_of_every_queue(link: Link, own_redis: RedisProcess) -> None:
+    link.probe(["default", "mail"])
+    with own_redis.client() as client:
+        assert client.dbsize() == 0, "it changes nothing"
+        client.replicaof("127.0.0.1", "1")
+        assert client.ping()
+        with pytest.raises(EngineUnavailable, match="read only replica"):
+            link.probe(["default"])
+        client.replicaof("NO", "ONE")
+
+
+def test_a_redis_at_its_limit_is_full_until_it_has_refused_nothing_for_a_while(
+    link: Link, steady: Steady, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        link.failed(EngineFull("OOM"))
+        assert link.is_up and link.is_full
+        steady.seconds += 10
+        link.took_all()
+    assert link.is_full
+    steady.seconds += 30
+    link.took_all()
+    assert not link.is_full
+    assert events(caplog) == ["redis_full", "redis_has_room"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_told"), [("allkeys-lru", True), ("allkeys-random", True), ("volatile-lru", False)]
+)
+def test_a_check_names_a_redis_that_throws_out_due_times(own_redis: RedisProcess, policy: str, is_told: bool) -> None:
+    with own_redis.client() as client:
+        client.config_set("maxmemory-policy", policy)
+    found = [message.msg for message in run_checks(tags=["django_delayq"], include_deployment_checks=True)]
+    assert any(policy in message for message in found) == is_told
+    assert not any(policy in message.msg for message in run_checks(tags=["django_delayq"]))
+
+
+def test_the_check_says_nothing_of_a_redis_that_is_away_and_waits_for_one_answer(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FAULTS["silent"]() as wire:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url}
+        run_checks(tags=["django_delayq"])
+        assert wire.opened == 0, "manage.py does not ask Redis at all"
+        assert check_redis() == []
+        assert wire.opened == 1
+        forget_engine()
+    assert caplog.records == []
