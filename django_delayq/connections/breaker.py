@@ -29,8 +29,8 @@ class Breaker:
 
     Nobody waits for the probe: it is made in a thread of its own, while its caller is refused like all others. So an
     outage costs each thread that is in a call when it begins `LIMIT_SECONDS`, and later calls nothing. One probe at a
-    time; one that fails doubles the pause, up to a few seconds, and success closes the breaker. An outage that
-    follows close upon another goes on with its pause.
+    time; one that fails doubles the pause, up to a few seconds, and success closes the breaker, as does an answer that
+    comes when nobody waits for it any more. An outage that follows close upon another goes on with its pause.
 
     Calls that may have to open a connection are made in a thread of their own too, as looking up a name has no
     timeout. Those that find an open one, almost all, are made in the caller's: that is quicker.
@@ -84,9 +84,20 @@ class Breaker:
                 self._running -= 1
 
     def _within_limit(self, work: Callable[[], T]) -> T:
+        is_late = threading.Event()
+
+        def errand() -> T:
+            result = work()
+            if is_late.is_set():
+                # Far away, not away: opening a connection to it just takes longer, and now one is open.
+                with self._lock:
+                    self._close()
+            return result
+
         try:
-            return Errand(work).wait(self._limit_seconds)
+            return Errand(errand).wait(self._limit_seconds)
         except NotBack:
+            is_late.set()
             raise EngineUnavailable(f"Redis is not available: no answer for {self._limit_seconds:g} seconds") from None
 
     def _probe(self, work: Callable[[], object]) -> None:
@@ -99,9 +110,8 @@ class Breaker:
                 self._open_for(2 * self._pause)
             return
         with self._lock:
-            self._is_open = self._is_probing = False
-            self._closed_at = self._succeeded_at = self._clock()
-            self._connected = 1
+            self._is_probing = False
+            self._close()
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -120,6 +130,11 @@ class Breaker:
             exc_info=None if isinstance(error, EngineError) else error,
             extra={"event": "redis_away"},
         )
+
+    def _close(self) -> None:
+        self._is_open = False
+        self._closed_at = self._succeeded_at = self._clock()
+        self._connected = 1
 
     def _open_for(self, pause: float) -> None:
         self._pause = min(pause, LONGEST_PAUSE_SECONDS)

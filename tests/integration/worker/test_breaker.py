@@ -149,13 +149,26 @@ def test_a_server_that_says_nothing_is_waited_for_once(seconds: Seconds, server:
     assert server.answered == 0
 
 
-def test_the_answer_that_comes_too_late_closes_nothing(seconds: Seconds, server: Server) -> None:
+def test_an_answer_that_comes_when_nobody_waits_for_it_any_more_closes_it(seconds: Seconds, server: Server) -> None:
+    """A server far away, to which opening a connection takes longer than anybody waits: once one is open, it works."""
     breaker = Breaker(clock=seconds, limit_seconds=0.05)
     server.speaks.clear()
+    assert refused(breaker, server)
+    assert breaker.is_open
+    server.speaks.set()
+    wait_until(lambda: not breaker.is_open)
+    assert server.asked == 1
+
+
+def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(seconds: Seconds, server: Server) -> None:
+    breaker = Breaker(clock=seconds, limit_seconds=0.05)
+    server.speaks.clear()
+    server.error = EngineUnavailable("away")
     assert refused(breaker, server)
     server.speaks.set()
     wait_until(lambda: server.answered == 1)
     assert breaker.is_open
+    assert breaker._asks_again_at == seconds.now + FIRST_PAUSE_SECONDS
 
 
 def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(

@@ -14,6 +14,7 @@ from django.core.checks import run_checks
 
 from django_delayq.checks import check_redis
 from django_delayq.connections import forget_engine, get_worker_engine
+from django_delayq.engine.faults import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
 from django_delayq.recovery.poll import POLL_SECONDS
 from django_delayq.worker.link import Link
@@ -224,3 +225,19 @@ def test_the_check_says_nothing_of_a_redis_that_is_away_and_waits_for_one_answer
         assert wire.opened == 1
         forget_engine()
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."),
+        redis.ResponseError("Error running script (call to f_1): @user_script:9: -OOM command not allowed"),
+    ],
+    ids=["7.0", "6.2"],
+)
+def test_whatever_a_full_redis_says_it_is_not_taken_for_one_that_is_away(error: Exception) -> None:
+    with pytest.raises(EngineFull), translated(redis.Redis()):
+        raise error
+    with pytest.raises(EngineUnavailable) as away, translated(redis.Redis()):
+        raise redis.ConnectionError("no ZOOM here")
+    assert not isinstance(away.value, EngineFull)
