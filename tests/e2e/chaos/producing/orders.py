@@ -73,7 +73,7 @@ def place_unseen(operation: Operation) -> None:
 
 @atomically
 def place_in_bulk(operation: Operation) -> None:
-    orders = Order.objects.bulk_create(_new(operation, operation.hands.seconds()) for _ in range(20))
+    orders = Order.objects.bulk_create(_new(operation, operation.hands.seconds()) for _ in range(40))
     sync_timeouts(Order.objects.filter(pk__in=[order.pk for order in orders]))
     operation.orders = [order.pk for order in orders]
     operation.note(*map(_armed, orders))

@@ -12,7 +12,7 @@ DEEDS: dict[Deed, float] = {
     orders.place_and_commit_late: 0.4,
     orders.place_outside_a_transaction: 1,
     orders.place_unseen: 0.5,
-    orders.place_in_bulk: 1,
+    orders.place_in_bulk: 2,
     orders.postpone: 3,
     orders.reopen: 2,
     orders.remove: 1,
