@@ -53,13 +53,29 @@ def selected(options: dict[str, Any]) -> TimeoutQuerySet:
     labels = [label for name in options["policy"] or () for label in _labels(name, using)]
     if labels:
         rows = rows.of_labels(labels)
-    elif options["id"] is None and options["object"] is None:
-        rows = rows.of_labels(labels_in_ledger(using))  # so the index by policy and state serves
     if options["model"] is not None or options["object"] is not None:
         rows = rows.filter(_about(options, using))
     plain = {"id": "pk__in", "key": "key", "queue": "queue", "due_before": "run_at__lt", "due_after": "run_at__gte"}
     given = {look_up: options[name] for name, look_up in plain.items() if options[name] is not None}
     return rows.filter(**given)
+
+
+def first_of(rows: TimeoutQuerySet, options: dict[str, Any], limit: int) -> list[Timeout]:
+    """The first `limit` of the selected `rows` by their next attempt.
+
+    State by state, and for settled ones label by label, as the indexes have them in that order: to sort a million
+    rows in order to show fifty takes a second.
+    """
+    using, found = rows.db, []
+    names = [label for name in options["policy"] or () for label in _labels(name, using)]
+    for state in options["state"] or options["default_states"]:
+        part = rows.filter(state=state).order_by("run_at", "id").defer("history", "payload")
+        if names or Timeout.State(state).is_settled:
+            parts = [part.filter(policy=label) for label in names or labels_in_ledger(using)]
+        else:
+            parts = [part.filter(settled_at__isnull=True)]
+        found += [row for each in parts for row in each[:limit]]
+    return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
 def policy_named(label: str) -> TimeoutPolicy[Any]:

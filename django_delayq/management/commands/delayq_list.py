@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.selecting import add_selection, selected
+from django_delayq.management.selecting import add_selection, first_of, selected
 from django_delayq.management.showing import as_json, local, table
 from django_delayq.models import Timeout
 
@@ -25,7 +25,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         limit = max(0, options["limit"])
-        rows = list(selected(options).order_by("run_at", "id").values(*COLUMNS)[: limit + 1])
+        found = first_of(selected(options), options, limit + 1)
+        rows = [{name: getattr(row, name) for name in COLUMNS} for row in found]
         if options["json"]:
             self.stdout.write(as_json(rows[:limit]))
             return
