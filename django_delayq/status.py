@@ -174,7 +174,7 @@ def labels_in_ledger(using: str) -> list[str]:
 def _status_of(
     label: str, labels: list[str], state: PolicyState | None, using: str, now: datetime, *, hours: bool
 ) -> PolicyStatus:
-    rows: TimeoutQuerySet = Timeout.objects.using(using).of_labels(labels)
+    rows: TimeoutQuerySet = Timeout.objects.using(using).of_labels(labels).order_by("policy", "state", "run_at", "id")
     pending, lately = rows.filter(state=State.PENDING), rows.filter(run_at__gte=now - LATELY)
     wanted = {
         "pending": pending,

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.models import Value
-from django.db.models.functions import Concat
 
 from django_delayq import clock
+from django_delayq.ledger.columns import update_each
 from django_delayq.ledger.history import appended, clipped, event
 from django_delayq.ledger.locking import as_it_is, for_update, in_state
 from django_delayq.models import Timeout, new_idempotency_key
@@ -119,7 +118,7 @@ def move(row: Timeout, due_at: datetime, *, what: str, by: str = "", reason: str
 
 def save_moved(rows: Sequence[Timeout], using: str) -> None:
     """The pending `rows`, which the caller has locked and moved in memory, are so in the ledger."""
-    Timeout.objects.using(using).bulk_update(rows, MOVED_FIELDS, batch_size=100)
+    update_each(rows, MOVED_FIELDS, using, (State.PENDING,))
 
 
 def restart(row: Timeout, since_at: datetime, due_at: datetime) -> None:
@@ -153,7 +152,7 @@ def cancel_rows(rows: Sequence[Timeout], using: str, reason: str, now: datetime)
     for row in rows:
         row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, Cause.HAND, now, None
         row.reason = clipped(reason)
-    _still_in(using, State.PENDING, State.DEAD).bulk_update(rows, (*SETTLED_FIELDS, "history"), batch_size=100)
+    update_each(rows, (*SETTLED_FIELDS, "history"), using, (State.PENDING, State.DEAD))
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
@@ -162,7 +161,7 @@ def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
         row.state, row.cause, row.settled_at, row.slot_taken, row.reason = State.PENDING, "", None, 1, ""
         row.run_at, row.attempts, row.final_attempt, row.claims, row.claimed_until = now, 0, False, 0, None
     names = ("run_at", "attempts", "final_attempt", "claims", "claimed_until", "history")
-    _still_in(using, State.DEAD).bulk_update(rows, (*SETTLED_FIELDS, *names), batch_size=100)
+    update_each(rows, (*SETTLED_FIELDS, *names), using, (State.DEAD,))
 
 
 def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> bool:
@@ -235,14 +234,6 @@ def _still(row: Timeout, state: Timeout.State) -> TimeoutQuerySet:
     """`row`, if it is in `state`."""
     using = row._state.db or DEFAULT_DB_ALIAS
     return in_state(Timeout.objects.using(using).filter(pk=row.pk), state, using)
-
-
-def _still_in(using: str, *states: Timeout.State) -> TimeoutQuerySet:
-    """The rows in one of `states`; a bulk update of rows found by their ids changes no others."""
-    rows: TimeoutQuerySet = Timeout.objects.using(using)
-    if connections[using].vendor == "mysql":  # see `in_state`
-        return rows.alias(state_in_words=Concat("state", Value(""))).filter(state_in_words__in=states)
-    return rows.filter(state__in=states)
 
 
 def _update(row: Timeout, *names: str) -> None:

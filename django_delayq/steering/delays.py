@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from django.db.models import Q
+
 from django_delayq import clock
 from django_delayq.controls import policy_state
+from django_delayq.counting import count_each
 from django_delayq.delays import check_length
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, Timeout
@@ -32,7 +35,7 @@ class DelayPreview:
         before: the delay in force; None: it differs from object to object.
         after: the one asked for; None: as before.
         pending: how many wait, `COUNTED` at most.
-        overdue: how many of them would be due at once, with the mode asked for; None: nobody can say beforehand.
+        overdue: how many deadlines would have passed then, with the mode asked for; None: nobody can say beforehand.
         is_capped: there are more.
     """
 
@@ -53,22 +56,29 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
     using = database_of(found.concrete_model)
     before = policy_state(found, using).delay
     new = _checked(found, after, mode, before)
-    rows = Timeout.objects.using(using).pending().of_labels(found.labels).order_by("run_at", "id")
-    moments = rows.values_list("due_at", "since_at", "created_at")[: COUNTED + 1]
-    now, pending, overdue = clock.now(), 0, 0
-    for due_at, since_at, created_at in moments.iterator(chunk_size=2_000):
-        pending += 1
-        if mode == "shift" and new is not None and before is not None:
-            due = due_at + (new - before)
-        elif mode == "recompute" and new is not None:
-            due = (since_at or created_at) + new
-        else:
-            due = due_at
-        overdue += due <= now
-    known = mode == "keep" or new is not None
-    return DelayPreview(
-        before, new, mode, min(pending, COUNTED), overdue if known else None, is_capped=pending > COUNTED
-    )
+    rows = Timeout.objects.using(using).filter(state=Timeout.State.PENDING).of_labels(found.labels)
+    rows = rows.order_by("policy", "state", "run_at", "id")
+    wanted = {"pending": rows}
+    passed = _passed(before, new, mode)
+    if passed is not None:
+        wanted["overdue"] = rows.filter(passed)
+    counts = count_each(wanted, using, COUNTED)
+    pending, overdue = counts["pending"], counts.get("overdue")
+    known = None if overdue is None else overdue.value
+    return DelayPreview(before, new, mode, pending.value, known, is_capped=pending.is_capped)
+
+
+def _passed(before: timedelta | None, new: timedelta | None, mode: Mode) -> Q | None:
+    """Rows whose new deadline has passed already; None: it differs from object to object."""
+    now = clock.now()
+    if mode == "keep":
+        return Q(due_at__lte=now)
+    if new is None:
+        return None
+    if mode == "shift":
+        assert before is not None
+        return Q(due_at__lte=now - (new - before))
+    return Q(since_at__lte=now - new) | Q(since_at__isnull=True, created_at__lte=now - new)
 
 
 def change_delay(

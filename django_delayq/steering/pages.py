@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +20,8 @@ from django_delayq.ledger.subjects import object_id_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling_bulk import ids_in_lock_order, objects_of
 from django_delayq.steering.results import Refusal, Refused, Steered, steered
+
+logger = logging.getLogger("django_delayq.steering")
 
 if TYPE_CHECKING:
     from django.dispatch import Signal
@@ -83,6 +86,10 @@ def steer(
         total += page
         if progress is not None:
             progress(page)
+    if not dry_run:
+        words = "%s by %s: %d timeouts changed, %d did not"
+        details = {"event": "timeouts_steered", "verb": verb.name, "by": by, "reason": reason}
+        logger.info(words, verb.name, by, total.changed, total.unchanged, extra=details)
     return total
 
 

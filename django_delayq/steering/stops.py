@@ -7,6 +7,7 @@ when it is over, every pending deadline lies later by as much of it as the row h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -28,6 +29,7 @@ from django_delayq.steering.moves import begin_move, bring_back, go_on_with_move
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+logger = logging.getLogger("django_delayq.steering")
 Stop, What = PolicyControl.Stop, PolicyChange.What
 
 
@@ -151,7 +153,16 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
             change.save(using=using)
         control.save(using=using)
     controls.forget()
-    transaction.on_commit(controls.forget, using=using, robust=True)
+    transaction.on_commit(lambda: _tell(change), using=using, robust=True)
+
+
+def _tell(change: PolicyChange) -> None:
+    """After the commit: this process asks anew, and the log knows."""
+    controls.forget()
+    if change.what:
+        details = {"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by}
+        words = "%s by %s: %s %s"
+        logger.info(words, change.policy, change.by, change.get_what_display(), change.reason, extra=details)
 
 
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:

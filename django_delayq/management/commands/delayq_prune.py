@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandParser
 from django.db import router
 
 from django_delayq.conf import get_settings
+from django_delayq.management.operating import actor
 from django_delayq.models import Timeout
-from django_delayq.recovery.prune import prune
+from django_delayq.recovery.prune import count_old, prune
+
+logger = logging.getLogger("django_delayq.steering")
 
 
 class Command(BaseCommand):
@@ -17,6 +21,15 @@ class Command(BaseCommand):
 
     help = "Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."
 
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="delete nothing, only count")
+
     def handle(self, *args: Any, **options: Any) -> None:
-        deleted = prune(router.db_for_write(Timeout))
-        self.stdout.write(f"{deleted} timeouts settled more than {get_settings().retention.days} days ago were deleted")
+        using, days = router.db_for_write(Timeout), get_settings().retention.days
+        if options["dry_run"]:
+            old = count_old(using)
+            self.stdout.write(f"{old} timeouts settled more than {days} days ago (dry run: nothing was changed)")
+            return
+        deleted = prune(using)
+        logger.info("%d timeouts were pruned by %s", deleted, actor(), extra={"event": "pruned", "by": actor()})
+        self.stdout.write(f"{deleted} timeouts settled more than {days} days ago were deleted")

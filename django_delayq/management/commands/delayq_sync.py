@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
+from django_delayq.management.operating import actor
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 from django_delayq.syncing import sync_policy
+
+logger = logging.getLogger("django_delayq.steering")
 
 
 class Command(BaseCommand):
@@ -35,6 +39,10 @@ class Command(BaseCommand):
             line = f"{policy.label}: {done.armed} armed, {done.moved} moved, {done.cancelled} cancelled"
             if done.too_old:
                 line += f", {done.too_old} too long overdue (--policy {policy.label} --backfill arms them)"
+            if not options["dry_run"]:
+                logger.info(
+                    "%s, by %s", line, actor(), extra={"event": "synced", "policy": policy.label, "by": actor()}
+                )
             self.stdout.write(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line)
 
 

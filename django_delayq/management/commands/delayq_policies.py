@@ -1,0 +1,48 @@
+"""`manage.py delayq_policies`: every policy, what is in force for it, and how many timeouts it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from django_delayq.management.showing import as_json, seconds, table
+from django_delayq.status import PolicyStatus, policy_statuses
+
+HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")
+
+
+class Command(BaseCommand):
+    """Reads only."""
+
+    help = "Lists the policies: delay, whether paused or held, counts, lag, and what falls due in the coming 24 hours."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--json", action="store_true", help="for programs; with what falls due hour by hour")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        found = policy_statuses()
+        if options["json"]:
+            self.stdout.write(as_json(found))
+            return
+        for line in table(HEAD, [_row(policy) for policy in found]):
+            self.stdout.write(line)
+
+
+def _row(policy: PolicyStatus) -> tuple[object, ...]:
+    state = policy.state
+    coming = sum(hour.value for hour in policy.hours)
+    is_capped = any(hour.is_capped for hour in policy.hours)
+    return (
+        policy.label, _delay(policy), state.stop if state else "", policy.pending, policy.due, policy.dead,
+        policy.fired, policy.skipped, f"{coming}{'+' * is_capped}", seconds(policy.lag_p50), seconds(policy.lag_p99),
+    )  # fmt: skip
+
+
+def _delay(policy: PolicyStatus) -> str:
+    """The delay in force; a star: an operator has changed it."""
+    if policy.state is None:
+        return "not declared"
+    if policy.state.delay is None:
+        return "by hand" if policy.state.policy.after is None else "computed"
+    return f"{policy.state.delay}{'*' if policy.state.after is not None else ''}"

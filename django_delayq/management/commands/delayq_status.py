@@ -1,0 +1,66 @@
+"""`manage.py delayq_status`: how things stand, once or for ever."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from django_delayq.management.showing import as_json, local, seconds
+from django_delayq.status import Snapshot, snapshot
+
+WATCH_SECONDS = 2.0
+
+
+class Command(BaseCommand):
+    """Reads only."""
+
+    help = "Shows workers, what waits, what is overdue, how late things fired, what is stopped, and what Redis holds."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--json", action="store_true", help="for programs")
+        parser.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            while True:
+                seen = snapshot()
+                self.stdout.write(as_json(seen) if options["json"] else "\n".join(_lines(seen)))
+                if not options["watch"]:
+                    return
+                self.stdout.write("")
+                self.stdout.flush()
+                time.sleep(WATCH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def _lines(seen: Snapshot) -> Iterator[str]:
+    yield f"{local(seen.at)} by the clock of database {seen.database!r}"
+    threads, held = (sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held"))
+    yield f"workers   {len(seen.workers)} alive, {threads} threads, {held} under way"
+    yield f"pending   {seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
+    yield f"oldest    due for {seconds(seen.oldest_overdue_seconds)}"
+    yield f"firing    {seen.firing}"
+    yield f"dead      {seen.dead}"
+    yield f"lag       p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)"
+    yield f"redis     {_redis(seen)}"
+    for policy in seen.policies:
+        if policy.state is None:
+            yield f"unknown   {policy.label}: {policy.pending} pending, and nobody declares it"
+        elif policy.is_stopped:
+            until = f" until {local(policy.state.until)}" if policy.state.until else ""
+            why = f": {policy.state.reason}" if policy.state.reason else ""
+            yield f"{policy.state.stop:9} {policy.label}{until} by {policy.state.by}{why}; {policy.due} due"
+
+
+def _redis(seen: Snapshot) -> str:
+    if not seen.redis.is_configured:
+        return "none: workers read the ledger once a second"
+    if not seen.redis.is_reachable:
+        return f"away: {seen.redis.error}"
+    entries, leased = (sum(getattr(each, name) for each in seen.redis.queues) for name in ("entries", "leased"))
+    missing = f"{seen.redis.missing} of the next {seen.redis.compared} are missing" if seen.redis.missing else "in step"
+    return f"{entries} entries, {leased} leased, {missing}"

@@ -1,0 +1,58 @@
+"""What the commands that stop policies and let them go on share."""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_delayq.controls import policy_state
+from django_delayq.counting import count
+from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.locking import database_of
+from django_delayq.management.operating import OperatorCommand, actor
+from django_delayq.management.selecting import policy_named
+from django_delayq.models import PolicyChange, Timeout
+from django_delayq.policies import TimeoutPolicy
+
+
+class PolicyCommand(OperatorCommand):
+    """One change to each policy that is named."""
+
+    done: ClassVar[str]
+    moves: ClassVar[bool] = False
+    """Whether it may move pending rows, which is worth asking for."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("policy", nargs="+", metavar="LABEL")
+        super().add_arguments(parser)
+
+    @abstractmethod
+    def change(self, policy: TimeoutPolicy[Any], options: dict[str, Any], **common: Any) -> PolicyChange | None:
+        """The change is made; None: there was nothing to change."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # All are looked up before the first is changed: a wrong name changes nothing.
+        for policy in [policy_named(label) for label in options["policy"]]:
+            using = database_of(policy.concrete_model)
+            before = policy_state(policy, using)
+            waiting = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
+            if self.moves and before.stop in {"held", "releasing"} and not options.get("no_shift"):
+                self.ask(f"move the deadlines of {policy.label}, which are", waiting, options)
+            words = f"{policy.label} (was {before.stop or 'running'}; {waiting} pending)"
+            if options["dry_run"]:
+                self.say(f"{words}: would be: {self.done}", options)
+                continue
+            try:
+                change = self.change(policy, options, by=actor(), reason=options["reason"])
+            except (DelayqError, ValueError) as error:
+                raise CommandError(str(error)) from error
+            moved = f"; {change.moved} moved, {change.unmoved} left as they are" if change and change.moved else ""
+            self.stdout.write(f"{words}: {self.done if change else 'nothing to change'}{moved}")
+
+    def tell_progress(self, looked: int) -> None:
+        """So many more rows were looked at."""
+        if sys.stderr.isatty():
+            self.stderr.write(f"  {looked} more looked at", ending="\r")

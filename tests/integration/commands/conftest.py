@@ -1,0 +1,64 @@
+"""A command, its output, and somebody at the terminal, or nobody."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from django.core.management import call_command
+
+from django_delayq import controls
+from django_delayq.connections import forget_engine
+
+
+class Said(NamedTuple):
+    out: str
+    err: str
+
+
+Do = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> Iterator[None]:
+    controls.forget()
+    yield
+    controls.forget()
+    forget_engine()
+
+
+@pytest.fixture
+def do() -> Do:
+    """`do("delayq_cancel", "--all")` returns what the command said."""
+
+    def run(*arguments: str) -> Said:
+        out, err = io.StringIO(), io.StringIO()
+        call_command(*arguments, stdout=out, stderr=err)
+        return Said(out.getvalue(), err.getvalue())
+
+    return run
+
+
+class Terminal(io.StringIO):
+    """Somebody types, or, with `None`, a program runs the command."""
+
+    def __init__(self, typed: str | None) -> None:
+        super().__init__(typed or "")
+        self._is_there = typed is not None
+
+    def isatty(self) -> bool:
+        return self._is_there
+
+
+@pytest.fixture
+def typing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """From now on this is what is typed."""
+
+    def types(typed: str | None) -> None:
+        stdin: Any = Terminal(typed)
+        monkeypatch.setattr("sys.stdin", stdin)
+
+    types(None)
+    return types

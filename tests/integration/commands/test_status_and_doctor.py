@@ -1,0 +1,268 @@
+"""status, doctor, prune: what they say and how they exit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.db.migrations.recorder import MigrationRecorder
+from django.utils import timezone
+
+import django_delayq
+from django_delayq import doctor
+from django_delayq.doctor import Finding, Level, databases, examine, redis
+from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
+from django_delayq.steering import hold, pause
+from tests.engine.redis_process import RedisProcess
+from tests.integration.commands.conftest import Do
+from tests.integration.commands.test_verbs import REMIND
+from tests.integration.steering.conftest import BY, as_if, dead, pending
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def without_redis(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+def a_worker(**values: Any) -> WorkerSeen:
+    now = timezone.now()
+    given: dict[str, Any] = {
+        "id": str(WorkerSeen.objects.count()), "host": "shop1", "pid": 7, "concurrency": 4, "uses_redis": False,
+        "version": django_delayq.__version__, "started_at": now, "seen_at": now, "passed_at": now,
+    }  # fmt: skip
+    return WorkerSeen.objects.create(**{**given, **values})
+
+
+def found(name: str) -> list[Finding]:
+    return [finding for finding in examine() if finding.name == name]
+
+
+def worst(name: str) -> tuple[Level, str]:
+    finding = found(name)[0]
+    return finding.level, f"{finding.text} {finding.hint}"
+
+
+def exit_code(*options: str) -> int:
+    try:
+        call_command("delayq_doctor", *options)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_healthy_installation_is_told_so(do: Do) -> None:
+    a_worker()
+    pending(Order.objects.create())
+    assert {finding.level for finding in examine()} == {Level.OK}
+    said = do("delayq_doctor").out
+    assert "shop1:7" in said
+    assert "All are there" in said
+    assert (exit_code(), exit_code("--strict"), exit_code("--quick")) == (0, 0, 0)
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_errors_exit_with_1_and_warnings_only_if_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code() == 1, "no worker lives"
+    a_worker()
+    dead(Order.objects.create())
+    assert (exit_code(), exit_code("--strict")) == (0, 1)
+    capsys.readouterr()
+    exit_code("--json")
+    told = json.loads(capsys.readouterr().out)
+    assert (told[0]["name"], told[0]["level"]) == ("dead", "warning"), "the worst comes first"
+    assert {"name", "level", "text", "hint"} == set(told[0])
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_workers_that_are_gone_hang_or_serve_other_queues_are_found() -> None:
+    assert worst("workers")[0] == Level.ERROR
+    a_worker(seen_at=timezone.now() - timedelta(minutes=5))
+    assert worst("workers")[0] == Level.ERROR
+    hanging = a_worker(queues=["mail"], passed_at=timezone.now() - timedelta(minutes=3))
+    assert worst("workers")[0] == Level.OK
+    level, words = worst("workers.stuck")
+    assert level == Level.ERROR
+    assert "shop1:7 has not looked for due timeouts for 180 s" in words
+    as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
+    assert worst("workers.queues")[0] == Level.ERROR
+    a_worker(version="0.0.9")
+    assert found("workers.queues") == []
+    assert worst("workers")[0] == Level.WARNING
+    hanging.delete()
+    assert found("workers.stuck") == []
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_what_waits_for_too_long_is_found_unless_somebody_has_paused_it() -> None:
+    row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
+    level, words = worst("overdue")
+    assert (level, "1 of testapp.order.remind are overdue, the oldest for 5 minutes" in words) == (Level.WARNING, True)
+    as_if(row, "pending", run_at=timezone.now() - HOUR)
+    assert worst("overdue")[0] == Level.ERROR
+    pause(REMIND, by=BY, reason="outage")
+    assert worst("overdue")[0] == Level.OK
+    assert worst("stopped")[0] == Level.OK
+    PolicyControl.objects.update(stopped_at=timezone.now() - timedelta(days=3))
+    level, words = worst("stopped")
+    assert level == Level.WARNING
+    assert "paused for 3 days, by admin:alice. outage" in words
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_rows_that_nobody_will_fire_are_found() -> None:
+    unknown = pending(Order.objects.create())
+    Timeout.objects.filter(pk=unknown.pk).update(policy="testapp.order.forgotten")
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(days=300))])
+    assert worst("unknown_policy")[0] == Level.WARNING
+    level, words = worst("too_old")
+    assert level == Level.WARNING
+    assert "1 objects match testapp.order.cancel_unpaid" in words
+    assert "too_old" not in {finding.name for finding in examine(quick=True)}
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_delayq.steering import resume
+
+    hold(REMIND, by=BY)
+    with monkeypatch.context() as patched:
+        patched.setattr("django_delayq.steering.stops.run_move", lambda change, *_: change)
+        resume(REMIND, by=BY)
+    assert found("changes") == []
+    PolicyChange.objects.update(touched_at=timezone.now() - HOUR)
+    assert worst("changes")[0] == Level.ERROR
+
+
+def test_a_missing_index_and_a_missing_migration_are_found() -> None:
+    index = next(each for each in Timeout._meta.indexes if each.name == "delayq_policy")
+    with connection.schema_editor() as editor:
+        editor.remove_index(Timeout, index)
+    MigrationRecorder.Migration.objects.filter(app="django_delayq", name="0003_workers").update(app="elsewhere")
+    try:
+        assert "delayq_policy" in worst("indexes")[1]
+        assert worst("indexes")[0] == Level.ERROR
+        assert worst("migrations")[0] == Level.ERROR
+        assert "0003_workers" in worst("migrations")[1]
+    finally:
+        with connection.schema_editor() as editor:
+            editor.add_index(Timeout, index)
+        MigrationRecorder.Migration.objects.filter(app="elsewhere").update(app="django_delayq")
+    assert worst("indexes")[0] == worst("migrations")[0] == Level.OK
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(0.1, Level.OK), (-5, Level.WARNING), (5, Level.WARNING), (-300, Level.ERROR)]
+)
+def test_a_clock_that_is_off_is_found(seconds: float, level: Level) -> None:
+    assert databases.skew("clock", "This machine's clock", seconds).level == level
+
+
+def test_the_clocks_of_the_test_servers_agree_with_this_one() -> None:
+    assert worst("clock")[0] == Level.OK
+    assert {finding.level for finding in found("redis.clock")} <= {Level.OK}
+
+
+def test_what_cannot_be_examined_is_an_error_and_the_rest_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(using: str) -> Iterator[Finding]:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(doctor, "QUICK", (broken, databases.versions))
+    findings = examine(quick=True)
+    assert [finding.level for finding in findings] == [Level.ERROR, Level.OK]
+    assert "RuntimeError: no such luck" in findings[0].text
+
+
+def test_a_redis_that_is_away_is_an_error_without_its_password(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://:secret@127.0.0.1:1/0"}
+    a_worker()
+    assert worst("redis")[0] == Level.ERROR
+    assert "secret" not in " ".join(f"{finding.text} {finding.hint}" for finding in examine())
+
+
+def test_a_redis_that_throws_out_keys_is_an_error(settings: Settings) -> None:
+    with RedisProcess() as server:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://127.0.0.1:{server.port}/0"}
+        assert worst("redis.eviction")[0] == Level.OK
+        with server.client() as client:
+            client.config_set("maxmemory-policy", "allkeys-lru")
+        assert worst("redis.eviction")[0] == Level.ERROR
+        assert "noeviction" in worst("redis.eviction")[1]
+
+
+def test_an_old_or_full_redis_is_named() -> None:
+    told = {"redis_version": "5.0.14", "maxmemory": 100, "used_memory": 95, "maxmemory_policy": "noeviction"}
+    levels = {finding.name: finding.level for finding in redis._of_server(told)}
+    assert (levels["redis.version"], levels["redis.memory"]) == (Level.ERROR, Level.WARNING)
+    cluster = {"10.0.0.1:6379": told, "10.0.0.2:6379": told}
+    assert redis._servers(cluster) == [told, told]
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_a_redis_that_has_lost_what_falls_due_next_is_a_warning(redis_client: Any, prefix: str) -> None:
+    pending(Order.objects.create(), seconds=1)
+    assert worst("redis.in_step")[0] == Level.OK
+    for key in redis_client.scan_iter(match=f"{prefix}*"):
+        redis_client.delete(key)
+    assert worst("redis.in_step")[0] == Level.WARNING
+
+
+def test_the_status_says_how_things_stand(do: Do, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    a_worker(held=3)
+    as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
+    unknown = pending(Order.objects.create(), "linger")
+    Timeout.objects.filter(pk=unknown.pk).update(policy="testapp.order.forgotten")
+    dead(Order.objects.create())
+    lines = dict(line.split(maxsplit=1) for line in do("delayq_status").out.splitlines()[1:])
+    assert lines["workers"] == "1 alive, 4 threads, 3 under way"
+    assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
+    assert lines["oldest"].startswith("due for 36")
+    assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 - (the worst policy's)")
+    assert lines["unknown"].startswith("testapp.order.forgotten: 1 pending")
+    pause(REMIND, by=BY, reason="outage")
+    assert f"paused    {REMIND} by admin:alice: outage; 1 due" in do("delayq_status").out
+    seen = json.loads(do("delayq_status", "--json").out)
+    assert (seen["pending"]["value"], seen["redis"]["is_configured"], len(seen["workers"])) == (2, False, 1)
+
+
+def test_the_status_shows_redis(do: Do, redis_client: Any) -> None:
+    pending(Order.objects.create(), seconds=1)
+    assert "redis     1 entries, 0 leased, in step" in do("delayq_status").out
+
+
+def test_watching_goes_on_until_it_is_interrupted(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
+    assert do("delayq_status", "--watch").out.count("workers ") == 3
+    assert slept == [2.0] * 3
+
+
+def test_pruning_can_be_tried(do: Do) -> None:
+    old = as_if(pending(Order.objects.create()), "fired", "due")
+    long_ago = timezone.now() - timedelta(days=100)
+    Timeout.objects.filter(pk=old.pk).update(settled_at=long_ago, due_at=long_ago)
+    said = do("delayq_prune", "--dry-run").out
+    assert said == "1 timeouts settled more than 30 days ago (dry run: nothing was changed)\n"
+    assert Timeout.objects.exists()
+    assert do("delayq_prune").out.startswith("1 ")
+    assert not Timeout.objects.exists()

@@ -1,0 +1,189 @@
+"""cancel, fire, postpone, retry, list: what they choose, that they ask, and that they say who did it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+from django.utils import timezone
+
+from django_delayq.models import Timeout
+from tests.integration.commands.conftest import Do
+from tests.integration.steering.conftest import as_if, dead, pending, said
+from tests.testapp.models import Order, Parcel
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+REMIND, LINGER = "testapp.order.remind", "testapp.order.linger"
+CLI = f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+
+
+def some(count: int = 1, policy: str = "remind", **delay: Any) -> list[Timeout]:
+    return [pending(Order.objects.create(), policy, **delay) for _ in range(count)]
+
+
+def states(rows: list[Timeout]) -> list[str]:
+    found = dict(Timeout.objects.values_list("pk", "state"))
+    return [found[row.pk] for row in rows]
+
+
+def contents() -> list[tuple[Any, ...]]:
+    rows = Timeout.objects.order_by("pk")
+    return list(rows.values_list("pk", "state", "due_at", "run_at", "history", "settled_at"))
+
+
+VERBS = {
+    "cancel": ("delayq_cancel", "--all"),
+    "fire": ("delayq_fire", "--all"),
+    "postpone": ("delayq_postpone", "--by", "2h", "--all"),
+    "retry": ("delayq_retry", "--all"),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_is_done_and_audited(do: Do, name: str) -> None:
+    (row,) = [dead(Order.objects.create())] if name == "retry" else some(1, hours=5)
+    output = do(*VERBS[name], "--reason", "on call").out
+    assert output.startswith("1 ")
+    assert said(row)[-1][1:] == (CLI, "on call")
+    before = row.due_at
+    row.refresh_from_db()
+    expected = {"cancel": "cancelled", "fire": "pending", "postpone": "pending", "retry": "pending"}
+    assert row.state == expected[name]
+    if name == "postpone":
+        assert row.due_at == before
+    else:
+        assert name == "cancel" or row.run_at <= timezone.now()
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_dry_run_changes_nothing_and_says_so(do: Do, name: str) -> None:
+    rows = some(12)
+    as_if(rows[0], "dead", "retries")
+    before = contents()
+    output = do(*VERBS[name], "--dry-run").out
+    assert output.startswith("1 " if name == "retry" else "11 ")
+    assert "dry run: nothing was changed" in output
+    assert contents() == before
+
+
+@pytest.mark.parametrize("name", ["cancel", "fire", "postpone"])
+def test_many_are_asked_for_and_without_a_terminal_refused(
+    do: Do, typing: Callable[[str | None], None], name: str
+) -> None:
+    some(11)
+    before = contents()
+    with pytest.raises(CommandError, match="11 timeouts. Nobody is there to ask"):
+        do(*VERBS[name])
+    for answer in ("n\n", "\n", ""):
+        typing(answer)
+        with pytest.raises(CommandError, match="Nothing was changed"):
+            do(*VERBS[name])
+    assert contents() == before
+    typing("y\n")
+    assert do(*VERBS[name]).out.rpartition("] ")[2].startswith("11 ")
+    assert contents() != before
+
+
+def test_yes_asks_nobody(do: Do, typing: Callable[[str | None], None]) -> None:
+    rows = some(11)
+    assert do("delayq_cancel", "--all", "--yes").out == "11 cancelled\n"
+    assert set(states(rows)) == {"cancelled"}
+
+
+def test_what_stays_is_said_with_its_reason(do: Do) -> None:
+    firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
+    (waits,) = some()
+    seen = do("delayq_cancel", "--id", str(firing.pk), "--id", str(waits.pk), "--state", "firing", "--state", "pending")
+    assert seen.out == "1 cancelled\n"
+    assert f"1 left as they are: it is firing just now ({firing.pk})" in seen.err
+
+
+def test_rows_are_chosen_by_all_that_is_said_together(do: Do) -> None:
+    early, late, other = *some(2, hours=1), *some(1, "linger", hours=1)
+    Timeout.objects.filter(pk=late.pk).update(run_at=timezone.now() + timedelta(hours=9))
+    keyed = pending(Order.objects.create(), hours=1)
+    Timeout.objects.filter(pk=keyed.pk).update(key="second", queue="mail")
+    chosen = {
+        ("--policy", REMIND): {early, late, keyed},
+        ("--policy", REMIND, "--due-before", "2h"): {early, keyed},
+        ("--policy", REMIND, "--due-after", "2h"): {late},
+        ("--policy", REMIND, "--policy", LINGER, "--key", ""): {early, late, other},
+        ("--queue", "mail"): {keyed},
+        ("--key", "second"): {keyed},
+        ("--model", "testapp.Order"): {early, late, other, keyed},
+        ("--model", "testapp.parcel"): set(),
+        ("--policy", LINGER, "--object", other.object_id): {other},
+        ("--policy", REMIND, "--object", other.object_id): set(),
+        ("--id", str(late.pk), "--id", str(other.pk)): {late, other},
+        ("--all",): {early, late, other, keyed},
+        ("--all", "--state", "dead"): set(),
+    }
+    for arguments, rows in chosen.items():
+        shown = json.loads(do("delayq_list", "--json", *arguments).out)
+        assert {row["id"] for row in shown} == {row.pk for row in rows}, arguments
+
+
+def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
+    (row,) = some()
+    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
+    assert do("delayq_cancel", "--policy", "testapp.order.forgotten").out == "1 cancelled\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["delayq_cancel"], "Which timeouts"),
+        (["delayq_list"], "Which timeouts"),
+        (["delayq_cancel", "--policy", "testapp.order.remin"], "Did you mean 'testapp.order.remind'"),
+        (["delayq_cancel", "--object", "7"], "an id alone could be anybody's"),
+        (["delayq_cancel", "--object", "seven", "--model", "testapp.Order"], "seven is no key of Order"),
+        (["delayq_cancel", "--model", "testapp.Ordr"], "no model 'testapp.Ordr'"),
+        (["delayq_cancel", "--model", "Order"], "app.Model"),
+        (["delayq_cancel", "--all", "--state", "fired"], "invalid choice"),
+        (["delayq_cancel", "--all", "--id", "x"], "invalid int"),
+        (["delayq_retry", "--all", "--state", "pending"], "invalid choice"),
+        (["delayq_postpone", "--all"], "one of the arguments --by --to is required"),
+        (["delayq_postpone", "--all", "--by", "2h", "--to", "3h"], "not allowed with"),
+        (["delayq_postpone", "--all", "--by", "2 hours"], "no length of time"),
+        (["delayq_postpone", "--all", "--by", "9999999w99999999999w"], "longer than time goes"),
+        (["delayq_postpone", "--all", "--to", "30m ago"], "has passed already"),
+        (["delayq_postpone", "--all", "--to", "2026-13-01"], "no moment"),
+        (["delayq_list", "--all", "--due-before", "tomorrow"], "no moment"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:
+    some()
+    before = contents()
+    with pytest.raises(CommandError, match=words):
+        do(*arguments)
+    assert contents() == before
+
+
+def test_a_moment_without_a_zone_is_the_projects_own(do: Do) -> None:
+    (row,) = some()
+    do("delayq_postpone", "--id", str(row.pk), "--to", "2099-03-01T18:00")
+    row.refresh_from_db()
+    assert timezone.localtime(row.due_at).isoformat() == "2099-03-01T18:00:00-03:00"
+
+
+def test_uuid_keys_are_found_as_people_write_them(do: Do) -> None:
+    parcel = Parcel.objects.create(sent_at=timezone.now())
+    arguments = ("--model", "testapp.Parcel", "--object", parcel.pk.hex.upper())
+    assert [row["object_id"] for row in json.loads(do("delayq_list", "--json", *arguments).out)] == [str(parcel.pk)]
+
+
+def test_the_list_shows_the_next_first_and_says_that_there_is_more(do: Do) -> None:
+    late, early = *some(1, hours=9), *some(1, hours=1)
+    lines = do("delayq_list", "--all").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["id", str(early.pk), str(late.pk)]
+    assert timezone.localtime(early.due_at).strftime("%Y-%m-%d %H:%M:%S") in lines[1]
+    lines = do("delayq_list", "--all", "--limit", "1").out.splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("... and more")

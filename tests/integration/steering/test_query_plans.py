@@ -1,0 +1,90 @@
+"""What operators ask of a ledger of any size is answered by an index, on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from django_delayq import get_policy
+from django_delayq.models import Timeout, slot_of
+from tests.testapp.models import Order
+
+ROWS = 4_000
+REMIND = "testapp.order.remind"
+
+
+@pytest.fixture(scope="module")
+def ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Rows of several policies, pending and settled, and statistics that the planner has seen."""
+    with django_db_blocker.unblock():
+        now = timezone.now()
+        kind = ContentType.objects.get_for_model(Order).pk
+        rows = []
+        for number in range(ROWS):
+            label = f"testapp.order.{('remind', 'linger', 'cancel_unpaid', 'forgotten')[number % 4]}"
+            moment = now + timedelta(minutes=number - ROWS // 2)
+            common = {
+                "policy": label, "content_type_id": kind, "object_id": str(number), "created_at": now,
+                "due_at": moment, "run_at": moment, "first_due_at": moment,
+                "slot": slot_of(label, kind, str(number), ""),
+            }  # fmt: skip
+            rows.append(Timeout(**common))
+            state, cause = ("dead", "retries") if number % 40 == 0 else ("fired", "due")
+            rows.append(Timeout(**common, state=state, cause=cause, settled_at=moment, slot_taken=None))
+        Timeout.objects.bulk_create(rows, batch_size=500)
+        analyze()
+        yield
+        Timeout.objects.all().delete()
+        analyze()
+
+
+def analyze() -> None:
+    table = connection.ops.quote_name(Timeout._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE TABLE {table}" if connection.vendor == "mysql" else f"ANALYZE {table}")
+
+
+def rows_of() -> QuerySet[Any]:
+    rows: QuerySet[Any] = Timeout.objects.of_labels(get_policy(REMIND).labels)
+    return rows.order_by("policy", "state", "run_at", "id")
+
+
+def soon() -> Any:
+    return timezone.now() + timedelta(hours=1)
+
+
+READS: dict[str, Callable[[], QuerySet[Any, Any]]] = {
+    "pending of a policy": lambda: rows_of().filter(state="pending").values("pk")[:100],
+    "due of a policy": lambda: rows_of().filter(state="pending", run_at__lte=timezone.now()).values("pk")[:100],
+    "an hour of a policy": lambda: (
+        rows_of().filter(state="pending", run_at__gt=timezone.now(), run_at__lte=soon()).values("pk")[:100]
+    ),
+    "dead of a policy": lambda: rows_of().filter(state="dead").values("pk")[:100],
+    "oldest due of a policy": lambda: (
+        rows_of().filter(state="pending", run_at__lte=timezone.now()).order_by("run_at", "id").values("run_at")[:1]
+    ),
+    "last firings of a policy": lambda: (
+        rows_of().filter(state="fired").order_by("-run_at", "-id").values("due_at", "settled_at")[:100]
+    ),
+    "the next label": lambda: (
+        Timeout.objects.filter(policy__gt="testapp.order.l").order_by("policy").values("policy")[:1]
+    ),
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", READS)
+def test_what_is_asked_of_one_policy_is_answered_by_its_index(ledger: None, name: str) -> None:
+    plan = READS[name]().explain()
+    assert "delayq_policy" in plan, plan
+    if "Bitmap Index Scan on delayq_policy" in plan:
+        return  # PostgreSQL sorts a few rows rather than read them in the order of the index
+    words = ("Sort", "filesort", "USE TEMP B-TREE")
+    assert not any(word in plan for word in words), plan
