@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
@@ -56,6 +57,15 @@ class Pace(Enum):
     SLOW = "late"
 
 
+@dataclass
+class _Waiting:
+    """A fault that no request has met yet."""
+
+    fault: Fault
+    only: bytes
+    after: int
+
+
 class FaultProxy:
     """Listens on a port of its own and forwards to a unix socket, or to a (host, port).
 
@@ -70,7 +80,7 @@ class FaultProxy:
         self.swallowing = threading.Event()
         self._target = target
         self._refusing = threading.Event()
-        self._faults: deque[tuple[Fault, bytes]] = deque()
+        self._faults: deque[_Waiting] = deque()
         self._threads: list[threading.Thread] = []
         self._end, self.ended = socket.socketpair()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -96,9 +106,9 @@ class FaultProxy:
         """How many replies were lost with their connection."""
         return self.met[Fault.RESET_AFTER]
 
-    def inject(self, fault: Fault, only: bytes = b"") -> None:
-        """The next request that holds `only`, on whichever connection, meets this fault. Faults are met in order."""
-        self._faults.append((fault, only))
+    def inject(self, fault: Fault, only: bytes = b"", after: int = 0) -> None:
+        """The next request that holds `only`, on whichever connection, meets this fault; the first `after` pass."""
+        self._faults.append(_Waiting(fault, only, after))
 
     def lose_next_reply(self) -> None:
         """The next reply is lost, with its connection."""
@@ -125,8 +135,11 @@ class FaultProxy:
     def next_fault(self, request: bytes) -> Fault | None:
         """The fault that this request meets, if any."""
         with contextlib.suppress(IndexError):
-            if self._faults[0][1] in request:
-                return self._faults.popleft()[0]
+            waiting = self._faults[0]
+            if waiting.only in request:
+                waiting.after -= 1
+                if waiting.after < 0:
+                    return self._faults.popleft().fault
         return None
 
     def _accept(self) -> None:

@@ -124,13 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), lease_ms=LEASE_MS)
     def extend(self, data: st.DataObject, lease_ms: int) -> None:
         if lease := self._any_lease(data):
-            mine = [held for held in self.held.values() if held.lease == lease]
-            longer, count = self.queue.extend(lease, lease_ms)
-            assert count == len(mine)
-            assert (longer != lease) == bool(mine)
-            for held in mine:
-                held.ms, held.lease = self.now + lease_ms, longer
-            self._learn(longer if mine else None)
+            self._extend(lease, lease_ms)
 
     @rule(ms=st.sampled_from([1, 2, 3, 999, 1000]))
     def advance(self, ms: int) -> None:
@@ -174,6 +168,15 @@ class QueueMachine(RuleBasedStateMachine):
     def _reservable(self) -> list[int]:
         due = [(held.lease is None, _score(held), str(id), id) for id, held in self.held.items() if held.ms <= self.now]
         return [id for *_, id in sorted(due)]
+
+    def _extend(self, lease: Lease, lease_ms: int) -> None:
+        mine = [held for held in self.held.values() if held.lease == lease]
+        longer, count = self.queue.extend(lease, lease_ms)
+        assert count == len(mine)
+        assert (longer != lease) == bool(mine)
+        for held in mine:
+            held.ms, held.lease = self.now + lease_ms, longer
+        self._learn(longer if mine else None)
 
     def _learn(self, lease: Lease | None) -> None:
         if lease is not None:

@@ -23,9 +23,11 @@ def proxy(shared_server: RedisProcess, client: redis.Redis) -> Iterator[FaultPro
         yield proxy
 
 
-def connected(proxy: FaultProxy, **options: float) -> redis.Redis:
+def connected(proxy: FaultProxy, socket_timeout: float = 20) -> redis.Redis:
     """A client that sends everything once, and is connected."""
-    client = redis.Redis(port=proxy.port, retry=Retry(NoBackoff(), 0), single_connection_client=True, **options)
+    client = redis.Redis(
+        port=proxy.port, retry=Retry(NoBackoff(), 0), single_connection_client=True, socket_timeout=socket_timeout
+    )
     client.ping()
     return client
 
@@ -61,7 +63,7 @@ def test_a_mute_proxy_still_delivers_and_a_swallowing_one_does_not(proxy: FaultP
         condition()
         with pytest.raises(redis.TimeoutError):
             through.incr("count")
-        await_true(lambda count=count: client.get("count") == b"%d" % count)  # type: ignore[misc]
+        await_true(lambda count=count: client.get("count") == b"%d" % count)
         with pytest.raises(redis.TimeoutError):
             connected(proxy, socket_timeout=HASTY)
         proxy.heal()
