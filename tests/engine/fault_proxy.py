@@ -23,7 +23,7 @@ from enum import Enum
 from itertools import pairwise
 
 CHUNK = 65_536
-SLOW_SECONDS = 0.002
+SLOW_SECONDS = 0.001
 SMALL = 2048
 """Of a longer piece only this much at either end goes byte by byte: a thousand ids would take seconds."""
 
@@ -153,7 +153,7 @@ class FaultProxy:
                 continue
             self.connections += 1
             connection = _Connection(self, client)
-            self._begin(lambda connection=connection: connection.run(self._target))  # type: ignore[misc]
+            self._begin(lambda connection=connection: connection.run(self._target))
 
     def _begin(self, work: object) -> None:
         thread = threading.Thread(target=work, name="fault-proxy", daemon=True)  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from django_delayq.engine import Lease, Reserved
+from django_delayq.engine.faults import Client
 from tests.engine.virtual import VirtualQueue
 
 NEVER = 2**60
@@ -38,7 +38,7 @@ class Held:
 class QueueMachine(RuleBasedStateMachine):
     """Every command at random, in any order, with every lease ever given out, and foreign members in between."""
 
-    client: ClassVar[redis.Redis]
+    client: ClassVar[Any]
     texts: ClassVar[Mapping[str, str] | None] = None
 
     @initialize()
@@ -201,7 +201,7 @@ def _score(held: Held) -> int:
     return held.lease.token + held.deliveries if held.lease else held.ms * 1024 + held.deliveries
 
 
-def machine(client: redis.Redis, texts: Mapping[str, str] | None = None) -> type[QueueMachine]:
+def machine(client: Client, texts: Mapping[str, str] | None = None) -> type[QueueMachine]:
     """The state machine for one server and one set of commands."""
     members: dict[str, Any] = {"client": client, "texts": texts}
     return type("QueueMachine", (QueueMachine,), members)

