@@ -58,12 +58,12 @@ def test_a_reset_is_no_polite_end(proxy: FaultProxy) -> None:
 
 
 def test_a_mute_proxy_still_delivers_and_a_swallowing_one_does_not(proxy: FaultProxy, client: redis.Redis) -> None:
-    for condition, count in ((proxy.mute, 1), (proxy.swallow, 1)):
+    for condition in (proxy.mute, proxy.swallow):
         through = connected(proxy, socket_timeout=HASTY)
         condition()
         with pytest.raises(redis.TimeoutError):
             through.incr("count")
-        await_true(lambda count=count: client.get("count") == b"%d" % count)
+        await_true(lambda: client.get("count") == b"1")
         with pytest.raises(redis.TimeoutError):
             connected(proxy, socket_timeout=HASTY)
         proxy.heal()

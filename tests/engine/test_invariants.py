@@ -228,6 +228,7 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
             assert VirtualQueue(client).scores() == before
             assert {int(id): int(score) for id, score in copy.zrange(virtual.entries, 0, -1, withscores=True)} == before
         if persistence == "snapshot":
+            await_true(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])  # the replica's
             client.save()
         else:
             await_true(lambda: not client.info("persistence")["aof_rewrite_in_progress"])

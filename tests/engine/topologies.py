@@ -11,6 +11,7 @@ Each changes in the ways in which the real thing does, by an accident or by an o
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +136,16 @@ class Clustered:
 
     def fail_over(self, place: int) -> RedisProcess:
         """An operator's command has master and replica change places; returns the new master."""
-        with self.replicas[place].client() as client:
-            client.execute_command("CLUSTER", "FAILOVER")
+        asked_at = 0.0
+
+        def is_done() -> bool:
+            nonlocal asked_at
+            if time.monotonic() - asked_at > 6:  # a manual failover that takes longer than five seconds is given up
+                asked_at = time.monotonic()
+                _is_accepted(self.replicas[place], "CLUSTER", "FAILOVER")
+            return role_of(self.replicas[place]) == "master"
+
+        await_true(is_done, CHANGE_SECONDS)
         self._await_promotion(place)
         return self.replicas[place]
 
