@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,12 @@ class Watched:
     def _successor_of(self, former: RedisProcess) -> RedisProcess:
         def is_there() -> bool:
             named = {self._named_by(sentinel) for sentinel in self.sentinels}
-            return len(named) == 1 and former.port not in named and role_of(self.master) == "master"
+            if len(named) != 1 or former.port in named or role_of(self.master) != "master":
+                return False
+            alive = [server for server in self.servers if role_of(server) != "gone"]
+            return all(server is self.master or _follows(server, self.master) for server in alive)
 
-        await_true(is_there, CHANGE_SECONDS)
+        await_true(is_there, CHANGE_SECONDS)  # until all follow: a master that dies before has no fit successor
         return self.master
 
     def _named_by(self, sentinel: RedisProcess) -> int:
@@ -83,7 +86,7 @@ class SentinelProcess(RedisProcess):
 
     def __init__(self, master: RedisProcess, quorum: int, lines: Sequence[str] = ()) -> None:
         super().__init__(master.binary)
-        rules = [f"monitor {SERVICE} 127.0.0.1 {master.port} {quorum}", f"down-after-milliseconds {SERVICE} 1000"]
+        rules = [f"monitor {SERVICE} 127.0.0.1 {master.port} {quorum}", f"down-after-milliseconds {SERVICE} 2000"]
         rules += [f"failover-timeout {SERVICE} 5000", *lines]
         head = [f"port {self.port}", "bind 127.0.0.1", f"unixsocket {self.socket}", f"dir {self.folder}"]
         self.config = Path(self.folder, "sentinel.conf")
@@ -194,14 +197,19 @@ class Migration:
 
 
 @contextlib.contextmanager
-def clustered(binary: str | None = None, masters: int = 3, replicas: bool = True, *extra: str) -> Iterator[Clustered]:
+def clustered(
+    binary: str | None = None,
+    masters: int = 3,
+    replicas: bool = True,
+    make: Callable[[str | None, int, Sequence[str]], RedisProcess] = RedisProcess,
+) -> Iterator[Clustered]:
     """A cluster whose slots are shared out evenly, with a replica in step for each master."""
     options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
-    options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0", *extra]
+    options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
     with contextlib.ExitStack() as stack:
 
         def node() -> RedisProcess:
-            return stack.enter_context(RedisProcess(binary, free_port(55_000), options))
+            return stack.enter_context(make(binary, free_port(55_000), options))
 
         found = Clustered([node() for _ in range(masters)], [node() for _ in range(masters if replicas else 0)])
         for i, server in enumerate(found.nodes):
@@ -251,6 +259,12 @@ def _is_accepted(to: RedisProcess | redis.Redis, *words: Any) -> bool:
 def _is_in_step(server: RedisProcess) -> bool:
     with server.client() as client:
         return bool(client.info("replication").get("master_link_status") == "up")
+
+
+def _follows(server: RedisProcess, master: RedisProcess) -> bool:
+    with server.client() as client:
+        state = client.info("replication")
+    return (state.get("master_port"), state.get("master_link_status")) == (master.port, "up")
 
 
 def _knows_all(sentinel: redis.Redis, replicas: int, sentinels: int) -> bool:
