@@ -74,7 +74,8 @@ def binary() -> str:
 
 @pytest.fixture(scope="module")
 def server(binary: str, options: list[str]) -> Iterator[TlsServer]:
-    with TlsServer(binary, extra=options) as found:
+    found = TlsServer(binary, extra=options)
+    with found:
         yield found
 
 

@@ -161,6 +161,8 @@ class Clustered:
     def _await_promotion(self, place: int) -> None:
         alive = [node for node in self.nodes if role_of(node) != "gone"]
         await_true(lambda: role_of(self.replicas[place]) == "master", CHANGE_SECONDS)
+        # Whoever has not heard of it yet still believes to be a master.
+        await_true(lambda: [*map(role_of, self.nodes)].count("master") == len(self.masters), CHANGE_SECONDS)
         await_true(lambda: all(_state(node)["cluster_state"] == "ok" for node in alive), CHANGE_SECONDS)
 
 

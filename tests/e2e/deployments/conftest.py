@@ -87,8 +87,11 @@ class Stage:
         assert self.worker is not None
         self.worker.send_signal(signal.SIGTERM)
         assert self.worker.wait(60) == 0
-        lines = self._log.read_text().splitlines()
-        return [line for line in lines if "Redis" in line]
+        return [line for line in self.log_text().splitlines() if "Redis" in line]
+
+    def log_text(self) -> str:
+        """All that the worker has said so far."""
+        return self._log.read_text()
 
 
 def _is_done(act: Callable[[], object]) -> bool:
