@@ -34,7 +34,7 @@ def admit(client: redis.Redis, rules: Sequence[str]) -> None:
 
 
 def refused(client: redis.Redis) -> set[str]:
-    return {entry["object"] for entry in client.acl_log()} - OPTIONAL
+    return {str(entry["object"]) for entry in client.acl_log()} - OPTIONAL
 
 
 def use_everything(url: str, owner: redis.Redis) -> None:
