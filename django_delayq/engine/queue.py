@@ -107,7 +107,9 @@ class DelayQueue:
         The delivery given back is not counted.
         """
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return self._count([Call("release", self.keys, (lease.token, *_flat(batch))) for batch in batches(pairs)])
+        return self._count(
+            [Call("release", self.keys, (self.keys.wake, lease.token, *_flat(batch))) for batch in batches(pairs)]
+        )
 
     def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
         """What this lease still holds is held by the returned lease instead, for `lease_ms` from now.
@@ -135,12 +137,12 @@ class DelayQueue:
     def ensure_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
         """The commands of `ensure`, for a round trip over several queues."""
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return [Call("ensure", self.keys, (MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
+        return [Call("ensure", self.keys, (self.keys.wake, MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
 
     def reschedule_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
         """The commands of `reschedule`, for a round trip over several queues."""
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return [Call("reschedule", self.keys, _flat(batch)) for batch in batches(pairs)]
+        return [Call("reschedule", self.keys, (self.keys.wake, *_flat(batch))) for batch in batches(pairs)]
 
     def remove_calls(self, ids: Iterable[int]) -> list[Call]:
         """The commands of `remove`, for a round trip over several queues."""

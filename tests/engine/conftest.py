@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from django_delayq.engine.faults import Client
+from tests.engine.deployments import Deployment, deployed, deployments
 from tests.engine.redis_process import NoRedisServer, RedisProcess
 from tests.engine.virtual import VirtualQueue
 
@@ -52,7 +54,34 @@ def client(shared_server: RedisProcess) -> Iterator[redis.Redis]:
         yield client
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What needs nothing but a client runs on every kind of Redis, each started once."""
+    if "deployment" in metafunc.fixturenames:
+        metafunc.parametrize("deployment", deployments(), indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    """One of the ways in which Redis is run, and reached."""
+    try:
+        with deployed(request.param) as found:
+            yield found
+    except NoRedisServer as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+
+
 @pytest.fixture
-def virtual(client: redis.Redis) -> VirtualQueue:
+def anywhere(deployment: Deployment) -> Iterator[Client]:
+    """A client of the empty deployment, as the library itself would make it."""
+    client = deployment.client()
+    client.flushall()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def virtual(anywhere: Client) -> VirtualQueue:
     """A queue on a clock of its own."""
-    return VirtualQueue(client)
+    return VirtualQueue(anywhere)

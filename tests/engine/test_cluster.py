@@ -11,16 +11,17 @@ from redis.retry import Retry
 
 from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineUnavailable
-from tests.engine.redis_process import NoRedisServer, RedisProcess, await_true, binaries, cluster, default_binary
+from tests.engine.redis_process import NoRedisServer, RedisProcess, await_true, binaries, default_binary
 from tests.engine.test_engine import walk_the_basic_path
+from tests.engine.topologies import clustered
 
 SHARDS = 8
 
 
 @pytest.fixture(scope="module", params=binaries())
 def nodes(request: pytest.FixtureRequest) -> Iterator[list[RedisProcess]]:
-    with cluster(3, request.param) as found:
-        yield found
+    with clustered(request.param, replicas=False) as found:
+        yield found.masters
 
 
 def cluster_client(nodes: list[RedisProcess], **options: object) -> RedisCluster:
@@ -64,7 +65,8 @@ def test_a_lost_node_makes_its_shards_unavailable_and_is_found_again() -> None:
         default_binary()
     except NoRedisServer as missing:
         pytest.skip(str(missing))
-    with cluster(3) as nodes:
+    with clustered(replicas=False) as found:
+        nodes = found.masters
         client = cluster_client(nodes, retry=Retry(NoBackoff(), 1))
         engine = Engine(client, shards=SHARDS)
         engine.apply([Change("q", id, 0) for id in range(1, 101)])

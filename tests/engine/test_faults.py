@@ -179,12 +179,11 @@ def test_a_lost_reply_changes_nothing_that_may_be_repeated(proxied: tuple[FaultP
 
 
 def test_a_lost_reply_of_reserve_costs_one_lease_and_one_delivery(
-    proxied: tuple[FaultProxy, redis.Redis], virtual: VirtualQueue
+    proxied: tuple[FaultProxy, redis.Redis],
 ) -> None:
     proxy, client = proxied
     through = VirtualQueue(client)
-    virtual.queue.ensure([(1, virtual.now)])
-    client.ping()
+    through.queue.ensure([(1, through.now)])
     proxy.lose_next_reply()
     assert through.queue.reserve(5, 1000).entries == ()
     through.advance(1000)
@@ -192,7 +191,7 @@ def test_a_lost_reply_of_reserve_costs_one_lease_and_one_delivery(
 
 
 def test_a_lost_reply_of_extend_costs_the_lease_and_not_the_entry(
-    proxied: tuple[FaultProxy, redis.Redis], virtual: VirtualQueue
+    proxied: tuple[FaultProxy, redis.Redis],
 ) -> None:
     proxy, client = proxied
     through = VirtualQueue(client)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -16,17 +15,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.faults import Client
 from tests.engine.redis_process import RedisProcess, await_true, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
 
 TOP_MS = 2**42 - 1
 
 
-@pytest.fixture(params=binaries())
-def any_queue(request: pytest.FixtureRequest) -> Iterator[DelayQueue]:
-    """A queue on each kind of server that this machine has."""
-    with RedisProcess(request.param) as server, server.client() as client:
-        yield DelayQueue(client)
+@pytest.fixture
+def any_queue(anywhere: Client) -> DelayQueue:
+    """A queue on each kind of Redis."""
+    return DelayQueue(anywhere)
 
 
 def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue: DelayQueue) -> None:
@@ -229,6 +228,7 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
             assert VirtualQueue(client).scores() == before
             assert {int(id): int(score) for id, score in copy.zrange(virtual.entries, 0, -1, withscores=True)} == before
         if persistence == "snapshot":
+            await_true(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])  # the replica's
             client.save()
         else:
             await_true(lambda: not client.info("persistence")["aof_rewrite_in_progress"])

@@ -5,41 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import redis
-
 from django_delayq.engine import DelayQueue
 from django_delayq.engine.calls import Caller
 from django_delayq.engine.scripts import Scripts, read_texts
 
-CLOCK = "test:clock"
-WAKES = "test:wakes"
 START_MS = 1_700_000_000_000
 
 
 def virtual_texts(texts: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The commands' texts with the server's clock and its messages kept in two keys."""
+    """The commands' texts with the server's clock and its messages kept in two keys, in the slot of the queue's."""
     changed = {}
     for name, text in (texts or read_texts()).items():
-        timed = text.replace("redis.call('TIME')", f"redis.call('HMGET', '{CLOCK}', 's', 'us')")
-        changed[name] = timed.replace("redis.pcall('PUBLISH', channel,", f"redis.pcall('RPUSH', '{WAKES}',")
+        timed = text.replace("redis.call('TIME')", f"redis.call('HMGET', {_lua_key('clock')}, 's', 'us')")
+        changed[name] = timed.replace("redis.pcall('PUBLISH', channel,", f"redis.pcall('RPUSH', {_lua_key('wakes')},")
         assert "'TIME'" not in changed[name]
         assert "PUBLISH" not in changed[name]
     return changed
 
 
-class VirtualQueue:
-    """One `DelayQueue` on a clock that only moves when told to."""
+def _lua_key(kind: str) -> str:
+    return f"'test:{kind}:' .. string.match(KEYS[1], '{{.+}}')"
 
-    def __init__(self, client: redis.Redis, texts: Mapping[str, str] | None = None, queue: str = "default") -> None:
+
+class VirtualQueue:
+    """One `DelayQueue` on a clock that only moves when told to. On a cluster, too."""
+
+    def __init__(self, client: Any, texts: Mapping[str, str] | None = None, queue: str = "default") -> None:
         self.client = client
-        self.queue = DelayQueue(client, queue=queue, caller=Caller(client, Scripts(virtual_texts(texts))))
+        self._name, self._scripts = queue, Scripts(virtual_texts(texts))
+        self.queue = self.through(client)
         self.entries = self.queue.keys.entries
+        self._tag = self.entries[self.entries.index("{") : self.entries.index("}") + 1]
         self.set_clock(START_MS)
+
+    def through(self, client: Any) -> DelayQueue:
+        """The same queue and clock, reached by another client."""
+        return DelayQueue(client, queue=self._name, caller=Caller(client, self._scripts))
 
     def set_clock(self, ms: int) -> None:
         """It is now `ms`, and as many microseconds as still are that millisecond."""
         self.now = ms
-        self.client.hset(CLOCK, mapping={"s": ms // 1000, "us": ms % 1000 * 1000 + 999})
+        self.client.hset(f"test:clock:{self._tag}", mapping={"s": ms // 1000, "us": ms % 1000 * 1000 + 999})
 
     def advance(self, ms: int) -> int:
         """It is `ms` later. Returns the time."""
@@ -48,10 +54,14 @@ class VirtualQueue:
 
     def wakes(self) -> list[int]:
         """What was published since the last look."""
-        with self.client.pipeline() as pipeline:
-            pipeline.lrange(WAKES, 0, -1)
-            pipeline.delete(WAKES)
-            return [int(ms) for ms in pipeline.execute()[0]]
+        key = f"test:wakes:{self._tag}"
+        said = [int(ms) for ms in self.client.lrange(key, 0, -1)]
+        self.client.delete(key)
+        return said
+
+    def snapshot(self) -> tuple[dict[bytes, float], Any]:
+        """All that the server holds for the queue."""
+        return self.members(), self.client.get(self.queue.keys.counter)
 
     def waiting(self) -> dict[int, int]:
         """Due times by id, of what is under no lease."""

@@ -1,8 +1,8 @@
 -- Adds entries, and moves waiting ones earlier; never later, and never one under a lease. Safe to repeat.
 -- A lease that ends later than any lease may (the server's clock was set back, or it is a forgery) is none: without
 -- this rule nothing would ever bring such an entry back.
--- KEYS entries wake
--- ARGV max_lease_ms [score id ...]
+-- KEYS entries
+-- ARGV wake max_lease_ms [score id ...]
 -- RETURN number of entries added or moved
 
 --- include score
@@ -11,18 +11,18 @@
 --- include wake
 
 local head = waiting_head(KEYS[1])
-local count = (#ARGV - 1) / 2
-local changed = redis.call('ZADD', KEYS[1], 'NX', unpack(ARGV, 2))
+local count = (#ARGV - 2) / 2
+local changed = redis.call('ZADD', KEYS[1], 'NX', unpack(ARGV, 3))
 
 if changed < count then
   local ids, moves = {}, {}
   for i = 1, count do
-    ids[i] = ARGV[2 * i + 1]
+    ids[i] = ARGV[2 * i + 2]
   end
   local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
-  local no_lease = LEASED + (now_ms() + tonumber(ARGV[1])) * MS + MS
+  local no_lease = LEASED + (now_ms() + tonumber(ARGV[2])) * MS + MS
   for i = 1, count do
-    local held, wanted = tonumber(scores[i]), tonumber(ARGV[2 * i])
+    local held, wanted = tonumber(scores[i]), tonumber(ARGV[2 * i + 1])
     local deliveries = math.floor(held % DELIVERIES)
     if held >= no_lease then
       moves[#moves + 1], moves[#moves + 2] = text(wanted), ids[i]
@@ -35,5 +35,5 @@ if changed < count then
   end
 end
 
-wake_if_earlier(KEYS[1], KEYS[2], head)
+wake_if_earlier(KEYS[1], ARGV[1], head)
 return changed

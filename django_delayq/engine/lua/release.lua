@@ -1,7 +1,7 @@
 -- Puts those of the ids that are still held by this lease back to waiting. The delivery given back is not counted,
 -- so a high count can only come from deliveries that nobody answered for.
--- KEYS entries wake
--- ARGV token [score id ...]
+-- KEYS entries
+-- ARGV wake token [score id ...]
 -- RETURN number of entries put back
 
 --- include score
@@ -10,10 +10,10 @@
 
 -- First a removal, so that it goes on at maxmemory (see reserve).
 redis.call('ZREM', KEYS[1], '')
-local token = tonumber(ARGV[1])
+local token = tonumber(ARGV[2])
 local head = waiting_head(KEYS[1])
 local ids, moves = {}, {}
-for i = 3, #ARGV, 2 do
+for i = 4, #ARGV, 2 do
   ids[#ids + 1] = ARGV[i]
 end
 local scores = redis.call('ZMSCORE', KEYS[1], unpack(ids))
@@ -21,12 +21,12 @@ for i = 1, #ids do
   local score = tonumber(scores[i] or -1)
   if score >= token and score < token + DELIVERIES then
     local deliveries = math.max(score - token - 1, 0)
-    moves[#moves + 1], moves[#moves + 2] = text(tonumber(ARGV[2 * i]) + deliveries), ids[i]
+    moves[#moves + 1], moves[#moves + 2] = text(tonumber(ARGV[2 * i + 1]) + deliveries), ids[i]
   end
 end
 if #moves == 0 then
   return 0
 end
 local released = redis.call('ZADD', KEYS[1], 'XX', 'CH', unpack(moves))
-wake_if_earlier(KEYS[1], KEYS[2], head)
+wake_if_earlier(KEYS[1], ARGV[1], head)
 return released

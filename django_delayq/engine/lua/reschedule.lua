@@ -1,7 +1,7 @@
 -- Sets due times whatever was there: adds, moves both ways, and breaks leases on purpose, as a new deadline makes the
 -- delivery under way worthless. Deliveries begin anew.
--- KEYS entries wake
--- ARGV [score id ...]
+-- KEYS entries
+-- ARGV wake [score id ...]
 -- RETURN number of entries added or changed
 
 --- include score
@@ -9,6 +9,6 @@
 --- include wake
 
 local head = waiting_head(KEYS[1])
-local changed = redis.call('ZADD', KEYS[1], 'CH', unpack(ARGV))
-wake_if_earlier(KEYS[1], KEYS[2], head)
+local changed = redis.call('ZADD', KEYS[1], 'CH', unpack(ARGV, 2))
+wake_if_earlier(KEYS[1], ARGV[1], head)
 return changed

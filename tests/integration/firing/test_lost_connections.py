@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -61,18 +60,8 @@ def proxy() -> Iterator[FaultProxy]:
     """This thread's connection goes through a proxy that can lose a reply."""
     address = connection.settings_dict["HOST"], int(connection.settings_dict["PORT"])
 
-    class Proxy(FaultProxy):
-        def _accept(self) -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    client, _ = self._listener.accept()
-                    server = socket.create_connection(address)
-                    self._sockets += [client, server]
-                    threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
-                    threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
-
     connection.close()
-    with Proxy("") as started:
+    with FaultProxy(address) as started:
         connection.settings_dict["HOST"], connection.settings_dict["PORT"] = "127.0.0.1", str(started.port)
         yield started
         connection.close()

@@ -1,0 +1,120 @@
+"""A worker process on a Redis of the test's choice, and what its ledger and that Redis say afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from django_delayq import schedule_timeout
+from django_delayq.connections import forget_engine, get_engine
+from django_delayq.engine import Change
+from django_delayq.exceptions import EngineUnavailable
+from django_delayq.models import Timeout
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+GHOST = 10**12
+"""Ids of no row: whoever takes them from Redis finds nothing, and acknowledges."""
+
+
+class Stage:
+    """A project whose `DELAYQ` and `CACHES` the test chooses, here and in its worker process."""
+
+    def __init__(self, settings: Settings, start: Callable[..., subprocess.Popen[bytes]], log: Path) -> None:
+        self._settings = settings
+        self._start = start
+        self._log = log
+        self._chosen: dict[str, Any] = {}
+        self.worker: subprocess.Popen[bytes] | None = None
+        self.rows: list[Timeout] = []
+
+    def choose(self, redis: str, shards: int = 1, caches: dict[str, Any] | None = None) -> None:
+        """From now on this is the project's Redis."""
+        self._chosen = {"DELAYQ": {"REDIS": redis, "SHARDS": shards}, "CACHES": caches or {}}
+        self._settings.CACHES = {**self._settings.CACHES, **self._chosen["CACHES"]}
+        self._settings.DELAYQ = {**self._settings.DELAYQ, **self._chosen["DELAYQ"]}
+
+    def start_worker(self) -> None:
+        """A worker process runs, and has taken something from Redis."""
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "tests.e2e.deployments.settings",
+            "DELAYQ_TEST_DEPLOYMENT": json.dumps(self._chosen),
+            "DELAYQ_TEST_SECONDS": json.dumps({"LEASE": 5.0, "SWEEP_INTERVAL": 1.0}),
+        }
+        with self._log.open("wb") as log:
+            self.worker = self._start("delayq_worker", env=environment, stderr=log)
+        self.await_worker_on_redis()
+
+    def schedule(self, count: int, within: float) -> None:
+        """So many more timeouts, due evenly within so many seconds."""
+        for i in range(count):
+            order = Order.objects.create(status="new")
+            self.rows.append(schedule_timeout(order, "remind", seconds=within * (i + 1) / count))
+
+    def await_worker_on_redis(self) -> None:
+        """Returns once the worker has emptied every shard in Redis of entries that the ledger knows nothing of.
+
+        Nothing but a look into Redis finds those: a worker that polls the ledger leaves them there for ever.
+        """
+        engine = get_engine()
+        assert engine is not None
+        for shard in range(engine.shards):
+            ghost = next(id for id in range(GHOST, 2 * GHOST) if engine.shard_of(id) == shard)
+            wait_until(lambda: _is_done(lambda: engine.apply([Change("default", ghost, 0)])), "Redis takes a ghost")  # noqa: B023
+            queue = engine.queue("default", shard)
+            wait_until(lambda: _is_done(lambda: _assert_gone(queue, ghost)), f"the worker took the ghost of {shard}")  # noqa: B023
+
+    def await_all_fired_once_and_none_early(self) -> None:
+        wait_until(lambda: not Timeout.objects.filter(settled_at=None).exists(), "all is settled")
+        assert Counter(Timeout.objects.values_list("state", flat=True)) == {"fired": len(self.rows)}
+        effects = list(Effect.objects.all())
+        assert Counter(effect.timeout_id for effect in effects) == {row.pk: 1 for row in self.rows}
+        due = {row.pk: row.due_at for row in self.rows}
+        assert [effect for effect in effects if effect.at < due[effect.timeout_id or 0]] == []
+
+    def end_worker(self) -> list[str]:
+        """The worker is told to stop, and exits with 0. Returns what it logged of Redis, each going and coming."""
+        assert self.worker is not None
+        self.worker.send_signal(signal.SIGTERM)
+        assert self.worker.wait(60) == 0
+        return [line for line in self.log_text().splitlines() if "Redis" in line]
+
+    def log_text(self) -> str:
+        """All that the worker has said so far."""
+        return self._log.read_text()
+
+
+def _is_done(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except EngineUnavailable:
+        return False
+    return True
+
+
+def _assert_gone(queue: Any, id: int) -> None:
+    if id in dict(queue.peek(500)):
+        raise EngineUnavailable("it is still there")
+
+
+def wait_until(holds: Callable[[], object], what: str, patience: float = 90) -> None:
+    deadline = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {patience:g} s in vain until {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def stage(settings: Settings, start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Iterator[Stage]:
+    yield Stage(settings, start_command, tmp_path / "worker.log")
+    forget_engine()

@@ -1,0 +1,87 @@
+"""A real worker while its Redis fails over or is resharded: everything fires once, and it comes back by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from redis.crc import key_slot
+
+from django_delayq.connections import get_engine
+from tests.e2e.deployments.conftest import Stage
+from tests.engine.topologies import SERVICE, Clustered, Watched, clustered, watched
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "sqlite", reason="what Redis does is the same with each database"),
+]
+COUNT, SECONDS, SHARDS = 150, 6.0, 6
+
+
+def ride(stage: Stage, change: Callable[[], object]) -> None:
+    """Schedules before and during the change, and gives account of everything after it."""
+    stage.start_worker()
+    stage.schedule(COUNT, within=SECONDS)
+    changing = threading.Thread(target=change)
+    changing.start()
+    stage.schedule(COUNT, within=SECONDS)
+    changing.join(120)
+    assert not changing.is_alive()
+    stage.await_worker_on_redis()
+    stage.schedule(10, within=0.5)
+    stage.await_all_fired_once_and_none_early()
+    told = stage.end_worker()
+    assert all(("not available" in line) == (i % 2 == 0) for i, line in enumerate(told)), "away and back, in turns"
+    assert len(told) % 2 == 0, "the last word is that it is back"
+
+
+def alias_of(servers: Watched) -> dict[str, Any]:
+    """The service as a cache of django-redis's."""
+    options = {
+        "CLIENT_CLASS": "django_redis.client.SentinelClient",
+        "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+        "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+        "SENTINELS": [("127.0.0.1", sentinel.port) for sentinel in servers.sentinels],
+    }
+    return {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"redis://{SERVICE}/0",
+        "OPTIONS": options,
+    }
+
+
+@pytest.mark.parametrize("way", ["kill_master", "fail_over"])
+def test_sentinels_move_the_master(stage: Stage, way: str) -> None:
+    with watched() as servers:
+        if way == "kill_master":
+            stage.choose(servers.url)
+        else:
+            stage.choose("queue", caches={"queue": alias_of(servers)})
+        ride(stage, getattr(servers, way))
+
+
+def test_a_cluster_loses_a_master_moves_another_and_moves_slots(stage: Stage) -> None:
+    with clustered() as nodes:
+        stage.choose(nodes.url, shards=SHARDS)
+
+        def change() -> None:
+            nodes.kill_master(0)
+            nodes.fail_over(1)
+            move_all_shards(nodes)
+
+        ride(stage, change)
+
+
+def move_all_shards(nodes: Clustered) -> None:
+    engine = get_engine()
+    assert engine is not None
+    for shard in range(SHARDS):
+        migration = nodes.migrating(key_slot(engine.queue("default", shard).keys.entries.encode()))
+        migration.begin()
+        migration.move_keys()
+        migration.finish()

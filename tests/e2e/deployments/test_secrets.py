@@ -1,0 +1,114 @@
+"""The password in an address is shown to nobody, whatever is wrong with the address or with Redis."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from django.core.checks import run_checks
+from django.db import connection
+
+from django_delayq.conf import get_settings
+from django_delayq.connections import forget_engine, get_engine, get_worker_engine
+from django_delayq.engine import Change
+from django_delayq.worker import Worker
+from tests.e2e.deployments.conftest import Stage, wait_until
+from tests.engine.redis_process import RedisProcess, free_port
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "sqlite", reason="addresses are the same with each database"),
+]
+SECRET = "hunter2"
+ADDRESSES = {
+    "nobody there": "redis://shop:{secret}@127.0.0.1:{closed}/0",
+    "wrong password": "redis://default:{secret}@127.0.0.1:{open}/0",
+    "wrong password with tls": "rediss://default:{secret}@127.0.0.1:{open}/0",
+    "no sentinel there": "redis+sentinel://shop:{secret}@127.0.0.1:{closed}/shop?sentinel_password={secret}",
+    "no cluster there": "redis+cluster://shop:{secret}@127.0.0.1:{closed}",
+    "no cluster at all": "redis+cluster://default:{secret}@127.0.0.1:{open}",
+    "no port": "redis://shop:{secret}@127.0.0.1:port/0",
+    "no number": "redis://shop:{secret}@127.0.0.1:{open}/nought",
+    "unencoded": "redis://shop:{secret}/#@127.0.0.1:{open}/0",
+    "unknown scheme": "reddis://shop:{secret}@127.0.0.1:{open}/0",
+    "no scheme": "shop:{secret}@redis.internal:6379/0",
+    "no scheme and no dot": "shop:{secret}@localhost:6379/0",
+    "one slash": "redis:/shop:{secret}@localhost:6379/0",
+    "no service": "redis+sentinel://shop:{secret}@127.0.0.1:{closed}",
+    "a cluster's database": "redis+cluster://shop:{secret}@127.0.0.1:{closed}/3",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisProcess]:
+    with RedisProcess() as found:
+        with found.client() as client:
+            client.config_set("requirepass", "another")
+        yield found
+
+
+def said_by(act: Callable[[], object]) -> str:
+    """What somebody gets to see of it: an error with all that led to it, or a text."""
+    try:
+        found = act()
+    except Exception as error:
+        return "".join(traceback.format_exception(error))
+    return f"{found!r} {found}"
+
+
+@pytest.mark.parametrize("wrong", ADDRESSES)
+def test_an_address_that_does_not_work_keeps_its_password(
+    settings: Settings, caplog: pytest.LogCaptureFixture, server: RedisProcess, wrong: str
+) -> None:
+    address = ADDRESSES[wrong].format(secret=SECRET, closed=free_port(), open=server.port)
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": address}
+
+    def schedule() -> None:
+        engine = get_engine()
+        assert engine is not None
+        engine.apply([Change("default", 1, 1)])
+
+    def look() -> list[Any]:
+        engine = get_worker_engine()
+        assert engine is not None
+        return [engine, engine.client, getattr(engine.client, "connection_pool", None)]
+
+    caplog.set_level(logging.INFO)
+    acts: list[Callable[[], object]] = [schedule, look, get_settings, run_checks, lambda: Worker(burst=True)]
+    seen = [said_by(act) for act in acts]
+    forget_engine()
+    assert "Error" in seen[0] or "Unavailable" in seen[0]
+    for text in [*seen, caplog.text]:
+        assert SECRET not in text
+
+
+def test_a_worker_with_a_working_and_then_a_refused_password_logs_neither(
+    stage: Stage, start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Any
+) -> None:
+    with RedisProcess() as server, server.client() as owner:
+        owner.acl_setuser(
+            "shop", enabled=True, passwords=[f"+{SECRET}"], categories=["+@all"], keys=["*"], channels=["*"]
+        )
+        stage.choose(f"redis://shop:{SECRET}@127.0.0.1:{server.port}/0")
+        stage.start_worker()
+        stage.schedule(5, within=0.5)
+        owner.acl_setuser("shop", enabled=True, passwords=[f"-{SECRET}"])
+        owner.client_kill_filter(_type="normal", skipme=True)
+        wait_until(lambda: "not available" in stage.log_text(), "it has noticed")
+        stage.await_all_fired_once_and_none_early()
+        owner.acl_setuser("shop", enabled=True, passwords=[f"+{SECRET}"])
+        stage.await_worker_on_redis()
+        stage.end_worker()
+    assert SECRET not in stage.log_text()
+
+
+def test_the_secret_would_be_found() -> None:
+    assert SECRET in said_by(lambda: redis.Redis.from_url(f"redis://:{SECRET}@h/0").connection_pool.connection_kwargs)

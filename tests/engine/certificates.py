@@ -1,0 +1,55 @@
+"""A certificate authority of one's own, made with the openssl command, and certificates signed by it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def find_openssl() -> str | None:
+    """The program, or None where it is missing."""
+    return shutil.which("openssl")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A key and what is said of it, as files."""
+
+    key: Path
+    certificate: Path
+
+
+class Authority(Certificate):
+    """Signs itself, and others for `127.0.0.1`."""
+
+    @classmethod
+    def create(cls, folder: Path, name: str = "ca") -> Authority:
+        made = cls(folder / f"{name}.key", folder / f"{name}.crt")
+        _openssl("req", "-x509", *_new_key(made), "-subj", f"/CN={name}", "-days", "2")
+        return made
+
+    def sign(self, name: str, address: str = "127.0.0.1") -> Certificate:
+        """A certificate for a server at this address, or for a client of this name."""
+        folder = self.key.parent
+        made = Certificate(folder / f"{name}.key", folder / f"{name}.crt")
+        request = folder / f"{name}.csr"
+        _openssl("req", *_new_key(Certificate(made.key, request)), "-subj", f"/CN={name}")
+        extensions = folder / f"{name}.ext"
+        extensions.write_text(f"subjectAltName=IP:{address}\n")
+        words = ["-CA", str(self.certificate), "-CAkey", str(self.key), "-CAcreateserial", "-days", "2"]
+        _openssl(
+            "x509", "-req", "-in", str(request), *words, "-extfile", str(extensions), "-out", str(made.certificate)
+        )
+        return made
+
+
+def _new_key(made: Certificate) -> list[str]:
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    return [*curve, "-keyout", str(made.key), "-out", str(made.certificate)]
+
+
+def _openssl(*words: str) -> None:
+    done = subprocess.run(["openssl", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

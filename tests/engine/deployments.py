@@ -1,0 +1,71 @@
+"""The ways in which Redis is run and reached, for tests that must pass on each.
+
+| name | what |
+| --- | --- |
+| single | one server, by its unix socket |
+| byte by byte, late | the same through a proxy: whatever the network does to a stream, commands arrive whole |
+| sentinels | 1 master, 2 replicas, 3 sentinels, by `redis+sentinel://` |
+| cluster | 3 masters, 3 replicas, by `redis+cluster://` |
+| Redis 6.2.14, Valkey 9.1.2 ... | one server of each further version that this machine has |
+
+`DELAYQ_TEST_DEPLOYMENTS="single,cluster"` names some of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import redis
+
+from django_delayq.engine.faults import Client
+from tests.engine.fault_proxy import FaultProxy, Pace
+from tests.engine.redis_process import RedisProcess, binaries, name_of
+from tests.engine.topologies import clustered, watched
+
+ALWAYS = ("single", "byte by byte", "late", "sentinels", "cluster")
+PACES = {"byte by byte": Pace.BYTES, "late": Pace.SLOW}
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A running Redis of some kind; `client` makes a new client of it."""
+
+    name: str
+    client: Callable[[], Client]
+
+
+def deployments() -> list[str]:
+    """The names of all that this machine can run."""
+    if named := os.environ.get("DELAYQ_TEST_DEPLOYMENTS"):
+        return [name.strip() for name in named.split(",")]
+    return [*ALWAYS, *(name_of(binary) for binary in binaries()[1:])]
+
+
+@contextlib.contextmanager
+def deployed(name: str) -> Iterator[Deployment]:
+    """It runs. Raises NoRedisServer without a server program."""
+    if name == "sentinels":
+        with watched() as servers:
+            yield Deployment(name, lambda: client_of(servers.url))
+    elif name == "cluster":
+        with clustered() as nodes:
+            yield Deployment(name, lambda: client_of(nodes.url))
+    else:
+        binary = next((binary for binary in binaries() if name_of(binary) == name), None)
+        with RedisProcess(binary) as server:
+            if name in PACES:
+                with FaultProxy(server.socket, PACES[name]) as proxy:
+                    yield Deployment(name, lambda: redis.Redis(port=proxy.port, socket_timeout=SECONDS))
+            else:
+                yield Deployment(name, server.client)
+
+
+def client_of(url: str) -> Client:
+    """The client that the setting `url` means to the library, with time enough for a slow machine."""
+    from django_delayq.connections.clients import Patience, make_client  # reads Django's settings
+
+    return make_client(url, Patience(connect=SECONDS, read=SECONDS))

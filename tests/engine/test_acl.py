@@ -1,0 +1,129 @@
+"""The user that the docs describe: everything works as that user, nothing is refused, and no rule is there in vain."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from django_delayq.connections import WORKER
+from django_delayq.connections.clients import make_client
+from django_delayq.engine import Engine
+from django_delayq.exceptions import EngineError
+from django_delayq.recovery.locks import take_turn
+from tests.engine.redis_process import RedisProcess
+from tests.engine.test_engine import walk_the_basic_path
+from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered
+
+PAGE = (Path(__file__).parents[2] / "docs" / "redis.md").read_text(encoding="utf-8")
+RULES = re.findall(r"[+~&]\S+", re.findall(r"```text\nACL SETUSER(.*?)```", PAGE, re.DOTALL)[0])
+ON_A_CLUSTER = ["+cluster|slots", "+command", "+asking"]
+ON_A_SENTINEL = ["+sentinel|masters"]
+OPTIONAL = {"client|setinfo"}
+
+
+def admit(client: redis.Redis, rules: Sequence[str]) -> None:
+    client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *rules)
+    client.execute_command("ACL", "LOG", "RESET")
+
+
+def refused(client: redis.Redis) -> set[str]:
+    return {str(entry["object"]) for entry in client.acl_log()} - OPTIONAL
+
+
+def use_everything(url: str, owner: redis.Redis) -> None:
+    """All that workers and views ever ask of Redis, of one that knows no scripts, and with foreign data in the way."""
+    owner.script_flush()
+    engine = Engine(make_client(url, WORKER), prefix="delayq")
+    engine.ping()
+    take_turn(engine, "sweep", timedelta(seconds=1))
+    owner.set(engine.queue("q", 0).keys.entries, "mine")
+    wakeup = engine.wakeup(["q"])
+    wakeup.start()
+    assert wakeup.wait(60)
+    queue = engine.queue("q", 0)
+    queue.ensure([(id, 5) for id in range(1, 9)])
+    queue.ensure([(1, 4)])
+    queue.reschedule([(2, 2)])
+    queue.remove([3])
+    lease = queue.reserve(8, 60_000).lease
+    assert lease is not None
+    lease, _ = queue.extend(lease, 60_000)
+    assert queue.release(lease, [(1, 9)]) == queue.acknowledge(lease, [2]) == 1
+    assert queue.acknowledge(lease) == 5
+    assert queue.stats().total == len(queue.peek()) == 1
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Clustered]:
+    with clustered(replicas=False) as found:
+        yield found
+
+
+def test_the_docs_name_what_the_tests_try() -> None:
+    assert len(RULES) == 19
+    assert all(rule.replace("|", "\\|") in PAGE for rule in [*ON_A_CLUSTER, *ON_A_SENTINEL])
+
+
+def test_everything_works_as_the_documented_user_and_nothing_is_refused(client: redis.Redis, url: str) -> None:
+    admit(client, RULES)
+    use_everything(url, client)
+    assert refused(client) == set()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_is_there_in_vain(client: redis.Redis, url: str, rule: str) -> None:
+    admit(client, [other for other in RULES if other != rule])
+    with contextlib.suppress(EngineError, AssertionError):
+        use_everything(url, client)
+    assert refused(client), "the library never needed it"
+
+
+@pytest.fixture
+def url(shared_server: RedisProcess, client: redis.Redis) -> Iterator[str]:
+    yield f"redis://shop:secret@127.0.0.1:{shared_server.port}/0"
+    client.acl_deluser("shop")
+
+
+def test_another_database_takes_one_rule_more(shared_server: RedisProcess, client: redis.Redis, url: str) -> None:
+    admit(client, [*RULES, "+select"])
+    with shared_server.client(db=1) as owner:
+        use_everything(url[:-1] + "1", owner)
+    assert refused(client) == set()
+
+
+@pytest.mark.parametrize("missing", [None, *ON_A_CLUSTER])
+def test_a_cluster_takes_three_rules_more(nodes: Clustered, missing: str | None) -> None:
+    clients = [node.client() for node in nodes.masters]
+    for client in clients:
+        client.flushall()
+        admit(client, [rule for rule in [*RULES, *ON_A_CLUSTER] if rule != missing])
+    engine = Engine(make_client(nodes.url.replace("://", "://shop:secret@"), WORKER), prefix="delayq", shards=3)
+    migration = nodes.migrating(key_slot(engine.queue("moving", 0).keys.entries.encode()))
+    migration.begin()
+    with contextlib.suppress(*([EngineError] if missing else [])):
+        engine.ping()
+        engine.queue("moving", 0).ensure([(1, 1)])  # it is not there, so the next node is asked
+        walk_the_basic_path(engine)
+        engine.close()
+    migration.finish()
+    assert bool(set[str]().union(*map(refused, clients))) == bool(missing)
+    for client in clients:
+        client.close()
+
+
+def test_sentinels_that_ask_for_a_login_are_asked_one_thing(client: redis.Redis, shared_server: RedisProcess) -> None:
+    with SentinelProcess(shared_server, 1) as sentinel, sentinel.client(tcp=True) as owner:
+        admit(owner, ON_A_SENTINEL)
+        login = "sentinel_username=shop&sentinel_password=secret"
+        engine = Engine(make_client(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/0?{login}", WORKER))
+        engine.ping()
+        engine.close()
+        assert refused(owner) == set()

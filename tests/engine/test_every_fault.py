@@ -1,0 +1,198 @@
+"""Each command meets each fault on its way: a clean error, nothing done by halves, and it may be sent again.
+
+What should have happened is what happens to a second queue on the same clock, which nothing disturbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from django_delayq.engine import Change, Engine, Entry, Lease
+from django_delayq.engine.scripts import Script, read_texts
+from django_delayq.exceptions import EngineUnavailable
+from tests.engine.fault_proxy import Fault, FaultProxy
+from tests.engine.redis_process import RedisProcess, await_true
+from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
+
+NOW = START_MS
+HASTY, PATIENT = 0.1, 20.0
+COMMANDS: dict[str, Callable[[Any, Lease], Any]] = {
+    "ensure": lambda queue, _: queue.ensure([(1, NOW - 5), (11, NOW + 6)]),
+    "reschedule": lambda queue, _: queue.reschedule([(2, NOW + 9), (5, NOW + 1)]),
+    "remove": lambda queue, _: queue.remove([1, 6]),
+    "reserve": lambda queue, _: queue.reserve(2, 1000),
+    "acknowledge": lambda queue, lease: queue.acknowledge(lease, [5, 1]),
+    "acknowledge all": lambda queue, lease: queue.acknowledge(lease),
+    "release": lambda queue, lease: queue.release(lease, [(5, NOW - 9), (6, NOW + 9)]),
+    "extend": lambda queue, lease: queue.extend(lease, 5000),
+    "stats": lambda queue, _: queue.stats(),
+    "peek": lambda queue, _: queue.peek(),
+}
+COSTS_A_LEASE = {"reserve", "extend"}
+
+
+def begun(virtual: VirtualQueue) -> Lease:
+    """1 to 4 wait and are due; 5, 6 and 7 are under the lease that is returned."""
+    virtual.queue.ensure([(id, NOW) for id in (5, 6, 7)])
+    lease = virtual.queue.reserve(3, 1000).lease
+    assert lease is not None
+    virtual.queue.ensure([(id, NOW) for id in (1, 2, 3, 4)])
+    virtual.wakes()
+    return lease
+
+
+@pytest.fixture
+def proxy(shared_server: RedisProcess, client: redis.Redis) -> Iterator[FaultProxy]:
+    for text in [*read_texts().values(), *virtual_texts().values()]:
+        client.script_load(text)
+    with FaultProxy(shared_server.socket) as proxy:
+        yield proxy
+
+
+def through(proxy: FaultProxy, seconds: float) -> redis.Redis:
+    """A connected client behind the proxy that sends everything once."""
+    client = redis.Redis(port=proxy.port, socket_timeout=seconds, retry=Retry(NoBackoff(), 0))
+    await_true(lambda: _answers(client))
+    return client
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.TimeoutError:  # a loaded machine
+        return False
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
+    proxy: FaultProxy, client: redis.Redis, name: str, fault: Fault
+) -> None:
+    command = COMMANDS[name]
+    calm, shaken = VirtualQueue(client, queue="calm"), VirtualQueue(client, queue="shaken")
+    leases = begun(calm), begun(shaken)
+    assert (before := shaken.snapshot()) == calm.snapshot()
+    with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky, through(proxy, PATIENT) as lucky:
+        proxy.inject(fault, only=b"EVAL")
+        with pytest.raises(EngineUnavailable, match="not available") as error:
+            command(shaken.through(unlucky), leases[1])
+        assert isinstance(error.value.__cause__, redis.TimeoutError if fault.is_silent else redis.ConnectionError)
+        await_true(lambda: proxy.met == {fault: 1})
+        once = command(calm.queue, leases[0]) if fault.runs else None
+        after_one = calm.snapshot()
+        assert shaken.snapshot() == (after_one if fault.runs else before)
+        expected = command(calm.queue, leases[0])
+        same = unlucky if not fault.is_silent else lucky
+        assert command(shaken.through(same), leases[1]) == expected
+    assert shaken.snapshot() == calm.snapshot()
+    assert shaken.wakes() == calm.wakes()
+    if fault.runs and name not in COSTS_A_LEASE:
+        assert shaken.snapshot() == after_one, "sent twice is done once"
+        assert expected == (once if name in {"stats", "peek"} else 0)
+
+
+@pytest.mark.parametrize("fault", [Fault.HALF_SENT, Fault.RESET_AFTER])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_whose_text_is_lost_on_the_way_to_a_server_that_forgot_it_may_be_sent_again(
+    proxy: FaultProxy, client: redis.Redis, name: str, fault: Fault
+) -> None:
+    command = COMMANDS[name]
+    calm, shaken = VirtualQueue(client, queue="calm"), VirtualQueue(client, queue="shaken")
+    leases = begun(calm), begun(shaken)
+    client.script_flush()
+    with through(proxy, PATIENT) as unlucky:
+        proxy.inject(fault, only=b"\r\nEVAL\r\n")
+        with pytest.raises(EngineUnavailable):
+            command(shaken.through(unlucky), leases[1])
+        if fault.runs:
+            command(calm.queue, leases[0])
+        assert command(shaken.through(unlucky), leases[1]) == command(calm.queue, leases[0])
+    assert shaken.snapshot() == calm.snapshot()
+
+
+@pytest.mark.parametrize("condition", ["swallow", "refuse"])
+def test_while_the_line_is_dead_every_command_gives_up_by_itself_and_then_all_go_on(
+    proxy: FaultProxy, client: redis.Redis, condition: str
+) -> None:
+    calm, shaken = VirtualQueue(client, queue="calm"), VirtualQueue(client, queue="shaken")
+    leases = begun(calm), begun(shaken)
+    with through(proxy, HASTY) as unlucky, through(proxy, PATIENT) as lucky:
+        before = shaken.snapshot()
+        getattr(proxy, condition)()
+        if condition == "refuse":
+            unlucky.connection_pool.disconnect()
+        for command in COMMANDS.values():
+            with pytest.raises(EngineUnavailable):
+                command(shaken.through(unlucky), leases[1])
+        assert shaken.snapshot() == before
+        proxy.heal()
+        for command in COMMANDS.values():
+            assert command(shaken.through(lucky), leases[1]) == command(calm.queue, leases[0])
+    assert shaken.snapshot() == calm.snapshot()
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
+    proxy: FaultProxy, client: redis.Redis, fault: Fault
+) -> None:
+    changes = [Change(name, id, id) for name in "abcd" for id in range(1, 6)]
+    changes += [Change("b", 1, None), Change("c", 2, 99), Change("d", 3, 1, earlier_only=True)]
+    Engine(client).apply([Change("b", 9, 9), Change("c", 2, 3)])
+    with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
+        proxy.inject(fault, only=b"EVAL")
+        with pytest.raises(EngineUnavailable):
+            Engine(unlucky).apply(changes)
+        await_true(lambda: proxy.met == {fault: 1})
+    engine = Engine(client)
+    engine.apply(changes)
+    found = {name: dict(engine.queue(name, 0).peek()) for name in "abcd"}
+    plain = {id: id for id in range(1, 6)}
+    assert found == {
+        "a": plain,
+        "b": {id: id for id in (2, 3, 4, 5, 9)},
+        "c": plain | {2: 99},
+        "d": plain | {3: 1},
+    }
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize(
+    ("request_hit", "after"),
+    [("ensure", 0), ("set_aside", 0), ("ensure", 1)],
+    ids=["the command", "the moving aside", "the command again"],
+)
+def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
+    proxy: FaultProxy, client: redis.Redis, fault: Fault, request_hit: str, after: int
+) -> None:
+    queue = Engine(client).queue("default", 0)
+    client.set(queue.keys.entries, "mine")
+    with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
+        proxy.inject(fault, only=Script.parse(read_texts()[request_hit]).sha.encode(), after=after)
+        with pytest.raises(EngineUnavailable):
+            Engine(unlucky).queue("default", 0).ensure([(1, 5)])
+        await_true(lambda: proxy.met == {fault: 1})
+    queue.ensure([(1, 5)])
+    assert queue.peek() == [(1, 5)]
+    assert [client.get(key) for key in client.scan_iter(match="*foreign*")] == [b"mine"]
+
+
+def test_a_lost_reserve_costs_one_lease_and_one_delivery(proxy: FaultProxy, client: redis.Redis) -> None:
+    virtual = VirtualQueue(client)
+    virtual.queue.ensure([(1, NOW)])
+    for deliveries, fault in enumerate([Fault.RESET_AFTER, Fault.HALF_ANSWERED], start=1):
+        with through(proxy, PATIENT) as unlucky:
+            proxy.inject(fault, only=b"EVAL")
+            with pytest.raises(EngineUnavailable):
+                virtual.through(unlucky).reserve(5, 1000)
+            assert virtual.through(unlucky).reserve(5, 1000).entries == ()
+        virtual.advance(999)
+        assert virtual.queue.reserve(5, 1).entries == ()
+        virtual.advance(1)
+        assert virtual.scores()[1] % 16 == deliveries
+    assert virtual.queue.reserve(5, 1000).entries == (Entry(1, 3),)

@@ -1,0 +1,150 @@
+"""TLS: the addresses with an `s` talk to servers that show a certificate, and show their own; to nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+
+from django_delayq.connections import WORKER
+from django_delayq.connections.clients import make_client
+from django_delayq.engine import Engine
+from django_delayq.exceptions import EngineUnavailable
+from tests.engine.certificates import Authority, Certificate, find_openssl
+from tests.engine.redis_process import RedisProcess, binaries
+from tests.engine.test_engine import walk_the_basic_path
+from tests.engine.topologies import SERVICE, SentinelProcess, clustered
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if find_openssl() is None:
+        assert os.environ.get("CI") != "true", "openssl is missing"
+        pytest.skip("openssl is missing")
+    return Authority.create(tmp_path_factory.mktemp("certificates"))
+
+
+def tls_options(authority: Authority, shown: Certificate) -> list[str]:
+    """What a server needs to show who it is and to ask who is there, in the words of its command line."""
+    files = ["--tls-cert-file", str(shown.certificate), "--tls-key-file", str(shown.key)]
+    return [*files, "--tls-ca-cert-file", str(authority.certificate), "--tls-auth-clients", "yes"]
+
+
+class TlsServer(RedisProcess):
+    """Speaks TLS alone on its port, and on its unix socket what all speak."""
+
+    def command(self) -> list[str]:
+        words = super().command()
+        return [*words, "--port", "0", "--tls-port", str(self.port)]
+
+
+class TlsSentinel(SentinelProcess):
+    """A sentinel that speaks TLS, with clients and with servers."""
+
+    def command(self) -> list[str]:
+        return [
+            *super().command(),
+            "--port",
+            "0",
+            "--tls-port",
+            str(self.port),
+            "--tls-replication",
+            "yes",
+            *self.extra,
+        ]
+
+
+@pytest.fixture(scope="module")
+def options(authority: Authority) -> list[str]:
+    return tls_options(authority, authority.sign("server"))
+
+
+@pytest.fixture(scope="module")
+def binary() -> str:
+    found = next((binary for binary in binaries() if speaks_tls(binary)), None)
+    if found is None:
+        assert os.environ.get("CI") != "true", "no server that speaks TLS"
+        pytest.skip("no server that speaks TLS")
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(binary: str, options: list[str]) -> Iterator[TlsServer]:
+    found = TlsServer(binary, extra=options)
+    with found:
+        yield found
+
+
+def speaks_tls(binary: str) -> bool:
+    with RedisProcess(binary) as server, server.client() as client, contextlib.suppress(redis.RedisError):
+        return bool(client.config_get("tls-port"))
+    return False
+
+
+def query(authority: Certificate, shown: Certificate | None, *more: str) -> str:
+    """What follows the `?` of an address."""
+    words = [f"ssl_ca_certs={authority.certificate}", *more]
+    if shown is not None:
+        words += [f"ssl_certfile={shown.certificate}", f"ssl_keyfile={shown.key}"]
+    return "?" + "&".join(words)
+
+
+def engine_of(url: str) -> Engine:
+    return Engine(make_client(url, WORKER), prefix="tls", shards=3)
+
+
+def test_the_basic_path_runs_on_tls_with_both_sides_verified(server: TlsServer, authority: Authority) -> None:
+    shown = authority.sign("client")
+    engine = engine_of(f"rediss://127.0.0.1:{server.port}/0{query(authority, shown)}")
+    walk_the_basic_path(engine)
+    engine.close()
+
+
+@pytest.mark.parametrize("case", ["nobody", "a stranger", "to a stranger", "in plain text", "under another name"])
+def test_who_cannot_be_verified_gets_nowhere(
+    server: TlsServer, authority: Authority, tmp_path: Path, case: str
+) -> None:
+    stranger = Authority.create(tmp_path, "stranger")
+    shown = authority.sign("visitor")
+    urls = {
+        "nobody": f"rediss://127.0.0.1:{server.port}/0{query(authority, None)}",
+        "a stranger": f"rediss://127.0.0.1:{server.port}/0{query(authority, stranger.sign('s'))}",
+        "to a stranger": f"rediss://127.0.0.1:{server.port}/0{query(stranger, shown)}",
+        "in plain text": f"redis://127.0.0.1:{server.port}/0",
+        "under another name": f"rediss://127.0.0.2:{server.port}/0{query(authority, shown, 'ssl_check_hostname=true')}",
+    }
+    with server.client() as client:
+        client.config_set("bind", "127.0.0.1 127.0.0.2")
+        before = client.dbsize()
+        engine = engine_of(urls[case])
+        with pytest.raises(EngineUnavailable):
+            engine.queue("q", 0).ensure([(1, 1)])
+        assert client.dbsize() == before
+        engine.close()
+
+
+def test_sentinels_and_their_service_are_reached_by_tls(
+    server: TlsServer, authority: Authority, options: list[str]
+) -> None:
+    sentinel = TlsSentinel(server, 1)
+    sentinel.extra = tuple(options)
+    with sentinel:
+        asked = query(authority, authority.sign("by-sentinel"))
+        engine = engine_of(f"rediss+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}/0{asked}")
+        walk_the_basic_path(engine)
+        engine.close()
+
+
+def test_a_cluster_is_reached_by_tls(binary: str, authority: Authority, options: list[str]) -> None:
+    def make(binary: str | None, port: int, extra: Sequence[str]) -> TlsServer:
+        return TlsServer(binary, port, [*extra, *options, "--tls-cluster", "yes"])
+
+    with clustered(binary, replicas=False, make=make) as nodes:
+        asked = query(authority, authority.sign("in-cluster"))
+        engine = engine_of(f"rediss+cluster://127.0.0.1:{nodes.masters[0].port}{asked}")
+        walk_the_basic_path(engine)
+        engine.close()

@@ -1,0 +1,275 @@
+"""Redis as it is run in earnest: a master with replicas under the eyes of sentinels, and a cluster with replicas.
+
+    with watched() as servers:         # 1 master, 2 replicas, 3 sentinels
+        servers.kill_master()          # and the sentinels make a replica the master
+    with clustered() as nodes:         # 3 masters, 3 replicas
+        nodes.migrate(slot)
+
+Each changes in the ways in which the real thing does, by an accident or by an operator's command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.engine.redis_process import RedisProcess, await_true, free_port
+
+SERVICE = "shop"
+SLOTS = 16384
+CHANGE_SECONDS = 60.0
+"""A failover takes two to fifteen seconds, most of which everybody waits to be sure."""
+
+
+def role_of(server: RedisProcess) -> str:
+    """`master`, `slave`, or `gone`."""
+    with server.client(socket_timeout=5) as client, contextlib.suppress(redis.RedisError):
+        return str(client.info("replication")["role"])
+    return "gone"
+
+
+@dataclass
+class Watched:
+    """A service of some servers, and the sentinels that watch it."""
+
+    servers: list[RedisProcess]
+    sentinels: list[RedisProcess]
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{SERVICE}/0"
+
+    @property
+    def master(self) -> RedisProcess:
+        """The server that most sentinels name."""
+        ports = [self._named_by(sentinel) for sentinel in self.sentinels]
+        return next(server for server in self.servers if server.port == max(ports, key=ports.count))
+
+    def kill_master(self) -> RedisProcess:
+        """The master dies; returns the new one, once all sentinels agree on it."""
+        former = self.master
+        former.kill()
+        return self._successor_of(former)
+
+    def fail_over(self) -> RedisProcess:
+        """An operator's command moves the service; returns the new master, once all sentinels agree on it."""
+        former = self.master
+        with self.sentinels[0].client(tcp=True) as client:
+            await_true(lambda: _is_accepted(client, "SENTINEL", "FAILOVER", SERVICE), CHANGE_SECONDS)
+        return self._successor_of(former)
+
+    def _successor_of(self, former: RedisProcess) -> RedisProcess:
+        def is_there() -> bool:
+            named = {self._named_by(sentinel) for sentinel in self.sentinels}
+            if len(named) != 1 or former.port in named or role_of(self.master) != "master":
+                return False
+            alive = [server for server in self.servers if role_of(server) != "gone"]
+            return all(server is self.master or _follows(server, self.master) for server in alive)
+
+        await_true(is_there, CHANGE_SECONDS)  # until all follow: a master that dies before has no fit successor
+        return self.master
+
+    def _named_by(self, sentinel: RedisProcess) -> int:
+        with sentinel.client(tcp=True) as client:
+            return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+
+class SentinelProcess(RedisProcess):
+    """A sentinel, which is a server of another kind."""
+
+    def __init__(self, master: RedisProcess, quorum: int, lines: Sequence[str] = ()) -> None:
+        super().__init__(master.binary)
+        rules = [f"monitor {SERVICE} 127.0.0.1 {master.port} {quorum}", f"down-after-milliseconds {SERVICE} 2000"]
+        rules += [f"failover-timeout {SERVICE} 5000", *lines]
+        head = [f"port {self.port}", "bind 127.0.0.1", f"unixsocket {self.socket}", f"dir {self.folder}"]
+        self.config = Path(self.folder, "sentinel.conf")
+        self.config.write_text("\n".join([*head, *(f"sentinel {rule}" for rule in rules)]))
+
+    def command(self) -> list[str]:
+        return [self.binary, str(self.config), "--sentinel"]
+
+
+@contextlib.contextmanager
+def watched(binary: str | None = None, replicas: int = 2, sentinels: int = 3) -> Iterator[Watched]:
+    """A master with its replicas in step, and sentinels that know all of them and each other."""
+    with contextlib.ExitStack() as stack:
+        quick = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
+        master = stack.enter_context(RedisProcess(binary, extra=quick))
+        servers = [master]
+        for _ in range(replicas):
+            follows = [*quick, "--replicaof", "127.0.0.1", str(master.port)]
+            servers.append(stack.enter_context(RedisProcess(binary, extra=follows)))
+        await_true(lambda: all(_is_in_step(server) for server in servers[1:]))
+        watchers = [stack.enter_context(SentinelProcess(master, sentinels // 2 + 1)) for _ in range(sentinels)]
+        clients = [stack.enter_context(watcher.client(tcp=True)) for watcher in watchers]
+        for client in clients:
+            with contextlib.suppress(redis.ResponseError):  # from 7.0 on: they look around more often
+                client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", 500, "PUBLISH-PERIOD", 200)
+        await_true(lambda: all(_knows_all(client, replicas, sentinels) for client in clients), CHANGE_SECONDS)
+        yield Watched(servers, watchers)
+
+
+@dataclass
+class Clustered:
+    """The nodes of a cluster; `masters` and `replicas` as they were at the beginning, each at its master's place."""
+
+    masters: list[RedisProcess]
+    replicas: list[RedisProcess] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[RedisProcess]:
+        return [*self.masters, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def kill_master(self, place: int) -> RedisProcess:
+        """A master dies; returns its replica, once it has taken over."""
+        self.masters[place].kill()
+        self._await_promotion(place)
+        return self.replicas[place]
+
+    def fail_over(self, place: int) -> RedisProcess:
+        """An operator's command has master and replica change places; returns the new master."""
+        asked_at = 0.0
+
+        def is_done() -> bool:
+            nonlocal asked_at
+            if time.monotonic() - asked_at > 6:  # a manual failover that takes longer than five seconds is given up
+                asked_at = time.monotonic()
+                _is_accepted(self.replicas[place], "CLUSTER", "FAILOVER")
+            return role_of(self.replicas[place]) == "master"
+
+        await_true(is_done, CHANGE_SECONDS)
+        self._await_promotion(place)
+        return self.replicas[place]
+
+    def migrating(self, slot: int) -> Migration:
+        """A migration of a slot from the master that has it to the next one, not begun yet."""
+        masters = [node for node in self.nodes if role_of(node) == "master"]
+        source = next(node for node in masters if _owns(node, slot))
+        return Migration(slot, source, masters[(masters.index(source) + 1) % len(masters)], masters)
+
+    def _await_promotion(self, place: int) -> None:
+        alive = [node for node in self.nodes if role_of(node) != "gone"]
+        await_true(lambda: role_of(self.replicas[place]) == "master", CHANGE_SECONDS)
+        # Whoever has not heard of it yet still believes to be a master.
+        await_true(lambda: [*map(role_of, self.nodes)].count("master") == len(self.masters), CHANGE_SECONDS)
+        await_true(lambda: all(_state(node)["cluster_state"] == "ok" for node in alive), CHANGE_SECONDS)
+
+
+@dataclass
+class Migration:
+    """One slot on its way from a node to another, step by step, as `redis-cli --cluster reshard` does it."""
+
+    slot: int
+    source: RedisProcess
+    target: RedisProcess
+    masters: list[RedisProcess]
+
+    def begin(self) -> None:
+        """Keys that the source has not are looked for at the target."""
+        _say(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", _id(self.source))
+        _say(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", _id(self.target))
+
+    def move_keys(self) -> int:
+        """All keys of the slot are at the target, one after the other. Returns how many were moved."""
+        moved = 0
+        while keys := _say(self.source, "CLUSTER", "GETKEYSINSLOT", self.slot, 1):
+            _say(self.source, "MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys)
+            moved += 1
+        return moved
+
+    def finish(self) -> None:
+        """The slot is the target's, and every master knows it."""
+        for node in [self.target, self.source, *self.masters]:
+            _say(node, "CLUSTER", "SETSLOT", self.slot, "NODE", _id(self.target))
+
+    def back(self) -> Migration:
+        """The same slot the other way round."""
+        return Migration(self.slot, self.target, self.source, self.masters)
+
+
+@contextlib.contextmanager
+def clustered(
+    binary: str | None = None,
+    masters: int = 3,
+    replicas: bool = True,
+    make: Callable[[str | None, int, Sequence[str]], RedisProcess] = RedisProcess,
+) -> Iterator[Clustered]:
+    """A cluster whose slots are shared out evenly, with a replica in step for each master."""
+    options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
+    options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
+    with contextlib.ExitStack() as stack:
+
+        def node() -> RedisProcess:
+            return stack.enter_context(make(binary, free_port(55_000), options))
+
+        found = Clustered([node() for _ in range(masters)], [node() for _ in range(masters if replicas else 0)])
+        for i, server in enumerate(found.nodes):
+            _say(server, "CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+            if i < masters:
+                _say(server, "CLUSTER", "ADDSLOTS", *range(i * SLOTS // masters, (i + 1) * SLOTS // masters))
+            _say(server, "CLUSTER", "MEET", "127.0.0.1", found.masters[0].port)
+        count = str(len(found.nodes))
+        await_true(lambda: all(_state(node)["cluster_known_nodes"] == count for node in found.nodes))
+        for master, replica in zip(found.masters, found.replicas, strict=replicas):
+            await_true(lambda: _is_accepted(replica, "CLUSTER", "REPLICATE", _id(master)))  # noqa: B023
+        await_true(lambda: all(_is_in_step(replica) for replica in found.replicas))
+        await_true(lambda: all(_state(node)["cluster_state"] == "ok" for node in found.nodes))
+        yield found
+
+
+def _say(server: RedisProcess, *words: Any) -> Any:
+    with server.client() as client:
+        return client.execute_command(*words)
+
+
+def _id(server: RedisProcess) -> str:
+    return bytes(_say(server, "CLUSTER", "MYID")).decode()
+
+
+def _state(server: RedisProcess) -> dict[str, str]:
+    with server.client() as client:
+        return {str(name): str(value) for name, value in client.cluster("INFO").items()}
+
+
+def _owns(master: RedisProcess, slot: int) -> bool:
+    return any(first <= slot <= last and ports[1] == master.port for first, last, ports, *_ in _slots(master))
+
+
+def _slots(server: RedisProcess) -> list[Any]:
+    with server.client() as client:
+        return list(client.execute_command("CLUSTER SLOTS"))
+
+
+def _is_accepted(to: RedisProcess | redis.Redis, *words: Any) -> bool:
+    try:
+        return bool(_say(to, *words) if isinstance(to, RedisProcess) else to.execute_command(*words))
+    except redis.ResponseError:
+        return False
+
+
+def _is_in_step(server: RedisProcess) -> bool:
+    with server.client() as client:
+        return bool(client.info("replication").get("master_link_status") == "up")
+
+
+def _follows(server: RedisProcess, master: RedisProcess) -> bool:
+    with server.client() as client:
+        state = client.info("replication")
+    return (state.get("master_port"), state.get("master_link_status")) == (master.port, "up")
+
+
+def _knows_all(sentinel: redis.Redis, replicas: int, sentinels: int) -> bool:
+    states: Any = sentinel.sentinel_masters()
+    state = states[SERVICE]
+    return bool(state["num-slaves"] == replicas and state["num-other-sentinels"] == sentinels - 1)
