@@ -1,0 +1,117 @@
+"""What drf-spectacular cannot guess of these views and fields. Imported only where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiSerializerFieldExtension, OpenApiViewExtension
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    OpenApiResponse,
+    extend_schema,
+    extend_schema_field,
+    extend_schema_view,
+)
+
+from django_delayq.contrib.rest_framework.selecting import Selection
+from django_delayq.contrib.rest_framework.serializers import (
+    CountdownSerializer,
+    PolicySerializer,
+    StorySerializer,
+    TimeoutDetailSerializer,
+    TimeoutSerializer,
+)
+
+HERE = "django_delayq.contrib.rest_framework"
+TAGS = ["timeouts"]
+MOMENT = {"type": "string", "format": "date-time"}
+
+BAD_INPUT = OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by the name of the parameter.")
+REFUSED = OpenApiResponse(OpenApiTypes.OBJECT, "The permission for this is missing.")
+MISSING = OpenApiResponse(OpenApiTypes.OBJECT, "There is no such thing.")
+LABEL = OpenApiParameter("label", str, OpenApiParameter.PATH, description="Like `shop.order.cancel_unpaid`.")
+
+extend_schema_field(StorySerializer)(TimeoutDetailSerializer.get_story)
+
+
+class DescribedDeadline(OpenApiSerializerFieldExtension):
+    """`DeadlineField` in anybody's serializer."""
+
+    target_class = f"{HERE}.fields.DeadlineField"
+    match_subclasses = True
+
+    def map_serializer_field(self, auto_schema: Any, direction: str) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "nullable": True,
+            "readOnly": True,
+            "required": ["due_at", "seconds_left", "server_time"],
+            "properties": {"due_at": MOMENT, "seconds_left": {"type": "number"}, "server_time": MOMENT},
+        }
+
+
+class DescribedTimeouts(OpenApiViewExtension):
+    """The timeouts' addresses."""
+
+    target_class = f"{HERE}.views.TimeoutViewSet"
+    match_subclasses = True
+
+    def view_replacement(self) -> Any:
+        """The same class, described."""
+
+        @extend_schema(tags=TAGS)
+        @extend_schema_view(
+            list=extend_schema(
+                parameters=[Selection], responses={200: TimeoutSerializer(many=True), 400: BAD_INPUT, 403: REFUSED}
+            ),
+            retrieve=extend_schema(responses={200: TimeoutDetailSerializer, 403: REFUSED, 404: MISSING}),
+        )
+        class Described(self.target):  # type: ignore[misc, name-defined]
+            """The ledger."""
+
+        return Described
+
+
+class DescribedPolicies(OpenApiViewExtension):
+    """The policies' addresses."""
+
+    target_class = f"{HERE}.views.PolicyViewSet"
+    match_subclasses = True
+
+    def view_replacement(self) -> Any:
+        """The same class, described."""
+
+        @extend_schema(tags=["policies"])
+        @extend_schema_view(
+            list=extend_schema(responses={200: PolicySerializer(many=True), 403: REFUSED}),
+            retrieve=extend_schema(parameters=[LABEL], responses={200: PolicySerializer, 403: REFUSED, 404: MISSING}),
+        )
+        class Described(self.target):  # type: ignore[misc, name-defined]
+            """The declared policies."""
+
+        return Described
+
+
+class DescribedCountdown(OpenApiViewExtension):
+    """A countdown, wherever the project has put it."""
+
+    target_class = f"{HERE}.countdown.CountdownView"
+    match_subclasses = True
+
+    def view_replacement(self) -> Any:
+        """The same class, described."""
+
+        @extend_schema(tags=["countdown"])
+        @extend_schema_view(
+            get=extend_schema(
+                parameters=[
+                    OpenApiParameter("If-None-Match", str, OpenApiParameter.HEADER, description="The ETag before.")
+                ],
+                responses={200: CountdownSerializer, 304: OpenApiResponse(description="Unchanged."), 404: MISSING},
+            )
+        )
+        class Described(self.target):  # type: ignore[misc, name-defined]
+            """How long is left."""
+
+        return Described

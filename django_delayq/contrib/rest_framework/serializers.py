@@ -1,0 +1,137 @@
+"""Timeouts and policies as JSON. Neither the objects that timeouts are about nor their policies are needed."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.contenttypes.models import ContentType
+from rest_framework import serializers
+
+from django_delayq import clock
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy
+from django_delayq.story import explain_timeout
+
+
+class ObjectSerializer(serializers.Serializer[Timeout]):
+    """What a timeout is about, as its row has it. The object is not loaded; it may be gone."""
+
+    model = serializers.SerializerMethodField(help_text="`app.model`; null: there is no such model any more.")
+    id = serializers.CharField(source="object_id")
+
+    def get_model(self, row: Timeout) -> str | None:
+        known = self.context.setdefault("kinds", {})
+        if row.content_type_id not in known:
+            known[row.content_type_id] = _model_label(row)
+        label: str | None = known[row.content_type_id]
+        return label
+
+
+def _model_label(row: Timeout) -> str | None:
+    try:
+        kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
+    except ContentType.DoesNotExist:
+        return None
+    return f"{kind.app_label}.{kind.model}"
+
+
+class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
+    """A row of the list."""
+
+    object = ObjectSerializer(source="*", read_only=True)
+
+    class Meta:
+        model = Timeout
+        fields = [
+            *("id", "policy", "object", "key", "queue", "state", "cause", "due_at", "run_at", "since_at"),
+            *("first_due_at", "extensions", "attempts", "reason", "created_at", "settled_at"),
+        ]
+        read_only_fields = fields
+
+
+class EventSerializer(serializers.Serializer[Any]):
+    """One thing that happened to a timeout."""
+
+    at = serializers.DateTimeField()
+    what = serializers.CharField()
+    by = serializers.CharField(allow_blank=True)
+    reason = serializers.CharField(allow_blank=True)
+    text = serializers.CharField(source="__str__", help_text="All of it as a line for people.")
+
+
+class StorySerializer(serializers.Serializer[Any]):
+    """What happened, oldest first, and how things stand."""
+
+    events = EventSerializer(many=True)
+    outlook = serializers.CharField()
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    """A failed attempt."""
+
+    at = serializers.CharField()
+    error = serializers.CharField(default="")
+    message = serializers.CharField(default="")
+    traceback = serializers.CharField(default="")
+
+
+class TimeoutDetailSerializer(TimeoutSerializer):
+    """One row, with its story, its failures and its payload."""
+
+    story = serializers.SerializerMethodField()
+    errors = ErrorSerializer(many=True, read_only=True)  # type: ignore[assignment] # hides DRF's own, unused here
+    server_time = serializers.SerializerMethodField()
+
+    class Meta(TimeoutSerializer.Meta):
+        fields = [*TimeoutSerializer.Meta.fields, "payload", "idempotency_key", "errors", "story", "server_time"]
+        read_only_fields = fields
+
+    def get_story(self, row: Timeout) -> dict[str, Any]:
+        return dict(StorySerializer(explain_timeout(row)).data)
+
+    def get_server_time(self, row: Timeout) -> datetime:
+        return clock.now()
+
+
+class PolicySerializer(serializers.Serializer[TimeoutPolicy[Any]]):
+    """A declared policy."""
+
+    label = serializers.CharField()
+    name = serializers.CharField()
+    model = serializers.CharField(source="model._meta.label_lower")
+    former_labels = serializers.SerializerMethodField()
+    queue = serializers.CharField()
+    automatic = serializers.BooleanField(source="is_automatic", help_text="Armed and cancelled by saving its object.")
+    after_seconds = serializers.SerializerMethodField(help_text="null: a function says so, or each scheduling does.")
+    since = serializers.SerializerMethodField(help_text="The field that it counts from; null: a function, or nothing.")
+    condition = serializers.SerializerMethodField(help_text="null: none.")
+    handler = serializers.SerializerMethodField()
+    atomic = serializers.BooleanField()
+    batch = serializers.IntegerField(allow_null=True)
+    max_extensions = serializers.IntegerField(allow_null=True)
+
+    def get_former_labels(self, policy: TimeoutPolicy[Any]) -> list[str]:
+        return list(policy.labels[1:])
+
+    def get_after_seconds(self, policy: TimeoutPolicy[Any]) -> float | None:
+        return policy.after.total_seconds() if isinstance(policy.after, timedelta) else None
+
+    def get_since(self, policy: TimeoutPolicy[Any]) -> str | None:
+        return policy.since if isinstance(policy.since, str) else None
+
+    def get_condition(self, policy: TimeoutPolicy[Any]) -> str | None:
+        return None if policy.when is None else str(policy.when)
+
+    def get_handler(self, policy: TimeoutPolicy[Any]) -> str:
+        handler = policy.handler
+        return f"{getattr(handler, '__module__', '?')}.{getattr(handler, '__qualname__', policy.name)}"
+
+
+class CountdownSerializer(serializers.Serializer[Any]):
+    """What an object's owner may know of a deadline."""
+
+    due_at = serializers.DateTimeField(allow_null=True)
+    seconds_left = serializers.FloatField(allow_null=True, help_text="null: nothing is pending.")
+    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text="null: there never was one.")
+    server_time = serializers.DateTimeField(source="now")
