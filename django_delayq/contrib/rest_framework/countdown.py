@@ -61,9 +61,9 @@ class CountdownView(OptionalScope, _View):
         """The object, if the asking user may see its countdown. Raises Http404 if not."""
         try:
             return cast("Model", super().get_object())
-        except (PermissionDenied, NotAuthenticated) as refused:
-            # Another answer than for what is not there would tell which objects there are.
-            raise Http404 from refused
+        except (PermissionDenied, NotAuthenticated, Http404):
+            # Two different answers, if only in their words, would tell which objects there are.
+            raise Http404 from None
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """How long is left; 304 if nothing has changed since the ETag that was sent along."""

@@ -36,7 +36,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
             raise TypeError('DeadlineField needs a policy, or source= with the name of a "Deadline" annotation.')
         self.policy, self.key = policy, key
         self.annotated = "source" in options
-        self._looked_up: dict[int, tuple[Model, Countdown | None]] = {}
+        self._looked_up: dict[tuple[Any, ...], Countdown | None] = {}
         super().__init__(**{"source": "*", **options, "read_only": True})
 
     def to_representation(self, value: Any) -> dict[str, Any] | None:
@@ -51,18 +51,13 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
     def _look_up(self, obj: Model) -> Countdown | None:
         """What is pending for `obj`, from the one look at all that are written together with it."""
         assert self.policy is not None
-        if self._found(obj) is None:
+        if _identity(obj) not in self._looked_up:
             together = [other for other in self._written_together() if type(other) is type(obj)]
-            if not any(other is obj for other in together):
+            if not any(_identity(other) == _identity(obj) for other in together):
                 together = [obj]
-            # The objects are kept too: an address in memory tells them apart only while they live.
-            pairs = zip(together, pending_countdowns(together, self.policy, self.key), strict=True)
-            self._looked_up = {id(other): (other, seen) for other, seen in pairs}
-        found = self._found(obj)
-        return None if found is None else found[1]
-
-    def _found(self, obj: Model) -> tuple[Model, Countdown | None] | None:
-        return self._looked_up.get(id(obj))
+            found = pending_countdowns(together, self.policy, self.key)
+            self._looked_up |= {_identity(other): seen for other, seen in zip(together, found, strict=True)}
+        return self._looked_up[_identity(obj)]
 
     def _written_together(self) -> Iterator[Model]:
         """The objects that this field will be asked for, from the outermost serializer down to its own."""
@@ -95,6 +90,11 @@ class _Iso(serializers.DateTimeField):
 _iso = _Iso()
 
 
+def _identity(obj: Model) -> tuple[Any, ...]:
+    """Not the instance: a relation that was not prefetched makes new ones each time it is followed."""
+    return type(obj), obj._state.db, obj.pk
+
+
 def _followed(obj: Any, names: Iterable[str]) -> Iterator[Any]:
     """What `obj.a.b` is, as DRF goes there; nothing, where there is nothing."""
     for name in names:
@@ -108,7 +108,7 @@ def _followed(obj: Any, names: Iterable[str]) -> Iterator[Any]:
 
 
 def _members(several: Any) -> Iterator[Any]:
-    """The objects of a list, in the very instances that DRF will write; nothing, if that cannot be known."""
+    """The objects of a list; nothing of what can be read only once, as DRF has yet to read it."""
     if isinstance(several, Manager):
         several = several.all()
     if isinstance(several, QuerySet) or hasattr(several, "__getitem__"):
