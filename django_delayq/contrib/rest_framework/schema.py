@@ -28,8 +28,11 @@ TAGS = ["timeouts"]
 MOMENT = {"type": "string", "format": "date-time"}
 
 BAD_INPUT = OpenApiResponse(OpenApiTypes.OBJECT, "What is wrong, by the name of the parameter.")
-REFUSED = OpenApiResponse(OpenApiTypes.OBJECT, "The permission for this is missing.")
-MISSING = OpenApiResponse(OpenApiTypes.OBJECT, "There is no such thing.")
+REFUSED = {
+    401: OpenApiResponse(OpenApiTypes.OBJECT, "Who are you?"),
+    403: OpenApiResponse(OpenApiTypes.OBJECT, "The permission for this is missing."),
+}
+MISSING = {404: OpenApiResponse(OpenApiTypes.OBJECT, "There is no such thing.")}
 LABEL = OpenApiParameter("label", str, OpenApiParameter.PATH, description="Like `shop.order.cancel_unpaid`.")
 
 extend_schema_field(StorySerializer)(TimeoutDetailSerializer.get_story)
@@ -63,9 +66,9 @@ class DescribedTimeouts(OpenApiViewExtension):
         @extend_schema(tags=TAGS)
         @extend_schema_view(
             list=extend_schema(
-                parameters=[Selection], responses={200: TimeoutSerializer(many=True), 400: BAD_INPUT, 403: REFUSED}
+                parameters=[Selection], responses={200: TimeoutSerializer(many=True), 400: BAD_INPUT, **REFUSED}
             ),
-            retrieve=extend_schema(responses={200: TimeoutDetailSerializer, 403: REFUSED, 404: MISSING}),
+            retrieve=extend_schema(responses={200: TimeoutDetailSerializer, **REFUSED, **MISSING}),
         )
         class Described(self.target):  # type: ignore[misc, name-defined]
             """The ledger."""
@@ -84,8 +87,8 @@ class DescribedPolicies(OpenApiViewExtension):
 
         @extend_schema(tags=["policies"])
         @extend_schema_view(
-            list=extend_schema(responses={200: PolicySerializer(many=True), 403: REFUSED}),
-            retrieve=extend_schema(parameters=[LABEL], responses={200: PolicySerializer, 403: REFUSED, 404: MISSING}),
+            list=extend_schema(responses={200: PolicySerializer(many=True), **REFUSED}),
+            retrieve=extend_schema(parameters=[LABEL], responses={200: PolicySerializer, **REFUSED, **MISSING}),
         )
         class Described(self.target):  # type: ignore[misc, name-defined]
             """The declared policies."""
@@ -108,7 +111,12 @@ class DescribedCountdown(OpenApiViewExtension):
                 parameters=[
                     OpenApiParameter("If-None-Match", str, OpenApiParameter.HEADER, description="The ETag before.")
                 ],
-                responses={200: CountdownSerializer, 304: OpenApiResponse(description="Unchanged."), 404: MISSING},
+                responses={
+                    200: CountdownSerializer,
+                    304: OpenApiResponse(description="Unchanged."),
+                    **REFUSED,
+                    **MISSING,
+                },
             )
         )
         class Described(self.target):  # type: ignore[misc, name-defined]

@@ -36,10 +36,18 @@ def _model_label(row: Timeout) -> str | None:
     return f"{kind.app_label}.{kind.model}"
 
 
+class CauseField(serializers.ChoiceField):
+    """Why a row is settled; null while it is not."""
+
+    def to_representation(self, value: Any) -> Any:
+        return value or None
+
+
 class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
     """A row of the list."""
 
     object = ObjectSerializer(source="*", read_only=True)
+    cause = CauseField(choices=Timeout.Cause.choices, allow_null=True, read_only=True)
 
     class Meta:
         model = Timeout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.http import Http404
 from rest_framework.mixins import RetrieveModelMixin
@@ -42,7 +42,7 @@ class TimeoutViewSet(OptionalScope, RetrieveModelMixin, _Timeouts):
     permission_classes = [StaffWithPermission]
     pagination_class = KeysetPagination
     filter_backends = []
-    lookup_value_regex = "[0-9]{1,19}"
+    lookup_value_regex = "[^/]+"
     needed_permission = VIEW
 
     def get_queryset(self) -> TimeoutQuerySet:
@@ -51,7 +51,10 @@ class TimeoutViewSet(OptionalScope, RetrieveModelMixin, _Timeouts):
         return rows
 
     def list(self, request: Request) -> Response:
-        """A page of timeouts, without what may be large: newest first, what waits soonest first, what is settled latest first."""
+        """A page of timeouts, without what may be large.
+
+        All of them newest first; what waits soonest first; what is settled latest first.
+        """
         selection = Selection.of(request.query_params)
         rows, narrow = selection.rows(database_of(Timeout))
         page = KeysetPagination()

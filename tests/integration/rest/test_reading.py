@@ -41,6 +41,10 @@ def all_pages(client: APIClient, url: str) -> list[list[int]]:
     return found
 
 
+def all_rows(client: APIClient, url: str) -> list[int]:
+    return [pk for page in all_pages(client, url) for pk in page]
+
+
 def settle(row: Timeout, state: str = "fired", cause: str = "due", **changes: Any) -> Timeout:
     changes = {"settled_at": timezone.now(), "slot_taken": None, **changes}
     Timeout.objects.filter(pk=row.pk).update(state=state, cause=cause, **changes)
@@ -123,7 +127,7 @@ def test_the_detail_tells_the_story_and_the_failures(viewer: APIClient, schedule
     assert shown["idempotency_key"] == row.idempotency_key
 
 
-@pytest.mark.parametrize("pk", ["0", "999", "9" * 19])
+@pytest.mark.parametrize("pk", ["0", "999", "9" * 19, "9" * 60, "abc", "%C2%B2", "%00"])
 def test_what_is_not_there_is_not_found(viewer: APIClient, pk: str) -> None:
     assert viewer.get(f"{LIST}{pk}/").status_code == 404
     assert viewer.get("/api/policies/testapp.order.nothing/").status_code == 404
@@ -234,10 +238,10 @@ def test_pages_follow_each_other_without_gap_or_double_also_through_equal_moment
 ) -> None:
     at = timezone.now() + timedelta(hours=1)
     rows = [schedule(minutes=None, at=at + timedelta(minutes=number // 4)).pk for number in range(10)]
-    assert sum(all_pages(viewer, f"{LIST}?page_size=3"), []) == rows[::-1]
-    assert sum(all_pages(viewer, f"{LIST}?page_size=3&state=pending"), []) == rows
+    assert all_rows(viewer, f"{LIST}?page_size=3") == rows[::-1]
+    assert all_rows(viewer, f"{LIST}?page_size=3&state=pending") == rows
     Timeout.objects.update(state="fired", cause="due", settled_at=timezone.now(), slot_taken=None)
-    assert sum(all_pages(viewer, f"{LIST}?page_size=3&state=fired"), []) == rows[::-1]
+    assert all_rows(viewer, f"{LIST}?page_size=3&state=fired") == rows[::-1]
     assert len(all_pages(viewer, f"{LIST}?page_size=10")) == 1
 
 
@@ -247,7 +251,7 @@ def test_rows_that_come_and_go_between_pages_move_nothing(viewer: APIClient, sch
     newer = schedule()
     Timeout.objects.filter(pk=rows[5]).delete()
     assert ids(viewer.get(first.data["next"])) == rows[3:1:-1]
-    assert newer.pk not in sum(all_pages(viewer, first.data["next"]), [])
+    assert newer.pk not in all_rows(viewer, first.data["next"])
 
 
 def test_a_cursor_serves_only_its_own_order(viewer: APIClient, schedule: Schedule) -> None:

@@ -24,6 +24,6 @@ CLOSED = CountdownView.as_view(policy="testapp.order.remind")
 urlpatterns = [
     path("api/", include("django_delayq.contrib.rest_framework.urls")),
     path("schema/", SpectacularAPIView.as_view()),
-    path("orders/<int:pk>/countdown/", OPEN, name="countdown"),
-    path("closed/<int:pk>/countdown/", CLOSED, name="closed"),
+    path("orders/<str:pk>/countdown/", OPEN, name="countdown"),
+    path("closed/<str:pk>/countdown/", CLOSED, name="closed"),
 ]

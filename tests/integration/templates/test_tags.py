@@ -138,8 +138,5 @@ def test_an_unknown_wish_is_refused(order: Order) -> None:
 
 def test_naive_moments_are_of_the_default_zone(settings: Any) -> None:
     settings.USE_TZ = False
-    shown = render("{% countdown moment %}", moment=datetime(2030, 1, 1, 12, 0))  # noqa: DTZ001 - as USE_TZ=False has it
-    assert (
-        f'datetime="{timezone.make_aware(datetime(2030, 1, 1, 12, 0)).astimezone(timezone.get_fixed_timezone(0)).isoformat()}"'
-        in shown
-    )  # noqa: DTZ001, E501
+    moment = datetime(2030, 1, 1, 12, 0)  # noqa: DTZ001 - as USE_TZ=False has it
+    assert 'datetime="2030-01-01T15:00:00+00:00"' in render("{% countdown moment %}", moment=moment)
