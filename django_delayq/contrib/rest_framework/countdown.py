@@ -54,8 +54,10 @@ class CountdownView(OptionalScope, _View):
     def get_queryset(self) -> QuerySet[Model]:
         """Where the object is looked for: the policy's model, unless the view has a `queryset` of its own."""
         if self.queryset is not None:
-            return super().get_queryset()
-        return self._policy().model._default_manager.all()
+            found: QuerySet[Model] = super().get_queryset()
+            return found
+        manager: Any = self._policy().model._default_manager
+        return cast("QuerySet[Model]", manager.all())
 
     def get_object(self) -> Model:
         """The object, if the asking user may see its countdown. Raises Http404 if not."""

@@ -83,7 +83,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
 class _Iso(serializers.DateTimeField):
     """As DRF writes moments elsewhere in the project."""
 
-    def to_representation(self, value: datetime) -> Any:  # type: ignore[override] # told apart from None before
+    def to_representation(self, value: datetime) -> Any:
         return super().to_representation(value)
 
 

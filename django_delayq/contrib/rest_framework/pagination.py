@@ -90,7 +90,7 @@ class _CompareRows(Func):
     output_field = BooleanField()
 
     def __init__(self, names: list[str], values: tuple[Any, ...], sign: str) -> None:
-        fields = [Timeout._meta.get_field(name) for name in names]
+        fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
         literals = [Value(value, output_field=field) for value, field in zip(values, fields, strict=True)]
         super().__init__(*map(F, names), *literals)
         self.sign = sign

@@ -22,7 +22,7 @@ class StaffWithPermission(BasePermission):
     def has_permission(self, request: Request, view: APIView) -> bool:
         user = request.user
         needed = getattr(view, "needed_permission", None)
-        return bool(user and user.is_active and user.is_staff and needed and user.has_perm(needed))
+        return bool(needed and user.is_active and user.is_staff and user.has_perm(needed))
 
 
 class Nobody(BasePermission):

@@ -38,7 +38,7 @@ LABEL = OpenApiParameter("label", str, OpenApiParameter.PATH, description="Like 
 extend_schema_field(StorySerializer)(TimeoutDetailSerializer.get_story)
 
 
-class DescribedDeadline(OpenApiSerializerFieldExtension):
+class DescribedDeadline(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
     """`DeadlineField` in anybody's serializer."""
 
     target_class = f"{HERE}.fields.DeadlineField"
@@ -54,7 +54,7 @@ class DescribedDeadline(OpenApiSerializerFieldExtension):
         }
 
 
-class DescribedTimeouts(OpenApiViewExtension):
+class DescribedTimeouts(OpenApiViewExtension):  # type: ignore[no-untyped-call]
     """The timeouts' addresses."""
 
     target_class = f"{HERE}.views.TimeoutViewSet"
@@ -76,7 +76,7 @@ class DescribedTimeouts(OpenApiViewExtension):
         return Described
 
 
-class DescribedPolicies(OpenApiViewExtension):
+class DescribedPolicies(OpenApiViewExtension):  # type: ignore[no-untyped-call]
     """The policies' addresses."""
 
     target_class = f"{HERE}.views.PolicyViewSet"
@@ -96,7 +96,7 @@ class DescribedPolicies(OpenApiViewExtension):
         return Described
 
 
-class DescribedCountdown(OpenApiViewExtension):
+class DescribedCountdown(OpenApiViewExtension):  # type: ignore[no-untyped-call]
     """A countdown, wherever the project has put it."""
 
     target_class = f"{HERE}.countdown.CountdownView"

@@ -39,7 +39,7 @@ class Moment(serializers.DateTimeField):
 class ObjectReference(serializers.CharField):
     """`app.model:key`, as the kind of the object and its id in the ledger."""
 
-    def to_internal_value(self, value: Any) -> tuple[ContentType, str]:
+    def to_internal_value(self, value: Any) -> tuple[ContentType, str]:  # type: ignore[override] # more than a text
         label, colon, key = super().to_internal_value(value).partition(":")
         app, dot, name = label.lower().partition(".")
         if not (colon and key and dot):

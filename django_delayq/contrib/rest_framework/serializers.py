@@ -20,12 +20,15 @@ class ObjectSerializer(serializers.Serializer[Timeout]):
     model = serializers.SerializerMethodField(help_text="`app.model`; null: there is no such model any more.")
     id = serializers.CharField(source="object_id")
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._models: dict[int, str | None] = {}
+
     def get_model(self, row: Timeout) -> str | None:
-        known = self.context.setdefault("kinds", {})
-        if row.content_type_id not in known:
-            known[row.content_type_id] = _model_label(row)
-        label: str | None = known[row.content_type_id]
-        return label
+        # Django remembers the kinds that it has found. One that is gone would be looked for again for every row.
+        if row.content_type_id not in self._models:
+            self._models[row.content_type_id] = _model_label(row)
+        return self._models[row.content_type_id]
 
 
 def _model_label(row: Timeout) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.http import Http404
 from rest_framework.mixins import RetrieveModelMixin
@@ -73,7 +73,7 @@ class PolicyViewSet(OptionalScope, ViewSet):
 
     def list(self, request: Request) -> Response:
         """Every declared policy, by label."""
-        declared = sorted(get_policies(), key=lambda policy: policy.label)
+        declared: Any = sorted(get_policies(), key=lambda policy: policy.label)
         return Response(PolicySerializer(declared, many=True).data)
 
     def retrieve(self, request: Request, label: str) -> Response:

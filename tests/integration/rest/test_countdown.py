@@ -24,7 +24,7 @@ from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
 Schedule = Callable[..., Timeout]
-MINE = {"headers": {"X-Note": "mine"}}
+MINE: dict[str, Any] = {"headers": {"X-Note": "mine"}}
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_same_answer_is_not_sent_twice(url: str, order: Order, schedule: Sch
     row = schedule(order=order)
     client = APIClient()
     tag = client.get(url, **MINE)["ETag"]
-    again = {"headers": {"X-Note": "mine", "If-None-Match": tag}}
+    again: dict[str, Any] = {"headers": {"X-Note": "mine", "If-None-Match": tag}}
     later = timezone.now() + timedelta(seconds=20)
     with clock.set_to(later):
         unchanged = client.get(url, **again)

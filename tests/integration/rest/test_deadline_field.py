@@ -98,7 +98,7 @@ def test_many_objects_take_one_query_or_none(orders: list[Order], several: Calla
 
 
 def test_an_annotation_takes_no_query_of_its_own(orders: list[Order]) -> None:
-    rows = Order.objects.annotate(remind_at=dq.Deadline("remind")).order_by("pk")
+    rows: Any = Order.objects.annotate(remind_at=dq.Deadline("remind")).order_by("pk")
     shown, asked = queries(lambda: AnnotatedSerializer(rows, many=True).data)
     assert due(shown) == expected(orders)
     assert asked == 1
@@ -127,7 +127,7 @@ def test_objects_behind_a_relation_take_one_query_for_all(orders: list[Order]) -
     class LineSerializer(serializers.Serializer[Line]):
         order = OrderSerializer(allow_null=True)
 
-    lines = [Line(order) for order in orders] + [Line(None)]
+    lines: Any = [Line(order) for order in orders] + [Line(None)]
     shown, asked = queries(lambda: LineSerializer(lines, many=True).data)
     assert due([line["order"] for line in shown[:5]]) == expected(orders)
     assert shown[5]["order"] is None
@@ -157,7 +157,8 @@ def test_what_is_told_is_not_older_than_its_serializer(orders: list[Order]) -> N
 
 
 def test_a_generator_is_written_too(orders: list[Order]) -> None:
-    shown = OrderSerializer((order for order in orders), many=True).data
+    given: Any = (order for order in orders)
+    shown = OrderSerializer(given, many=True).data
     assert due(list(shown)) == expected(orders)
 
 
@@ -172,7 +173,7 @@ def test_a_key_a_policy_and_a_former_round(orders: list[Order]) -> None:
         remind = DeadlineField(dq.get_policy("testapp.order.remind"), key="k")
 
     Timeout.objects.filter(key="k", object_id=str(orders[0].pk)).update(due_at=timezone.now() + timedelta(days=1))
-    assert due([Keyed(orders[0]).data]) == [dq.get_deadline(orders[0], "remind", "k")]
+    assert due([dict(Keyed(orders[0]).data)]) == [dq.get_deadline(orders[0], "remind", "k")]
 
 
 def test_a_field_of_nothing_and_an_unknown_policy_are_mistakes(orders: list[Order]) -> None:

@@ -195,7 +195,7 @@ def test_filters_find_just_what_they_say(
 
 
 def test_the_timeouts_of_one_object_are_found(viewer: APIClient, many: dict[str, Timeout]) -> None:
-    order = many["soon"].content_object
+    order: Any = many["soon"].content_object
     found = ids(viewer.get(f"{LIST}?object=testapp.Order:{order.pk}"))
     assert found == list(order.timeouts.order_by("-id").values_list("pk", flat=True))
     assert ids(viewer.get(f"{LIST}?object=testapp.order:{order.pk}&state=dead")) == [many["dead"].pk]
