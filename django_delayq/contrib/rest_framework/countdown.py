@@ -53,7 +53,7 @@ class CountdownView(OptionalScope, _View):
 
     def get_queryset(self) -> QuerySet[Model]:
         """Where the object is looked for: the policy's model, unless the view has a `queryset` of its own."""
-        if self.queryset is not None:
+        if self.queryset is not None:  # type: ignore[misc, arg-type, unused-ignore]
             found: QuerySet[Model] = super().get_queryset()
             return found
         manager: Any = self._policy().model._default_manager

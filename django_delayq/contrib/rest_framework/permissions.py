@@ -10,19 +10,17 @@ if TYPE_CHECKING:
     from rest_framework.request import Request
     from rest_framework.views import APIView
 
-VIEW = "django_delayq.view_timeout"
-
 
 class StaffWithPermission(BasePermission):
-    """Active staff with the permission that the view's action names, the same as in Django's admin.
+    """Active staff with the permission for the view's action, the same as in Django's admin.
 
-    A view says which by `needed_permission`; a view that says nothing may not be used.
+    A view says by `permissions_of(action)` which ones serve, any of them. An action without one is nobody's.
     """
 
-    def has_permission(self, request: Request, view: APIView) -> bool:
+    def has_permission(self, request: Request, view: Any) -> bool:
         user = request.user
-        needed = getattr(view, "needed_permission", None)
-        return bool(needed and user.is_active and user.is_staff and user.has_perm(needed))
+        serving = view.permissions_of(getattr(view, "action", None))
+        return user.is_active and user.is_staff and any(user.has_perm(f"django_delayq.{name}") for name in serving)
 
 
 class Nobody(BasePermission):

@@ -9,11 +9,13 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import (
     OpenApiParameter,
     OpenApiResponse,
+    PolymorphicProxySerializer,
     extend_schema,
     extend_schema_field,
     extend_schema_view,
 )
 
+from django_delayq.contrib.rest_framework import acting
 from django_delayq.contrib.rest_framework.selecting import Selection
 from django_delayq.contrib.rest_framework.serializers import (
     CountdownSerializer,
@@ -33,6 +35,16 @@ REFUSED = {
     403: OpenApiResponse(OpenApiTypes.OBJECT, "The permission for this is missing."),
 }
 MISSING = {404: OpenApiResponse(OpenApiTypes.OBJECT, "There is no such thing.")}
+BAD_BODY = {
+    400: BAD_INPUT,
+    415: OpenApiResponse(OpenApiTypes.OBJECT, "The body is neither JSON nor a form."),
+}
+ACTED_OR_TROUBLE = PolymorphicProxySerializer(
+    "Refused", [acting.ActedSerializer, acting.TroubleSerializer], resource_type_field_name=None
+)
+POLICY_OR_TROUBLE = PolymorphicProxySerializer(
+    "PolicyRefused", [acting.PolicyActedSerializer, acting.TroubleSerializer], resource_type_field_name=None
+)
 LABEL = OpenApiParameter("label", str, OpenApiParameter.PATH, description="Like `shop.order.cancel_unpaid`.")
 
 extend_schema_field(StorySerializer)(TimeoutDetailSerializer.get_story)
@@ -69,6 +81,13 @@ class DescribedTimeouts(OpenApiViewExtension):  # type: ignore[no-untyped-call]
                 parameters=[Selection], responses={200: TimeoutSerializer(many=True), 400: BAD_INPUT, **REFUSED}
             ),
             retrieve=extend_schema(responses={200: TimeoutDetailSerializer, **REFUSED, **MISSING}),
+            **{
+                verb: extend_schema(
+                    request=acting.PostponeSerializer if verb == "postpone" else acting.VerbSerializer,
+                    responses={200: acting.ActedSerializer, 409: ACTED_OR_TROUBLE, **BAD_BODY, **REFUSED, **MISSING},
+                )
+                for verb in self.target.verbs
+            },
         )
         class Described(self.target):  # type: ignore[misc, name-defined]
             """The ledger."""
@@ -89,6 +108,24 @@ class DescribedPolicies(OpenApiViewExtension):  # type: ignore[no-untyped-call]
         @extend_schema_view(
             list=extend_schema(responses={200: PolicySerializer(many=True), **REFUSED}),
             retrieve=extend_schema(parameters=[LABEL], responses={200: PolicySerializer, **REFUSED, **MISSING}),
+            **{
+                verb: extend_schema(
+                    parameters=[LABEL],
+                    request=body,
+                    responses={
+                        200: acting.PolicyActedSerializer,
+                        409: POLICY_OR_TROUBLE,
+                        **BAD_BODY,
+                        **REFUSED,
+                        **MISSING,
+                    },
+                )
+                for verb, body in (
+                    ("pause", acting.PauseSerializer),
+                    ("hold", acting.ReasonSerializer),
+                    ("resume", acting.ResumeSerializer),
+                )
+            },
         )
         class Described(self.target):  # type: ignore[misc, name-defined]
             """The declared policies."""

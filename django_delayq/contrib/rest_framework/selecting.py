@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 State = Timeout.State
 WAITING = (State.PENDING, State.FIRING)
+SETTLED = ("settled_from", "settled_until")
+WINDOWS = {
+    "due_from": "run_at__gte",
+    "due_until": "run_at__lt",
+    "settled_from": "settled_at__gte",
+    "settled_until": "settled_at__lt",
+}
 
 
 class Moment(serializers.DateTimeField):
@@ -90,8 +97,7 @@ class Selection(serializers.Serializer[Any]):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Nobody can be waiting and settled."""
         state = attrs.get("state")
-        waits = bool({"due_from", "due_until"} & attrs.keys() or attrs.get("overdue"))
-        settled = bool({"settled_from", "settled_until"} & attrs.keys())
+        waits, settled = _asks(attrs, "due_from", "due_until", "overdue"), _asks(attrs, *SETTLED)
         if (waits and settled) or (waits and state and state not in WAITING) or (settled and state in WAITING):
             raise serializers.ValidationError(
                 _("What waits has a due time and what is settled has not: these filters exclude each other.")
@@ -100,40 +106,41 @@ class Selection(serializers.Serializer[Any]):
 
     def rows(self, using: str) -> tuple[TimeoutQuerySet, Q]:
         """Rows that an index finds in its own order, and what else is asked of them."""
-        asked = dict(self.validated_data)
-        rows: TimeoutQuerySet = Timeout.objects.using(using)
-        state, overdue = asked.pop("state", None), asked.pop("overdue", False)
-        window = {
-            f"{column}__{sign}": asked.pop(name)
-            for name, column, sign in (
-                ("due_from", "run_at", "gte"),
-                ("due_until", "run_at", "lt"),
-                ("settled_from", "settled_at", "gte"),
-                ("settled_until", "settled_at", "lt"),
-            )
-            if name in asked
-        }
-        if overdue:
-            window["run_at__lte"] = clock.DatabaseNow()
-        narrow = self._narrowed(asked)
-        if "object" in asked:  # few enough to be sorted and sifted without an index
-            kind, object_id = asked["object"]
-            rows = rows.filter(narrow, content_type=kind, object_id=object_id, **window)
-            return rows.filter(**({"state": state} if state else {})).order_by("-id"), Q()
-        if state in WAITING or overdue or any(name.startswith("run_at") for name in window):
-            return _waiting(rows.filter(**window), state or State.PENDING), narrow
-        if state or window:
-            rows = rows.filter(settled_at__isnull=False, **window).order_by("-settled_at", "-id")
-            return rows, narrow & Q(state=state) if state else narrow
-        return rows.order_by("-id"), narrow
-
-    @staticmethod
-    def _narrowed(asked: Mapping[str, Any]) -> Q:
+        asked = self.validated_data
+        state, labels = asked.get("state"), _labels(asked)
         narrow = Q(**{name: asked[name] for name in ("queue", "key") if name in asked})
-        if "policy" in asked:
-            policy = registry.get(asked["policy"])
-            narrow &= Q(policy__in=policy.labels if policy else [asked["policy"]])
-        return narrow
+        of_policy = Q(policy__in=labels) if labels else Q()
+        rows = _in_window(Timeout.objects.using(using), asked)
+        if "object" in asked:  # few enough to be sifted and sorted without an index
+            kind, object_id = asked["object"]
+            rows = rows.filter(of_policy, narrow, content_type=kind, object_id=object_id)
+            return (rows.filter(state=state) if state else rows).order_by("-id"), Q()
+        if state in WAITING or _asks(asked, "due_from", "due_until", "overdue"):
+            if len(labels) == 1:  # those of one label stand in this order in `delayq_policy`
+                rows, of_policy = rows.filter(policy=labels[0]), Q()
+            return _waiting(rows, state or State.PENDING), narrow & of_policy
+        if state or _asks(asked, *SETTLED):
+            rows = rows.filter(settled_at__isnull=False).order_by("-settled_at", "-id")
+            return (rows.filter(state=state) if state else rows), narrow & of_policy
+        return rows.order_by("-id"), narrow & of_policy
+
+
+def _asks(asked: Mapping[str, Any], *names: str) -> bool:
+    return any(asked.get(name) for name in names)
+
+
+def _labels(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels under which the ledger has the rows of the policy that is asked for."""
+    label = asked.get("policy")
+    policy = registry.get(label) if label else None
+    return policy.labels if policy else (label,) if label else ()
+
+
+def _in_window(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
+    for name, look_up in WINDOWS.items():
+        if name in asked:
+            rows = rows.filter(**{look_up: asked[name]})
+    return rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
 
 
 def _waiting(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:

@@ -9,8 +9,8 @@ from django.contrib.contenttypes.models import ContentType
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.controls import PolicyState
+from django_delayq.models import PolicyControl, Timeout
 from django_delayq.story import explain_timeout
 
 
@@ -39,8 +39,8 @@ def _model_label(row: Timeout) -> str | None:
     return f"{kind.app_label}.{kind.model}"
 
 
-class CauseField(serializers.ChoiceField):
-    """Why a row is settled; null while it is not."""
+class NullForNothing(serializers.ChoiceField):
+    """A choice whose empty text is null in JSON."""
 
     def to_representation(self, value: Any) -> Any:
         return value or None
@@ -50,7 +50,7 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
     """A row of the list."""
 
     object = ObjectSerializer(source="*", read_only=True)
-    cause = CauseField(choices=Timeout.Cause.choices, allow_null=True, read_only=True)
+    cause = NullForNothing(choices=Timeout.Cause.choices, allow_null=True, read_only=True)
 
     class Meta:
         model = Timeout
@@ -105,38 +105,54 @@ class TimeoutDetailSerializer(TimeoutSerializer):
         return clock.now()
 
 
-class PolicySerializer(serializers.Serializer[TimeoutPolicy[Any]]):
-    """A declared policy."""
+class PolicySerializer(serializers.Serializer[PolicyState]):
+    """A declared policy, and what operators have put in force for it."""
 
-    label = serializers.CharField()
-    name = serializers.CharField()
-    model = serializers.CharField(source="model._meta.label_lower")
+    label = serializers.CharField()  # type: ignore[assignment] # DRF's types have a text of that name
+    name = serializers.CharField(source="policy.name")
+    model = serializers.CharField(source="policy.model._meta.label_lower")
     former_labels = serializers.SerializerMethodField()
-    queue = serializers.CharField()
-    automatic = serializers.BooleanField(source="is_automatic", help_text="Armed and cancelled by saving its object.")
-    after_seconds = serializers.SerializerMethodField(help_text="null: a function says so, or each scheduling does.")
+    queue = serializers.CharField(source="policy.queue")
+    automatic = serializers.BooleanField(
+        source="policy.is_automatic", help_text="Armed and cancelled by saving its object."
+    )
+    declared_seconds = serializers.SerializerMethodField(help_text="null: a function says so, or each scheduling does.")
+    seconds = serializers.SerializerMethodField(help_text="The delay in force, where every object has the same.")
     since = serializers.SerializerMethodField(help_text="The field that it counts from; null: a function, or nothing.")
     condition = serializers.SerializerMethodField(help_text="null: none.")
     handler = serializers.SerializerMethodField()
-    atomic = serializers.BooleanField()
-    batch = serializers.IntegerField(allow_null=True)
-    max_extensions = serializers.IntegerField(allow_null=True)
+    atomic = serializers.BooleanField(source="policy.atomic")
+    batch = serializers.IntegerField(source="policy.batch", allow_null=True)
+    max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
+    stop = NullForNothing(choices=PolicyControl.Stop.choices[1:], allow_null=True)
+    stopped_at = serializers.DateTimeField(allow_null=True)
+    until = serializers.DateTimeField(allow_null=True, help_text="When a pause ends by itself.")
+    by = serializers.CharField(allow_blank=True)
+    reason = serializers.CharField(allow_blank=True)
+    changed_at = serializers.DateTimeField(allow_null=True)
 
-    def get_former_labels(self, policy: TimeoutPolicy[Any]) -> list[str]:
-        return list(policy.labels[1:])
+    def get_former_labels(self, state: PolicyState) -> list[str]:
+        return list(state.policy.labels[1:])
 
-    def get_after_seconds(self, policy: TimeoutPolicy[Any]) -> float | None:
-        return policy.after.total_seconds() if isinstance(policy.after, timedelta) else None
+    def get_declared_seconds(self, state: PolicyState) -> float | None:
+        return _seconds(state.policy.after)
 
-    def get_since(self, policy: TimeoutPolicy[Any]) -> str | None:
-        return policy.since if isinstance(policy.since, str) else None
+    def get_seconds(self, state: PolicyState) -> float | None:
+        return _seconds(state.delay)
 
-    def get_condition(self, policy: TimeoutPolicy[Any]) -> str | None:
-        return None if policy.when is None else str(policy.when)
+    def get_since(self, state: PolicyState) -> str | None:
+        return state.policy.since if isinstance(state.policy.since, str) else None
 
-    def get_handler(self, policy: TimeoutPolicy[Any]) -> str:
-        handler = policy.handler
-        return f"{getattr(handler, '__module__', '?')}.{getattr(handler, '__qualname__', policy.name)}"
+    def get_condition(self, state: PolicyState) -> str | None:
+        return None if state.policy.when is None else str(state.policy.when)
+
+    def get_handler(self, state: PolicyState) -> str:
+        handler = state.policy.handler
+        return f"{getattr(handler, '__module__', '?')}.{getattr(handler, '__qualname__', state.policy.name)}"
+
+
+def _seconds(length: object) -> float | None:
+    return length.total_seconds() if isinstance(length, timedelta) else None
 
 
 class CountdownSerializer(serializers.Serializer[Any]):

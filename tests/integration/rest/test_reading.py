@@ -276,7 +276,8 @@ def test_what_no_index_finds_is_looked_for_a_bounded_way_a_page(
 
 def test_a_policy_tells_how_it_was_declared(viewer: APIClient) -> None:
     shown = viewer.get("/api/policies/testapp.order.cancel_unpaid/").json()
-    assert shown["after_seconds"] == 1800
+    assert shown["declared_seconds"] == shown["seconds"] == 1800
+    assert (shown["stop"], shown["until"]) == (None, None)
     assert (shown["since"], shown["automatic"], shown["model"]) == ("created_at", True, "testapp.order")
     assert "unpaid" in shown["condition"]
     assert shown["handler"] == "tests.testapp.timeouts.cancel_unpaid"
