@@ -281,8 +281,14 @@ def test_of_two_who_cancel_at_once_one_learns_that_it_was_too_late(client_with: 
     assert [event["what"] for event in Timeout.objects.get().history].count("cancel_requested") == 1
 
 
+IMPATIENT = {
+    "postgresql": "SET lock_timeout = '100ms'",
+    "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
+    "sqlite": "PRAGMA busy_timeout = 100",
+}
+
+
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="sets PostgreSQL's own limit on waiting for a lock")
 def test_who_waits_too_long_for_a_lock_gets_409_and_may_try_again(client_with: ClientWith, schedule: Schedule) -> None:
     order = Order.objects.create(status="new")
     row = schedule(order=order)
@@ -292,7 +298,7 @@ def test_who_waits_too_long_for_a_lock_gets_409_and_may_try_again(client_with: C
     def cancel() -> None:
         try:
             with connection.cursor() as cursor:
-                cursor.execute("SET lock_timeout = '100ms'")
+                cursor.execute(IMPATIENT[connection.vendor])
             codes.append(act(client, row, "cancel").status_code)
         finally:
             connection.close()
