@@ -16,6 +16,7 @@ from drf_spectacular.utils import (
 )
 
 from django_delayq.contrib.rest_framework import acting
+from django_delayq.contrib.rest_framework.reporting import StatusSerializer
 from django_delayq.contrib.rest_framework.selecting import Selection
 from django_delayq.contrib.rest_framework.serializers import (
     CountdownSerializer,
@@ -129,6 +130,23 @@ class DescribedPolicies(OpenApiViewExtension):  # type: ignore[no-untyped-call]
         )
         class Described(self.target):  # type: ignore[misc, name-defined]
             """The declared policies."""
+
+        return Described
+
+
+class DescribedStatus(OpenApiViewExtension):  # type: ignore[no-untyped-call]
+    """How everything stands."""
+
+    target_class = f"{HERE}.reporting.StatusView"
+    match_subclasses = True
+
+    def view_replacement(self) -> Any:
+        """The same class, described."""
+
+        @extend_schema(tags=["status"])
+        @extend_schema_view(get=extend_schema(responses={200: StatusSerializer, **REFUSED}))
+        class Described(self.target):  # type: ignore[misc, name-defined]
+            """How everything stands."""
 
         return Described
 

@@ -46,6 +46,13 @@ class NullForNothing(serializers.ChoiceField):
         return value or None
 
 
+class StopField(NullForNothing):
+    """How a policy is stopped; null: it is not."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(choices=PolicyControl.Stop.choices[1:], **options)
+
+
 class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
     """A row of the list."""
 
@@ -124,7 +131,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
-    stop = NullForNothing(choices=PolicyControl.Stop.choices[1:], allow_null=True)
+    stop = StopField(allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
     until = serializers.DateTimeField(allow_null=True, help_text="When a pause ends by itself.")
     by = serializers.CharField(allow_blank=True)

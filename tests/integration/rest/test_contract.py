@@ -26,7 +26,7 @@ schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.checks import CHECKS  # noqa: E402
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(240)]
-EXAMPLES = 20
+EXAMPLES = 15
 # Not among them: that sound parameters are accepted. Filters may contradict each other, which no schema can say.
 PROMISES = [
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
@@ -79,7 +79,8 @@ def existing(operation: Any, ledger: list[Timeout]) -> Iterator[dict[str, Any]]:
     elif "countdown" in operation.path:
         yield {"id": ledger[0].object_id}
     elif "{id}" in operation.path:
-        yield from ({"id": row.pk} for row in ledger)
+        dead_only = operation.path.endswith("/retry/")
+        yield from ({"id": row.pk} for row in (ledger[3:4] if dead_only else ledger))
     else:
         yield {}
 

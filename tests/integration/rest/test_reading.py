@@ -17,9 +17,9 @@ from rest_framework.test import APIClient
 from rest_framework.throttling import ScopedRateThrottle
 
 import django_delayq as dq
-from django_delayq import clock
+from django_delayq import clock, steering
 from django_delayq.contrib.rest_framework import TimeoutViewSet, pagination
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, WorkerSeen
 from tests.testapp.models import Order, Parcel
 
 pytestmark = pytest.mark.django_db
@@ -51,7 +51,8 @@ def settle(row: Timeout, state: str = "fired", cause: str = "due", **changes: An
     return row
 
 
-READ = [LIST, f"{LIST}1/", "/api/policies/", "/api/policies/testapp.order.remind/"]
+STATUS = "/api/status/"
+READ = [LIST, f"{LIST}1/", "/api/policies/", "/api/policies/testapp.order.remind/", STATUS]
 
 
 @pytest.mark.parametrize("url", READ)
@@ -63,7 +64,7 @@ def test_strangers_and_staff_without_the_permission_see_nothing(
     assert client_with("view_timeout", staff=False).get(url).status_code == 403
 
 
-@pytest.mark.parametrize("url", [LIST, "/api/policies/", "/api/policies/testapp.order.remind/"])
+@pytest.mark.parametrize("url", [LIST, "/api/policies/", "/api/policies/testapp.order.remind/", STATUS])
 def test_staff_with_the_permission_sees(url: str, viewer: APIClient) -> None:
     assert viewer.get(url).status_code == 200
 
@@ -301,3 +302,24 @@ def test_a_project_may_limit_requests_by_scope_or_leave_it(
     monkeypatch.setattr(TimeoutViewSet, "throttle_classes", [ScopedRateThrottle])
     cache.clear()
     assert [viewer.get(LIST).status_code for _ in codes] == codes
+
+
+def test_the_status_counts_what_waits_and_says_who_works(viewer: APIClient, many: dict[str, Timeout]) -> None:
+    steering.pause("testapp.order.linger", by="somebody")
+    worker = {"host": "h", "pid": 7, "queues": ["default"], "concurrency": 4, "uses_redis": True, "version": "1"}
+    moments = dict.fromkeys(("started_at", "seen_at", "passed_at"), timezone.now())
+    WorkerSeen.objects.create(**worker, **moments)
+    shown = viewer.get(STATUS).json()
+    assert shown["pending"] == {"value": Timeout.objects.pending().count(), "is_capped": False}
+    assert shown["overdue"]["value"] == 1
+    assert shown["oldest_overdue_seconds"] >= 60
+    assert [(one["name"], one["queues"]) for one in shown["workers"]] == [("h:7", ["default"])]
+    stops = {policy["label"]: policy["stop"] for policy in shown["policies"]}
+    assert (stops["testapp.order.linger"], stops["testapp.order.remind"]) == ("paused", None)
+
+
+def test_the_status_names_policies_that_nobody_declares_any_more(viewer: APIClient, schedule: Schedule) -> None:
+    schedule()
+    Timeout.objects.update(policy="gone.thing.rule")
+    (gone,) = [policy for policy in viewer.get(STATUS).json()["policies"] if not policy["is_declared"]]
+    assert (gone["label"], gone["pending"]["value"], gone["stop"]) == ("gone.thing.rule", 1, None)
