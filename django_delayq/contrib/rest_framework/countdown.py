@@ -49,7 +49,7 @@ class CountdownView(OptionalScope, _View):
     permission_classes = [Nobody]
     filter_backends = []
     pagination_class = None
-    scope = "delayq_countdown"
+    scope = "delayq-countdown"
 
     def get_queryset(self) -> QuerySet[Model]:
         """Where the object is looked for: the policy's model, unless the view has a `queryset` of its own."""
