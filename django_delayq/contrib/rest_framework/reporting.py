@@ -62,7 +62,7 @@ class RedisSerializer(serializers.Serializer[Any]):
 class PolicyStatusSerializer(serializers.Serializer[Any]):
     """One policy's numbers; what has fired or was skipped is that of the last day."""
 
-    label = serializers.CharField()
+    label = serializers.CharField()  # type: ignore[assignment] # DRF's types have a text of that name
     is_declared = serializers.SerializerMethodField()
     stop = StopField(source="state.stop", default=None, allow_null=True)
     pending = CountSerializer()
