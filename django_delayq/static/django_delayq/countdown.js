@@ -31,7 +31,7 @@
       this.lookedAt = 0;
       this.wasLate = this.leftMs() <= 0;
       if ("announce" in this.dataset) announcer(); // readers listen to what was there before it spoke
-      this.onShow = () => { if (!document.hidden) { this.draw(); if (!this.isOver) this.look(REST); } };
+      this.onShow = () => { if (!document.hidden && !this.isOver) { this.draw(); this.look(REST); } };
       document.addEventListener("visibilitychange", this.onShow);
       this.draw();
       if (page && page.type === "back_forward") this.look(REST); // such a page may be hours old
@@ -113,8 +113,11 @@
       this.mayReload = this.dispatchEvent(event) && this.dataset.atZero === "reload";
       if (this.dataset.sync) this.follow();
       // The worker needs a moment, and not all visitors should come at once. Where the page was late to begin
-      // with, something holds the worker up: no hurry then.
-      else if (this.mayReload) setTimeout(() => location.reload(), (this.wasLate ? 15 : 1 + Math.random()) * SECOND);
+      // with, something holds the worker up: the later it is, the less often the page comes back.
+      else if (this.mayReload) {
+        const pause = this.wasLate ? Math.max(15 * SECOND, -this.leftMs() / 2) : (1 + Math.random()) * SECOND;
+        this.timer = setTimeout(() => location.reload(), Math.min(pause, 2 ** 31 - 1));
+      }
     }
 
     // After the deadline: look at the endpoint until it says what became of it, or that it was moved.

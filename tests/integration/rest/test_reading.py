@@ -323,3 +323,22 @@ def test_the_status_names_policies_that_nobody_declares_any_more(viewer: APIClie
     Timeout.objects.update(policy="gone.thing.rule")
     (gone,) = [policy for policy in viewer.get(STATUS).json()["policies"] if not policy["is_declared"]]
     assert (gone["label"], gone["pending"]["value"], gone["stop"]) == ("gone.thing.rule", 1, None)
+
+
+@pytest.mark.parametrize("path", ["", "{pk}/", "{pk}/cancel/", "{pk}/postpone/"])
+def test_people_may_look_with_a_browser_too(admin_user: Any, schedule: Schedule, path: str) -> None:
+    client = APIClient(headers={"Accept": "text/html"})
+    client.force_login(admin_user)
+    url = LIST + path.format(pk=schedule(payload={"a": "<script>alert(1)</script>"}).pk)
+    shown = client.get(url)
+    assert shown.status_code == (405 if path.endswith(("cancel/", "postpone/")) else 200)
+    assert shown["Content-Type"].startswith("text/html")
+    assert "<script>alert" not in shown.content.decode()
+    assert client.options(url).status_code == 200
+
+
+@pytest.mark.parametrize("url", ["/api/policies/", "/api/policies/testapp.order.remind/", STATUS])
+def test_policies_and_status_have_pages_too(admin_user: Any, url: str) -> None:
+    client = APIClient(headers={"Accept": "text/html"})
+    client.force_login(admin_user)
+    assert client.get(url).status_code == client.options(url).status_code == 200
