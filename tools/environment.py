@@ -29,7 +29,7 @@ from tools.servers import MariadbServer  # noqa: E402
 HOME = Path(os.environ.get("DELAYQ_VENV", ROOT / ".venv"))
 PYTHON = HOME / "bin" / "python"
 PURPOSES = {
-    "demo": ["-e", ".[demo]"],
+    "demo": ["-e", ".[demo,rest]"],
     "test": ["-e", ".[rest,hiredis,postgresql,demo]", "--group", "dev"],
 }
 

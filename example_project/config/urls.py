@@ -1,4 +1,4 @@
-"""Addresses: the shop at the root, Django's admin at /admin/."""
+"""Addresses: the shop at the root, Django's admin at /admin/, the timeouts by REST at /api/delayq/."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("api/delayq/", include("django_delayq.contrib.rest_framework.urls")),
     path("", include("shop.urls")),
 ]

@@ -137,12 +137,19 @@ def unknown_names(text: str) -> list[str]:
     modules = re.findall(r"(?<![\w/])django_delayq(?:\.\w+)+", text)
     commands = re.findall(r"(?<![\w./])delayq_\w+", text)
     public = re.findall(r"(?<![\w.\"'/])(a?[a-z]+_timeouts?|timeout_[a-z]+)\b(?!=)", text)
-    known = {*django_delayq.__all__, *LOG_ATTRIBUTES}
+    known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *permissions()}
     return [
         *(name for name in modules if not _resolves(name)),
         *(name for name in commands if name not in get_commands()),
         *(name for name in public if name not in known),
     ]
+
+
+def permissions() -> set[str]:
+    """The code names of our models' permissions."""
+    metas = [model._meta for model in apps.get_app_config("django_delayq").get_models()]
+    standard = {f"{action}_{meta.model_name}" for meta in metas for action in meta.default_permissions}
+    return standard | {codename for meta in metas for codename, _ in meta.permissions}
 
 
 def _resolves(dotted: str) -> bool:

@@ -24,12 +24,6 @@ def moment(value: datetime | None) -> str:
 
 
 @register.filter
-def ms(value: datetime | None) -> int | None:
-    """Milliseconds since 1970, as scripts count."""
-    return None if value is None else round(value.timestamp() * 1000)
-
-
-@register.filter
 def policy_name(label: str) -> str:
     """`cancel_unpaid` of `shop.order.cancel_unpaid`."""
     return label.rpartition(".")[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from django.core.paginator import Paginator
@@ -32,7 +31,7 @@ def index(request: HttpRequest) -> HttpResponse:
     known = Customer.objects.filter(reference=request.session.get("customer", "")).first()
     form = OrderForm(initial={"name": known.name, "phone": known.phone} if known else None)
     version = version_of(*((order.pk, order.status) for order in page))
-    return render(request, "shop/index.html", {"page": page, "form": form, "version": version, "now_ms": _now_ms()})
+    return render(request, "shop/index.html", {"page": page, "form": form, "version": version})
 
 
 @never_cache
@@ -47,7 +46,6 @@ def order(request: HttpRequest, reference: str) -> HttpResponse:
         "story": story,
         "way": way,
         "version": version_of(shown.status, way, wait, *((row.id, row.state, row.due_at) for row in story)),
-        "now_ms": _now_ms(),
         "review_form": ReviewForm(),
         "reminded": any(row.policy.endswith(".remind_late_delivery") and row.state == "fired" for row in story),
     }
@@ -69,7 +67,6 @@ def customer(request: HttpRequest, reference: str) -> HttpResponse:
         "orders": orders,
         "texts": texts,
         "version": version_of(shown.trial.status, wait, len(texts), *(order.status for order in orders)),
-        "now_ms": _now_ms(),
     }
     return render(request, "shop/customer.html", context)
 
@@ -77,8 +74,3 @@ def customer(request: HttpRequest, reference: str) -> HttpResponse:
 def _get_order(reference: str) -> Order:
     related = Order.objects.select_related("customer__trial", "acceptance", "delivery", "review")
     return get_object_or_404(related, reference=reference)
-
-
-def _now_ms() -> int:
-    """Countdowns run by this clock: a browser's own may be minutes off."""
-    return time.time_ns() // 1_000_000

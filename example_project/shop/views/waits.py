@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from django.urls import reverse
+
 from django_delayq import get_deadline
 from shop.models import Order
 
@@ -25,17 +27,16 @@ class Wait:
     due_at: datetime
     label: str
     otherwise: str
-
-    @property
-    def due_ms(self) -> int:
-        return round(self.due_at.timestamp() * 1000)
+    ask_at: str = ""
+    """Where the page's script may ask how it stands."""
 
 
 def wait_of(order: Order) -> Wait | None:
     """The deadline that this order is heading for; None: nothing is pending."""
     status = order.status
     if status == Order.Status.UNPAID:
-        return _wait(order, "cancel_unpaid", "Time left to pay", "Unpaid orders are cancelled.")
+        ask_at = reverse("shop:time-to-pay", args=[order.reference])
+        return _wait(order, "cancel_unpaid", "Time left to pay", "Unpaid orders are cancelled.", ask_at)
     if status == Order.Status.PAID:
         return _wait(order, "cancel_unaccepted", "Time left to accept", "Otherwise the order is cancelled.")
     if status == Order.Status.ACCEPTED:
@@ -78,6 +79,6 @@ def version_of(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _wait(obj: Model, policy: str, label: str, otherwise: str) -> Wait | None:
+def _wait(obj: Model, policy: str, label: str, otherwise: str, ask_at: str = "") -> Wait | None:
     due_at = get_deadline(obj, policy)
-    return None if due_at is None else Wait(due_at, label, otherwise)
+    return None if due_at is None else Wait(due_at, label, otherwise, ask_at)

@@ -262,6 +262,16 @@ def test_the_single_verbs_take_a_timeout(order: Order) -> None:
     assert not dq.pending_timeouts(order).exists()
 
 
+def test_a_row_whose_policy_and_model_are_gone_can_still_be_told_and_cancelled(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=30)
+    Timeout.objects.filter(pk=row.pk).update(policy="gone.thing.rule", content_type_id=99_999)
+    row.refresh_from_db()
+    assert [event.what for event in dq.explain_timeout(row)] == ["scheduled"]
+    assert dq.cancel_timeout(row) is True
+    row.refresh_from_db()
+    assert row.state == "cancelled"
+
+
 def test_a_timeout_of_a_forgotten_policy_and_a_vanished_object_can_be_cancelled(order: Order) -> None:
     row = dq.schedule_timeout(order, "remind", minutes=1)
     Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.gone_policy", object_id="nonsense")

@@ -1,0 +1,1 @@
+"""What needs an optional package; nothing else of the library imports it."""

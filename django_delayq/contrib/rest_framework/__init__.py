@@ -1,0 +1,16 @@
+"""The ledger over REST, and deadlines in serializers of your own. Needs `django-delayq[rest]`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from django_delayq.contrib.rest_framework.countdown import CountdownView
+from django_delayq.contrib.rest_framework.fields import DeadlineField
+from django_delayq.contrib.rest_framework.permissions import StaffWithPermission
+from django_delayq.contrib.rest_framework.reporting import StatusView
+from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
+
+if find_spec("drf_spectacular"):
+    from django_delayq.contrib.rest_framework import schema as schema
+
+__all__ = ["CountdownView", "DeadlineField", "PolicyViewSet", "StaffWithPermission", "StatusView", "TimeoutViewSet"]

@@ -1,0 +1,152 @@
+"""Which timeouts a list shows: the query's parameters, checked, and made into rows that an index finds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+from rest_framework import serializers
+
+from django_delayq import clock
+from django_delayq.contrib.rest_framework.pagination import YEARS
+from django_delayq.ledger.subjects import object_id_of
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from django_delayq.models import TimeoutQuerySet
+
+State = Timeout.State
+WAITING = (State.PENDING, State.FIRING)
+SETTLED = ("settled_from", "settled_until")
+WINDOWS = {
+    "due_from": "run_at__gte",
+    "due_until": "run_at__lt",
+    "settled_from": "settled_at__gte",
+    "settled_until": "settled_at__lt",
+}
+
+
+class Moment(serializers.DateTimeField):
+    """A moment that every database can compare with; the ends of the calendar they cannot."""
+
+    def to_internal_value(self, value: Any) -> datetime:
+        moment = super().to_internal_value(value)
+        if moment.year not in YEARS:
+            raise serializers.ValidationError(_("This lies too far away."))
+        return moment
+
+
+class ObjectReference(serializers.CharField):
+    """`app.model:key`, as the kind of the object and its id in the ledger."""
+
+    def to_internal_value(self, value: Any) -> tuple[ContentType, str]:  # type: ignore[override] # more than a text
+        label, colon, key = super().to_internal_value(value).partition(":")
+        app, dot, name = label.lower().partition(".")
+        if not (colon and key and dot):
+            raise serializers.ValidationError(_("Name an object like shop.order:17."))
+        try:
+            kind = ContentType.objects.get_by_natural_key(app, name)
+        except ContentType.DoesNotExist as error:
+            raise serializers.ValidationError(_("There is no such model.")) from error
+        model = kind.model_class()
+        try:
+            return kind, key if model is None else object_id_of(model, key)
+        except Exception as error:
+            raise serializers.ValidationError(_("This is no key of that model.")) from error
+
+
+class Selection(serializers.Serializer[Any]):
+    """The parameters of the list. What contradicts itself, or is not known, is refused."""
+
+    state = serializers.ChoiceField(State.choices, required=False, help_text="Only rows in this state.")
+    policy = serializers.CharField(
+        required=False, max_length=200, help_text="A label; rows under the policy's former labels are its too."
+    )
+    queue = serializers.CharField(required=False, max_length=100)
+    object = ObjectReference(
+        required=False, max_length=400, help_text="The timeouts of one object, like `shop.order:17`."
+    )
+    key = serializers.CharField(required=False, max_length=200)
+    due_from = Moment(required=False, help_text="Waiting rows whose next attempt is due then or later.")
+    due_until = Moment(required=False, help_text="Waiting rows whose next attempt is due before.")
+    overdue = serializers.BooleanField(
+        required=False, help_text="true: pending rows that are due by the database's clock."
+    )
+    settled_from = Moment(required=False, help_text="Rows that were settled then or later.")
+    settled_until = Moment(required=False, help_text="Rows that were settled before.")
+
+    OTHERS = ("cursor", "page_size", "format")
+
+    @classmethod
+    def of(cls, query: Mapping[str, Any]) -> Selection:
+        """The checked parameters of a query. Raises ValidationError."""
+        known = {*cls().fields, *cls.OTHERS}
+        if unknown := sorted(set(query) - known):
+            raise serializers.ValidationError({name: [_("There is no such filter.")] for name in unknown})
+        selection = cls(data=query)
+        selection.is_valid(raise_exception=True)
+        return selection
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Nobody can be waiting and settled."""
+        state = attrs.get("state")
+        waits, settled = _asks(attrs, "due_from", "due_until", "overdue"), _asks(attrs, *SETTLED)
+        if (waits and settled) or (waits and state and state not in WAITING) or (settled and state in WAITING):
+            raise serializers.ValidationError(
+                _("What waits has a due time and what is settled has not: these filters exclude each other.")
+            )
+        return attrs
+
+    def rows(self, using: str) -> tuple[TimeoutQuerySet, Q]:
+        """Rows that an index finds in its own order, and what else is asked of them."""
+        asked = self.validated_data
+        state, labels = asked.get("state"), _labels(asked)
+        narrow = Q(**{name: asked[name] for name in ("queue", "key") if name in asked})
+        of_policy = Q(policy__in=labels) if labels else Q()
+        rows = _in_window(Timeout.objects.using(using), asked)
+        if "object" in asked:  # few enough to be sifted and sorted without an index
+            kind, object_id = asked["object"]
+            rows = rows.filter(of_policy, narrow, content_type=kind, object_id=object_id)
+            return (rows.filter(state=state) if state else rows).order_by("-id"), Q()
+        if state in WAITING or _asks(asked, "due_from", "due_until", "overdue"):
+            if len(labels) == 1:  # those of one label stand in this order in `delayq_policy`
+                rows, of_policy = rows.filter(policy=labels[0]), Q()
+            return _waiting(rows, state or State.PENDING), narrow & of_policy
+        if state or _asks(asked, *SETTLED):
+            rows = rows.filter(settled_at__isnull=False).order_by("-settled_at", "-id")
+            return (rows.filter(state=state) if state else rows), narrow & of_policy
+        return rows.order_by("-id"), narrow & of_policy
+
+
+def _asks(asked: Mapping[str, Any], *names: str) -> bool:
+    return any(asked.get(name) for name in names)
+
+
+def _labels(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels under which the ledger has the rows of the policy that is asked for."""
+    label = asked.get("policy")
+    policy = registry.get(label) if label else None
+    return policy.labels if policy else (label,) if label else ()
+
+
+def _in_window(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
+    for name, look_up in WINDOWS.items():
+        if name in asked:
+            rows = rows.filter(**{look_up: asked[name]})
+    return rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
+
+
+def _waiting(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
+    """In the order of `delayq_unsettled`: soonest first."""
+    rows = rows.unsettled()
+    if connections[rows.db].vendor != "mysql":
+        return rows.filter(state=state).order_by("run_at", "id")
+    # Of an equal state MySQL and MariaDB read all rows from the first one on, for every page anew.
+    return rows.filter(state__gte=state, state__lte=state).order_by("state", "run_at", "id")

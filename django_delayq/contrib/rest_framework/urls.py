@@ -1,0 +1,17 @@
+"""`path("api/delayq/", include("django_delayq.contrib.rest_framework.urls"))`."""
+
+from __future__ import annotations
+
+from django.urls import path
+from rest_framework.routers import SimpleRouter
+
+from django_delayq.contrib.rest_framework.reporting import StatusView
+from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
+
+app_name = "django_delayq"
+
+router = SimpleRouter()
+router.register("timeouts", TimeoutViewSet, basename="timeout")
+router.register("policies", PolicyViewSet, basename="policy")
+
+urlpatterns = [*router.urls, path("status/", StatusView.as_view(), name="status")]

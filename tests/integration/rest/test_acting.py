@@ -1,0 +1,313 @@
+"""The operator's verbs by REST: who may, what changes, and what is answered when nothing does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+from rest_framework.test import APIClient
+
+import django_delayq as dq
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.testing import fire_due
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db
+Schedule = Callable[..., Timeout]
+ClientWith = Callable[..., APIClient]
+POLICY = "/api/policies/testapp.order.remind/"
+VERBS = {
+    "cancel": ("cancel_timeout", {}),
+    "fire": ("fire_timeout", {}),
+    "postpone": ("postpone_timeout", {"minutes": 5}),
+    "retry": ("retry_timeout", {}),
+}
+POLICY_VERBS = ("pause", "hold", "resume")
+ALL = [codename for codename, _ in VERBS.values()]
+
+
+def url(row: Timeout, verb: str) -> str:
+    return f"/api/timeouts/{row.pk}/{verb}/"
+
+
+def kill(row: Timeout) -> Timeout:
+    Timeout.objects.filter(pk=row.pk).update(
+        state="dead", cause="retries", settled_at=timezone.now(), slot_taken=None, attempts=3
+    )
+    row.refresh_from_db()
+    return row
+
+
+def stored() -> dict[str, Any]:
+    """All columns of the only row."""
+    (row,) = Timeout.objects.values(*(field.attname for field in Timeout._meta.concrete_fields))
+    return dict(row)
+
+
+def ready_for(verb: str, row: Timeout) -> Timeout:
+    return kill(row) if verb == "retry" else row
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_needs_its_own_permission(verb: str, client_with: ClientWith, schedule: Schedule) -> None:
+    codename, body = VERBS[verb]
+    row = ready_for(verb, schedule())
+    before = stored()
+    others = [name for name in ALL if name != codename]
+    assert APIClient().post(url(row, verb), body).status_code in (401, 403)
+    for refused in (client_with(), client_with("view_timeout", *others), client_with(codename, staff=False)):
+        assert refused.post(url(row, verb), body, format="json").status_code == 403
+    assert stored() == before
+    assert client_with(codename).post(url(row, verb), body, format="json").status_code == 200
+    assert stored() != before
+
+
+@pytest.mark.parametrize("verb", POLICY_VERBS)
+def test_a_verb_for_policies_needs_its_own_permission(verb: str, client_with: ClientWith) -> None:
+    if verb == "resume":
+        assert client_with("pause_policy").post(f"{POLICY}pause/").status_code == 200
+    changes = PolicyChange.objects.count()
+    assert APIClient().post(f"{POLICY}{verb}/").status_code in (401, 403)
+    others = ("view_timeout", "view_policycontrol", "change_policy_delay", *ALL)
+    for refused in (client_with(), client_with(*others), client_with("pause_policy", staff=False)):
+        assert refused.post(f"{POLICY}{verb}/").status_code == 403
+    assert PolicyChange.objects.count() == changes
+    assert client_with("pause_policy").post(f"{POLICY}{verb}/").status_code == 200
+    assert PolicyChange.objects.count() == changes + 1
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_only_post_does_anything(verb: str, client_with: ClientWith, schedule: Schedule) -> None:
+    row = ready_for(verb, schedule())
+    client = client_with(*ALL)
+    for method in ("put", "patch", "delete"):
+        assert getattr(client, method)(url(row, verb)).status_code in (403, 405)
+    assert client_with("view_timeout", *ALL).get(url(row, verb)).status_code == 405
+
+
+@pytest.fixture
+def operator(client_with: ClientWith) -> APIClient:
+    return client_with("view_timeout", "pause_policy", *ALL)
+
+
+def act(client: APIClient, row: Timeout, verb: str, **body: Any) -> Any:
+    return client.post(url(row, verb), body, format="json")
+
+
+def test_cancelled_it_tells_by_whom_and_why(operator: APIClient, schedule: Schedule) -> None:
+    row = schedule()
+    answer = act(operator, row, "cancel", reason="the customer called")
+    assert (answer.status_code, answer.data["changed"], answer.data["refusal"]) == (200, True, None)
+    assert (answer.data["timeout"]["state"], answer.data["timeout"]["cause"]) == ("cancelled", "hand")
+    story = operator.get(f"/api/timeouts/{row.pk}/").json()["story"]
+    assert any(event["by"].startswith("rest:user-") for event in story["events"])
+    assert any("the customer called" in event["text"] for event in story["events"])
+
+
+def test_fired_it_is_due_and_a_worker_does_the_rest(operator: APIClient, schedule: Schedule) -> None:
+    row = schedule(minutes=60)
+    answer = act(operator, row, "fire")
+    assert answer.data["timeout"]["state"] == "pending"
+    assert not Effect.objects.exists()
+    assert fire_due() == 1
+    assert Effect.objects.count() == 1
+
+
+@pytest.mark.parametrize("body", [{"minutes": 10}, {"hours": 0.1, "minutes": 4}, {"at": True}])
+def test_postponed_it_is_due_later(operator: APIClient, schedule: Schedule, body: dict[str, Any]) -> None:
+    row = schedule(minutes=5)
+    later = row.due_at + timedelta(minutes=10)
+    answer = act(operator, row, "postpone", **({"at": later.isoformat()} if "at" in body else body))
+    assert answer.status_code == 200
+    row.refresh_from_db()
+    assert row.due_at == later
+    assert answer.json()["timeout"]["due_at"] == timezone.localtime(later).isoformat()
+
+
+def test_retried_what_was_dead_is_attempted_again(operator: APIClient, schedule: Schedule) -> None:
+    row = kill(schedule(minutes=0))
+    assert act(operator, row, "retry").data["timeout"]["state"] == "pending"
+    assert fire_due() == 1
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(
+    operator: APIClient, schedule: Schedule, verb: str
+) -> None:
+    row = ready_for(verb, schedule())
+    before = stored()
+    answer = act(operator, row, verb, dry_run=True, **VERBS[verb][1])
+    assert (answer.status_code, answer.data["changed"], answer.data["dry_run"]) == (200, True, True)
+    assert stored() == before
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "code"),
+    [
+        *(("cancel", "fired", "settled"), ("cancel", "firing", "firing"), ("fire", "cancelled", "settled")),
+        *(("fire", "dead", "dead"), ("postpone", "fired", "settled"), ("retry", "pending", "not_dead")),
+    ],
+)
+def test_who_comes_too_late_gets_409_and_learns_how_it_stands(
+    operator: APIClient, schedule: Schedule, verb: str, state: str, code: str
+) -> None:
+    row = schedule()
+    settled = state not in ("pending", "firing")
+    Timeout.objects.filter(pk=row.pk).update(
+        state=state, cause="due" if settled else "", settled_at=timezone.now() if settled else None,
+        slot_taken=1 if state == "pending" else None,
+    )  # fmt: skip
+    answer = act(operator, row, verb, **VERBS[verb][1])
+    assert (answer.status_code, answer.data["changed"]) == (409, False)
+    assert (answer.data["refusal"]["code"], answer.data["timeout"]["state"]) == (code, state)
+    assert answer.data["refusal"]["detail"]
+
+
+def test_cancelling_what_is_firing_is_too_late_but_forbids_another_attempt(
+    operator: APIClient, schedule: Schedule, settings: Any
+) -> None:
+    row = schedule()
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
+    with transaction.atomic():  # as with ATOMIC_REQUESTS: a 409 undoes nothing
+        assert act(operator, row, "cancel").status_code == 409
+    row.refresh_from_db()
+    assert row.final_attempt is True
+
+
+def test_a_deadline_is_not_postponed_to_an_earlier_moment(operator: APIClient, schedule: Schedule) -> None:
+    row = schedule(minutes=90)
+    answer = act(operator, row, "postpone", at=(timezone.now() + timedelta(minutes=30)).isoformat())
+    assert (answer.status_code, answer.data["refusal"]["code"]) == (409, "not_later")
+
+
+WRONG_DELAYS: list[Any] = [
+    *({}, {"minutes": -1}, {"minutes": "soon"}, {"minutes": 1e300}, {"weeks": 9e8}, {"minutes": "nan"}),
+    *({"at": "yesterday"}, {"at": "2001-01-01T00:00:00Z"}, {"at": "9999-12-31T23:59:59Z"}),
+    *({"at": "2030-01-01T00:00:00Z", "minutes": 1}, {"minutes": None}, [], "x"),
+]
+WRONG_REASONS: list[Any] = [{"reason": "x" * 256}, {"reason": "\0"}, {"reason": []}, {"reason": "\ud800"}]
+WRONG = [
+    *(("postpone", body) for body in WRONG_DELAYS),
+    *(("cancel", body) for body in WRONG_REASONS),
+    *(("retry", {"reason": {"a": 1}}), ("fire", {"dry_run": "?"})),
+]
+
+
+@pytest.mark.parametrize(("verb", "body"), WRONG)
+def test_bad_input_is_400_and_changes_nothing(operator: APIClient, schedule: Schedule, verb: str, body: Any) -> None:
+    row = ready_for(verb, schedule())
+    before = stored()
+    answer = operator.post(url(row, verb), json.dumps(body), content_type="application/json")
+    assert answer.status_code == 400, answer.data
+    assert stored() == before
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_not_there_is_404(operator: APIClient, verb: str) -> None:
+    assert operator.post(f"/api/timeouts/999/{verb}/", VERBS[verb][1], format="json").status_code == 404
+    for name in POLICY_VERBS:
+        assert operator.post(f"/api/policies/testapp.order.nothing/{name}/").status_code == 404
+
+
+def test_a_policy_is_paused_and_resumed(operator: APIClient, schedule: Schedule) -> None:
+    schedule(minutes=0)
+    until = timezone.now() + timedelta(hours=1)
+    answer = operator.post(f"{POLICY}pause/", {"until": until.isoformat(), "reason": "provider is down"}, format="json")
+    assert (answer.status_code, answer.data["policy"]["stop"]) == (200, "paused")
+    shown = operator.get(POLICY).json()
+    assert (shown["stop"], shown["reason"]) == ("paused", "provider is down")
+    assert shown["by"].startswith("rest:user-")
+    assert fire_due() == 0
+    resumed = operator.post(f"{POLICY}resume/")
+    assert (resumed.status_code, resumed.data["policy"]["stop"]) == (200, None)
+    assert fire_due() == 1
+
+
+def test_what_does_not_fit_what_is_in_force_is_409(operator: APIClient) -> None:
+    nothing_to_resume = operator.post(f"{POLICY}resume/")
+    assert (nothing_to_resume.status_code, nothing_to_resume.data["changed"]) == (409, False)
+    assert operator.post(f"{POLICY}hold/").status_code == 200
+    again = operator.post(f"{POLICY}pause/")
+    assert again.status_code == 409
+    assert "held" in again.data["detail"]
+    assert PolicyControl.objects.get().stop == "held"
+
+
+@pytest.mark.parametrize("body", [{"until": "2001-01-01T00:00:00Z"}, {"until": "soon"}, {"reason": "x" * 256}])
+def test_a_pause_with_bad_input_is_400(operator: APIClient, body: dict[str, Any]) -> None:
+    assert operator.post(f"{POLICY}pause/", body, format="json").status_code == 400
+    assert not PolicyControl.objects.exclude(stop="").exists()
+
+
+@pytest.mark.django_db(transaction=True)  # rows are moved once the hold's end is committed
+def test_after_a_hold_deadlines_move_by_its_length_unless_told_not_to(operator: APIClient, schedule: Schedule) -> None:
+    row = schedule(minutes=30)
+    for shift in (False, True):
+        operator.post(f"{POLICY}hold/")
+        PolicyControl.objects.update(stopped_at=timezone.now() - timedelta(minutes=10))
+        Timeout.objects.update(created_at=timezone.now() - timedelta(hours=1))
+        before = Timeout.objects.get().due_at
+        assert operator.post(f"{POLICY}resume/", {"shift": shift}, format="json").status_code == 200
+        row.refresh_from_db()
+        assert (row.due_at > before) is shift
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_who_cancel_at_once_one_learns_that_it_was_too_late(client_with: ClientWith, schedule: Schedule) -> None:
+    row = schedule()
+    clients = [client_with("cancel_timeout") for _ in range(2)]
+    codes: list[int] = []
+    start = threading.Barrier(2)
+
+    def cancel(client: APIClient) -> None:
+        try:
+            start.wait()
+            codes.append(act(client, row, "cancel").status_code)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=cancel, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(codes) == [200, 409]
+    assert [event["what"] for event in Timeout.objects.get().history].count("cancel_requested") == 1
+
+
+IMPATIENT = {
+    "postgresql": "SET lock_timeout = '100ms'",
+    "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
+    "sqlite": "PRAGMA busy_timeout = 100",
+}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_waits_too_long_for_a_lock_gets_409_and_may_try_again(client_with: ClientWith, schedule: Schedule) -> None:
+    order = Order.objects.create(status="new")
+    row = schedule(order=order)
+    client = client_with("cancel_timeout")
+    codes: list[int] = []
+
+    def cancel() -> None:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(IMPATIENT[connection.vendor])
+            codes.append(act(client, row, "cancel").status_code)
+        finally:
+            connection.close()
+
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=order.pk)
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        thread.join(60)
+    assert codes == [409]
+    assert dq.get_deadline(order, "remind") is not None
+    assert act(client, row, "cancel").status_code == 200

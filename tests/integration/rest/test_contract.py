@@ -1,0 +1,131 @@
+"""Whatever is sent, the API answers as its schema says, and never with a server error."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections, transaction
+from django.utils import timezone
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+import django_delayq as dq
+from django_delayq import steering
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+schemathesis = pytest.importorskip("schemathesis")
+from schemathesis.checks import CHECKS  # noqa: E402
+
+pytestmark = [pytest.mark.django_db, pytest.mark.timeout(240)]
+EXAMPLES = 15
+# Not among them: that sound parameters are accepted. Filters may contradict each other, which no schema can say.
+PROMISES = [
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_headers_conformance", "response_schema_conformance", "negative_data_rejection"),
+]
+
+
+@pytest.fixture
+def ledger(schedule: Callable[..., Timeout]) -> list[Timeout]:
+    """A row in each state, all of one order with a note."""
+    order = Order.objects.create(status="new", note="mine")
+    rows = [schedule(minutes=number, order=order, key=str(number) if number else "") for number in range(6)]
+    dq.cancel_timeout(rows[1])
+    Timeout.objects.filter(pk=rows[2].pk).update(state="firing", slot_taken=None)
+    settled = {"settled_at": timezone.now(), "slot_taken": None}
+    Timeout.objects.filter(pk=rows[3].pk).update(state="dead", cause="retries", **settled)
+    Timeout.objects.filter(pk=rows[4].pk).update(state="fired", cause="due", **settled)
+    steering.pause("testapp.order.cancel_unpaid", by="somebody")
+    return rows
+
+
+@pytest.fixture
+def headers(db: None) -> dict[str, str]:
+    """Of a superuser who owns the order, without a session: so that no token against forgery is asked for."""
+    User.objects.create_superuser("boss", password="secret")
+    return {"Authorization": f"Basic {base64.b64encode(b'boss:secret').decode()}", "X-Note": "mine"}
+
+
+@pytest.fixture(autouse=True)
+def one_connection() -> Iterator[None]:
+    """Requests leave the test's connection open, as those of Django's own test client do."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+@pytest.fixture
+def operations(ledger: list[Timeout]) -> list[Any]:
+    """What the schema says that there is, as the running application hands it out."""
+    schema = schemathesis.openapi.from_wsgi("/schema/?format=json", get_wsgi_application())
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+def existing(operation: Any, ledger: list[Timeout]) -> Iterator[dict[str, Any]]:
+    """Path parameters that lead to something."""
+    if "{label}" in operation.path:
+        yield from ({"label": label} for label in ("testapp.order.remind", "testapp.order.cancel_unpaid"))
+    elif "countdown" in operation.path:
+        yield {"id": ledger[0].object_id}
+    elif "{id}" in operation.path:
+        dead_only = operation.path.endswith("/retry/")
+        yield from ({"id": row.pk} for row in (ledger[3:4] if dead_only else ledger))
+    else:
+        yield {}
+
+
+def cases(operation: Any, ledger: list[Timeout]) -> st.SearchStrategy[Any]:
+    """Sound requests about what exists and what does not, and unsound ones."""
+    modes = schemathesis.GenerationMode
+    # Only one of many bodies names exactly one delay, so it gets one that does.
+    body: Any = {"body": {"minutes": 5}, "media_type": "application/json"} if "postpone" in operation.path else {}
+    about = [operation.as_strategy(modes.POSITIVE, path_parameters=one, **body) for one in existing(operation, ledger)]
+    anything: st.SearchStrategy[Any] = st.one_of(
+        *about, operation.as_strategy(modes.POSITIVE), operation.as_strategy(modes.NEGATIVE)
+    )
+    return anything
+
+
+def ask_often(operation: Any, ledger: list[Timeout], headers: dict[str, str]) -> Counter[int]:
+    """Ask in many ways; gives how often each status came. Raises what schemathesis finds wrong with an answer."""
+    seen: Counter[int] = Counter()
+
+    @examples(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases(operation, ledger))
+    def ask(case: Any) -> None:
+        with transaction.atomic():  # each request finds everything as it was
+            answer = case.call(headers=headers)
+            transaction.set_rollback(True)
+        seen[answer.status_code] += 1
+        case.validate_response(answer, headers=headers, checks=CHECKS.get_by_names(PROMISES))
+
+    ask()
+    return seen
+
+
+@pytest.mark.filterwarnings("default")  # the tool's own are not ours to mend
+def test_every_operation_answers_as_the_schema_says_whatever_is_asked(
+    operations: list[Any], ledger: list[Timeout], headers: dict[str, str]
+) -> None:
+    answers = {operation.label: ask_often(operation, ledger, headers) for operation in operations}
+    assert not any(code >= 500 for seen in answers.values() for code in seen)
+    never = {label for label, seen in answers.items() if 200 not in seen}
+    assert never == {"GET /closed/{id}/countdown/"}, answers

@@ -1,0 +1,142 @@
+"""`{% deadline %}` and `{% countdown %}`: what they read, what they show, and at what cost."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.template import Context, Template, TemplateSyntaxError
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone, translation
+
+import django_delayq as dq
+from django_delayq import clock
+from django_delayq.countdown import Countdown
+from tests.testapp.models import ExpressOrder, Order, OrderProxy
+
+pytestmark = pytest.mark.django_db
+
+
+def render(text: str, **context: Any) -> str:
+    return Template("{% load delayq %}" + text).render(Context(context)).replace("\n", "")
+
+
+@pytest.fixture
+def order() -> Order:
+    made = Order.objects.create(status="new")
+    dq.schedule_timeout(made, "remind", minutes=5)
+    return made
+
+
+def test_a_deadline_is_read_in_one_query(order: Order) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        shown = render(
+            '{% deadline order "remind" as due %}{{ due.state }} {{ due.is_due }} {{ due.due_at|date:"U" }}',
+            order=order,
+        )
+    assert shown == f"pending False {int(order.timeouts.get().due_at.timestamp())}"
+    assert len(captured) == 1
+
+
+def test_a_deadline_of_what_was_prefetched_takes_no_query(order: Order) -> None:
+    dq.schedule_timeout(order, "remind", minutes=9, key="other")
+    dq.schedule_timeout(order, "linger", minutes=1)
+    (seen,) = Order.objects.prefetch_related("timeouts")
+    with CaptureQueriesContext(connection) as captured:
+        shown = render('{% deadline order "remind" as due %}{{ due.timeout_id }}', order=seen)
+    assert shown == str(order.timeouts.get(policy="testapp.order.remind", key="").pk)
+    assert len(captured) == 0
+
+
+def test_the_newest_round_tells_how_things_stand(order: Order) -> None:
+    dq.cancel_timeout(order, "remind")
+    text = '{% deadline order "remind" as due %}{{ due.state }} {% if due %}waits{% endif %} {{ due.seconds_left }}'
+    assert render(text, order=order) == "cancelled  None"
+    assert render(text, order=Order.objects.prefetch_related("timeouts").get()) == "cancelled  None"
+    assert render(text, order=Order.objects.create(status="new")) == "  None"
+
+
+def test_a_child_finds_its_parents_timeout_whatever_was_prefetched() -> None:
+    child = ExpressOrder.objects.create(created_at=timezone.now())
+    prefetched = ExpressOrder.objects.prefetch_related("timeouts").get(pk=child.pk)
+    proxied = OrderProxy.objects.prefetch_related("timeouts").get(pk=child.pk)
+    text = '{% deadline order "cancel_unpaid" as due %}{{ due.state }}'
+    assert {render(text, order=one) for one in (child, prefetched, proxied)} == {"pending"}
+
+
+def test_the_seconds_that_are_left_end_at_zero(order: Order) -> None:
+    due_at = order.timeouts.get().due_at
+    for before, left, is_due in ((2.5, 2.5, False), (0, 0.0, True), (-3, 0.0, True)):
+        with clock.set_to(due_at - timedelta(seconds=before)):
+            seen = render('{% deadline order "remind" as due %}{{ due.seconds_left }} {{ due.is_due }}', order=order)
+        assert seen == f"{left} {is_due}"
+
+
+def test_a_key_and_a_former_round_are_told_apart(order: Order) -> None:
+    dq.schedule_timeout(order, "remind", minutes=9, key="k")
+    text = '{% deadline order "remind" "k" as due %}{{ due.timeout_id }}'
+    assert render(text, order=order) == str(order.timeouts.get(key="k").pk)
+
+
+def test_a_missing_object_has_no_deadline_and_an_unknown_policy_is_an_error(order: Order) -> None:
+    assert render('{% deadline nobody "remind" as due %}[{% countdown due %}]') == "[]"
+    with pytest.raises(dq.UnknownPolicy):
+        render('{% deadline order "remnid" as due %}', order=order)
+
+
+def test_the_element_says_in_words_and_in_numbers_until_when(order: Order) -> None:
+    due_at = order.timeouts.get().due_at
+    shown = render('{% countdown order "remind" label="Time left to <pay>" %}', order=order)
+    assert f'data-due="{round(due_at.timestamp() * 1000)}"' in shown
+    assert f'datetime="{due_at.isoformat()}"' in shown
+    assert 'role="timer" aria-label="Time left to &lt;pay&gt;"' in shown
+    local = timezone.localtime(due_at)
+    assert f"until {local:%b}" in shown and f"{local:%Z}" in shown
+    assert 'data-left="{time} left" data-done="time is up"' in shown
+    assert "data-announce" in shown
+    assert not {"style=", "onclick", "<script"} & set(shown.split())
+
+
+def test_it_counts_from_the_clock_that_decides(order: Order) -> None:
+    moment = timezone.now() + timedelta(hours=3)
+    with clock.set_to(moment):
+        shown = render('{% countdown order "remind" %}', order=order)
+    assert f'data-now="{round(moment.timestamp() * 1000)}"' in shown
+
+
+def test_numbers_for_scripts_stay_plain_in_every_language(order: Order, settings: Any) -> None:
+    settings.USE_THOUSAND_SEPARATOR = True
+    with translation.override("de"):
+        shown = render('{% countdown order "remind" %}', order=order)
+    assert f'data-due="{round(order.timeouts.get().due_at.timestamp() * 1000)}"' in shown
+    assert 'lang="de"' in shown
+
+
+def test_a_moment_or_a_read_deadline_is_shown_without_a_query(order: Order) -> None:
+    annotated = Order.objects.annotate(until=dq.Deadline("remind")).get(pk=order.pk)
+    read = Countdown(timezone.now() + timedelta(minutes=1), "pending", timezone.now())
+    with CaptureQueriesContext(connection) as captured:
+        first = render("{% countdown order.until announce=False %}", order=annotated)
+        second = render('{% countdown read done="too late" at_zero="reload" sync="/at?a=1&b=2" %}', read=read)
+    assert "delayq-countdown" in first and "data-announce" not in first
+    assert 'data-done="too late" data-at-zero="reload" data-sync="/at?a=1&amp;b=2"' in second
+    assert len(captured) == 0
+
+
+def test_nothing_is_shown_of_what_is_not_pending(order: Order) -> None:
+    dq.cancel_timeout(order, "remind")
+    assert render('[{% countdown order "remind" %}]', order=order) == "[]"
+    assert render("[{% countdown nothing %}]", nothing=None) == "[]"
+
+
+def test_an_unknown_wish_is_refused(order: Order) -> None:
+    with pytest.raises(TemplateSyntaxError, match='"reload"'):
+        render('{% countdown order "remind" at_zero="reloda" %}', order=order)
+
+
+def test_naive_moments_are_of_the_default_zone(settings: Any) -> None:
+    settings.USE_TZ = False
+    moment = datetime(2030, 1, 1, 12, 0)  # noqa: DTZ001 - as USE_TZ=False has it
+    assert 'datetime="2030-01-01T15:00:00+00:00"' in render("{% countdown moment %}", moment=moment)
