@@ -1,0 +1,230 @@
+"""The ledger's list and detail page. Nothing is added, changed or deleted here but by the operator's actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.core.paginator import InvalidPage
+from django.utils.translation import gettext_lazy as _
+
+from django_delayq.admin import dates, telling
+from django_delayq.admin.filters import DueFilter, ObjectFilter, PolicyFilter, QueueFilter, leads
+from django_delayq.admin.objects import ObjectColumn
+from django_delayq.admin.reading import NEWEST, Order, Window, WindowPaginator, choose
+from django_delayq.admin.searching import MOST_FOUND, found_ids
+from django_delayq.admin.wording import badge, deadline, time_tag
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+    from django.http import HttpRequest
+
+    _ChangeList = ChangeList
+    _ModelAdmin = admin.ModelAdmin[Timeout]
+else:
+    _ChangeList, _ModelAdmin = ChangeList, admin.ModelAdmin
+
+FURTHER: Final = "further"
+
+
+class LedgerChangeList(_ChangeList):
+    """A list that reads one window of the ledger (`reading.py`), whatever it is asked for."""
+
+    order: Order
+    window: Window
+    is_all_of_the_window: bool
+    """Whether the window's rows are the list's, so that nothing is left to be filtered or sorted."""
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        """The filters of the address; where its window begins is none of them."""
+        found = super().get_filters_params(params)
+        found.pop(FURTHER, None)
+        return found
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """The order of the index that the list is read by: any other would sort the table."""
+        return self.order.fields
+
+    def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
+        """The rows of this window that fit all filters."""
+        self.order, self.window = self._choose()
+        rows = super().get_queryset(request, exclude_parameters)
+        return rows.filter(pk__in=self.window.ids)
+
+    def get_results(self, request: HttpRequest) -> None:
+        """The rows of one page, read by their ids."""
+        paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
+        if self.is_all_of_the_window:
+            paginator.ids_known = self.window.ids  # type: ignore[attr-defined]
+        try:
+            page = paginator.page(self.page_num)
+        except InvalidPage as error:
+            raise IncorrectLookupParameters from error
+        self.result_count, self.full_result_count = paginator.count, None
+        self.show_full_result_count, self.show_admin_actions = False, True
+        self.can_show_all, self.multi_page = False, paginator.count > self.list_per_page
+        self.result_list, self.paginator = page.object_list, paginator
+
+    def _choose(self) -> tuple[Order, Window]:
+        if self.query:
+            self.is_all_of_the_window = not self.get_filters_params()
+            return NEWEST, Window(found_ids(self.root_queryset, self.query), "")
+        ways = leads(self.params, dates.chosen(self.params))
+        lead, window = choose(self.root_queryset, ways, self.params.get(FURTHER, ""))
+        # What fits into one window may be sorted: by the order that the last way has, which is the one expected.
+        order = lead.order if window.further else ways[-1].order
+        self.is_all_of_the_window = order is lead.order and set(self.get_filters_params()) <= lead.parameters
+        return order, window
+
+    def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
+        """An address of this list. Another page stays in the window; other filters begin anew."""
+        stays = new_params is not None and set(new_params) <= {PAGE_VAR, FURTHER}
+        return super().get_query_string(new_params, remove if stays else [*(remove or []), FURTHER])
+
+    @property
+    def further(self) -> str:
+        """The address of the next window; empty: this was the last one."""
+        return self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
+
+    @property
+    def is_further(self) -> bool:
+        """Whether this is not the first window."""
+        return bool(self.params.get(FURTHER))
+
+    @property
+    def from_the_start(self) -> str:
+        """The address of the first window."""
+        return self.get_query_string({}, [FURTHER])
+
+    @property
+    def found_too_much(self) -> int:
+        """The number of hits that a search shows at most, if there are that many; else 0."""
+        return MOST_FOUND if self.query and len(self.window.ids) >= MOST_FOUND else 0
+
+    @property
+    def looked_at(self) -> int:
+        """How many rows the window has."""
+        return len(self.window.ids)
+
+    @property
+    def date_links(self) -> list[dates.DateLink]:
+        """The dates to go to."""
+        return dates.links(self.root_queryset, self.params, self.get_query_string)
+
+
+@admin.register(Timeout)
+class TimeoutAdmin(_ModelAdmin):
+    """Who waits for what until when, and the story behind each row."""
+
+    list_display = ("id", "policy", "object_shown", "key", "state_badge", "deadline", "attempts", "reason")
+    list_filter = (DueFilter, "state", PolicyFilter, QueueFilter, ObjectFilter)
+    search_fields = ("object_id", "key")
+    search_help_text = _("object id or key, in full")
+    date_hierarchy = dates.FIELD
+    sortable_by = ()
+    ordering = ("-id",)
+    list_per_page = 50
+    paginator = WindowPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they would count the table, once for each choice of each filter
+    list_select_related = False  # a join would hide the rows whose kind of object is gone
+    fieldsets = (
+        (None, {"fields": ("policy", "object_shown", "key", "state_badge", "cause", "reason")}),
+        (_("Story"), {"fields": ("story",)}),
+        (_("Failures"), {"fields": ("attempts", "failures")}),
+        (_("Times"), {"fields": ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")}),
+        (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
+    )
+
+    class Media:
+        css = {"all": ("django_delayq/admin.css",)}
+        js = ("django_delayq/admin.js",)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LedgerChangeList
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """With the column of objects made for this visitor, who may not look at all of them."""
+        shown = ObjectColumn(request, self.admin_site)
+        return [shown if name == "object_shown" else name for name in self.list_display]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
+        return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
+        """With the object made for this visitor."""
+        shown = ObjectColumn(request, self.admin_site)
+        return [
+            (title, {**options, "fields": [shown if name == "object_shown" else name for name in options["fields"]]})
+            for title, options in self.fieldsets
+        ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Timeout]:
+        """For the list without the columns that may be large."""
+        rows = super().get_queryset(request)
+        match = request.resolver_match
+        is_list = match is not None and str(match.url_name).endswith("_changelist")
+        return rows.defer("history", "payload") if is_list else rows
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """As they are: the change list has read the hits already."""
+        return queryset, False
+
+    @admin.display(description=_("object"))
+    def object_shown(self, row: Timeout) -> str:
+        """The object's id; where there is a visitor, `ObjectColumn` stands in its place."""
+        return row.object_id
+
+    @admin.display(description=_("state"))
+    def state_badge(self, row: Timeout) -> str:
+        return badge(row.state)
+
+    @admin.display(description=_("deadline"))
+    def deadline(self, row: Timeout) -> str:
+        return deadline(row)
+
+    @admin.display(description=_("next attempt"))
+    def next_attempt(self, row: Timeout) -> str:
+        return telling.next_attempt(row)
+
+    @admin.display(description=_("counts from"))
+    def counts_from(self, row: Timeout) -> str:
+        return time_tag(row.since_at)
+
+    @admin.display(description=_("first deadline"))
+    def first_deadline(self, row: Timeout) -> str:
+        return time_tag(row.first_due_at)
+
+    @admin.display(description=_("created"))
+    def created(self, row: Timeout) -> str:
+        return time_tag(row.created_at)
+
+    @admin.display(description=_("settled"))
+    def settled(self, row: Timeout) -> str:
+        return time_tag(row.settled_at)
+
+    @admin.display(description=_("what happened"))
+    def story(self, row: Timeout) -> str:
+        return telling.story(row)
+
+    @admin.display(description=_("payload"))
+    def payload_shown(self, row: Timeout) -> str:
+        return telling.payload(row)
+
+    @admin.display(description=_("failures"))
+    def failures(self, row: Timeout) -> str:
+        return telling.failures(row)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Timeout | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Timeout | None = None) -> bool:
+        return False
