@@ -13,6 +13,8 @@ from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from django_delayq.models import TimeoutQuerySet
 
 
@@ -24,11 +26,18 @@ def tables_of(model: type[Model]) -> list[type[Model]]:
 
 def of_object(obj: Model) -> TimeoutQuerySet:
     """Every row about `obj`, of whatever policy, also as an object of its parents' kinds."""
-    using = database_of(type(obj), obj)
+    return of_objects([obj])
+
+
+def of_objects(objects: Sequence[Model]) -> TimeoutQuerySet:
+    """Every row about any of `objects`, which are of one model."""
+    model = type(objects[0])
+    using = database_of(model, objects[0])
     about = Q(pk__in=[])
-    for table in tables_of(type(obj)):
+    for table in tables_of(model):
         key: Any = table._meta.pk
-        about |= Q(content_type=_kind(table, using), object_id=object_id_of(table, getattr(obj, key.attname)))
+        ids = [object_id_of(table, getattr(obj, key.attname)) for obj in objects]
+        about |= Q(content_type=_kind(table, using), object_id__in=ids)
     rows: TimeoutQuerySet = Timeout.objects.using(using).filter(about)
     return rows
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.admin.dates import DAY, MONTH, YEAR
-from django_delayq.admin.reading import BY_DEADLINE, LATELY, NEWEST, SOONEST, Lead
+from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies, registry
 from django_delayq.worker.queues import declared_queues
@@ -138,25 +138,37 @@ def leads(params: dict[str, Any], dates: DateRange | None) -> list[Lead]:
     found = []
     if params.get(OBJECT):
         found.append(Lead(object_condition(params[OBJECT]), NEWEST, frozenset({OBJECT})))
+    by_state = _state_lead(params)
     if params.get(POLICY):
-        found.append(Lead(Q(policy__in=labels_of(params[POLICY])), NEWEST, frozenset({POLICY})))
-    found.extend(_state_leads(params))
+        found.extend(_policy_leads(labels_of(params[POLICY]), by_state))
+    elif by_state:
+        found.append(by_state)
     if dates is not None:
         first, behind = dates.moments()
         found.append(Lead(Q(due_at__gte=first, due_at__lt=behind), BY_DEADLINE, frozenset({YEAR, MONTH, DAY})))
     return found or [Lead(Q(), NEWEST)]
 
 
-def _state_leads(params: dict[str, Any]) -> list[Lead]:
+def _policy_leads(labels: tuple[str, ...], by_state: Lead | None) -> list[Lead]:
+    """By policy and state, which is one index; without a state some rows of each, for people who look around."""
+    of_policy = Q(policy__in=labels)
+    if by_state is None:
+        states = tuple(Q(state=state) for state in Timeout.State.values)
+        return [Lead(of_policy, NEWEST, frozenset({POLICY}), states)]
+    order = SOONEST if by_state.order is SOONEST else LATEST
+    return [Lead(of_policy & by_state.condition, order, by_state.parameters | {POLICY})]
+
+
+def _state_lead(params: dict[str, Any]) -> Lead | None:
     state, due = params.get(STATE), params.get(DUE)
     if due in {"hour", "overdue"}:
-        return [Lead(due_condition(due), SOONEST, frozenset({DUE}))]
+        return Lead(due_condition(due), SOONEST, frozenset({DUE}))
     if due == "retrying":
-        return [Lead(Q(state=Timeout.State.PENDING, settled_at__isnull=True), SOONEST)]
+        return Lead(Q(state=Timeout.State.PENDING, settled_at__isnull=True), SOONEST)
     answered = frozenset({DUE if due == "dead" else STATE})
     state = "dead" if due == "dead" else state
     if state not in Timeout.State.values:
-        return []
+        return None
     if Timeout.State(state).is_settled:
-        return [Lead(Q(state=state, settled_at__isnull=False), LATELY, answered)]
-    return [Lead(Q(state=state, settled_at__isnull=True), SOONEST, answered)]
+        return Lead(Q(state=state, settled_at__isnull=False), LATELY, answered)
+    return Lead(Q(state=state, settled_at__isnull=True), SOONEST, answered)

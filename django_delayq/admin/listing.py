@@ -8,19 +8,24 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.core.paginator import InvalidPage
+from django.urls import path
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import dates, telling
+from django_delayq.admin.actions import steering_actions
 from django_delayq.admin.filters import DueFilter, ObjectFilter, PolicyFilter, QueueFilter, leads
 from django_delayq.admin.objects import ObjectColumn
+from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.reading import NEWEST, Order, Window, WindowPaginator, choose
 from django_delayq.admin.searching import MOST_FOUND, found_ids
+from django_delayq.admin.steering_pages import buttons, steer_view
 from django_delayq.admin.wording import badge, deadline, time_tag
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
-    from django.http import HttpRequest
+    from django.http import HttpRequest, HttpResponse
 
     _ChangeList = ChangeList
     _ModelAdmin = admin.ModelAdmin[Timeout]
@@ -63,7 +68,9 @@ class LedgerChangeList(_ChangeList):
             page = paginator.page(self.page_num)
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
-        self.result_count, self.full_result_count = paginator.count, None
+        self.result_count = paginator.count
+        narrowed = bool(self.query or self.get_filters_params())
+        self.full_result_count = None if narrowed else self.result_count  # None: offers the way back to all
         self.show_full_result_count, self.show_admin_actions = False, True
         self.can_show_all, self.multi_page = False, paginator.count > self.list_per_page
         self.result_list, self.paginator = page.object_list, paginator
@@ -75,7 +82,7 @@ class LedgerChangeList(_ChangeList):
         ways = leads(self.params, dates.chosen(self.params))
         lead, window = choose(self.root_queryset, ways, self.params.get(FURTHER, ""))
         # What fits into one window may be sorted: by the order that the last way has, which is the one expected.
-        order = lead.order if window.further else ways[-1].order
+        order = ways[-1].order if window.is_whole else lead.order
         self.is_all_of_the_window = order is lead.order and set(self.get_filters_params()) <= lead.parameters
         return order, window
 
@@ -119,13 +126,14 @@ class LedgerChangeList(_ChangeList):
 class TimeoutAdmin(_ModelAdmin):
     """Who waits for what until when, and the story behind each row."""
 
-    list_display = ("id", "policy", "object_shown", "key", "state_badge", "deadline", "attempts", "reason")
+    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_badge", "attempts", "reason", "key")
     list_filter = (DueFilter, "state", PolicyFilter, QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
-    search_help_text = _("object id or key, in full")
+    search_help_text = _("In full, as the ledger has it.")
     date_hierarchy = dates.FIELD
     sortable_by = ()
     ordering = ("-id",)
+    actions = steering_actions()
     list_per_page = 50
     paginator = WindowPaginator
     show_full_result_count = False
@@ -175,6 +183,12 @@ class TimeoutAdmin(_ModelAdmin):
         """As they are: the change list has read the hits already."""
         return queryset, False
 
+    @admin.display(description=_("policy"))
+    def policy_shown(self, row: Timeout) -> str:
+        """The policy's name, and below it the rest of its label."""
+        of, _dot, name = row.policy.rpartition(".")
+        return format_html('{}<br><span class="delayq-more">{}</span>', name, of)
+
     @admin.display(description=_("object"))
     def object_shown(self, row: Timeout) -> str:
         """The object's id; where there is a visitor, `ObjectColumn` stands in its place."""
@@ -219,6 +233,25 @@ class TimeoutAdmin(_ModelAdmin):
     @admin.display(description=_("failures"))
     def failures(self, row: Timeout) -> str:
         return telling.failures(row)
+
+    def get_urls(self) -> list[Any]:
+        """With the pages that ask once more and then act."""
+
+        def steer(request: HttpRequest, operation: str) -> HttpResponse:
+            return steer_view(request, operation, self.admin_site)
+
+        own = path("steer/<slug:operation>/", self.admin_site.admin_view(steer), name="django_delayq_timeout_steer")
+        return [own, *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        row = context.get("original")
+        context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Those that the visitor may do."""
+        allowed = {f"{name}_timeouts" for name, operation in OPERATIONS.items() if operation.is_allowed(request)}
+        return {name: action for name, action in super().get_actions(request).items() if name in allowed}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.options import IS_POPUP_VAR
 from django.db.models import Q, Subquery
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin.about import kinds_of, of_each
+from django_delayq.admin.actions import steering_actions
 from django_delayq.admin.filters import due_condition
+from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.wording import countdown, time_tag
 from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
@@ -91,6 +94,18 @@ class TimeoutAdminMixin(_Mixin):
     def get_list_filter(self, request: HttpRequest) -> Any:
         given = [*super().get_list_filter(request)]
         return [*given, TimeoutsFilter] if self._sees_timeouts(request) else given
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """With those on timeouts that the visitor may do."""
+        found: dict[str, Any] = super().get_actions(request)
+        if self.actions is None or IS_POPUP_VAR in request.GET:
+            return found
+        for action in steering_actions(of_the_objects=True):
+            operation = OPERATIONS[action.__name__.removesuffix("_timeouts")]
+            if operation.is_allowed(request):
+                words = _("Timeouts: {what}").format(what=operation.button)
+                found[action.__name__] = (action, action.__name__, words)
+        return found
 
     @property
     def media(self) -> forms.Media:

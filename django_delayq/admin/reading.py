@@ -48,6 +48,7 @@ class Order:
 
 NEWEST = Order("id", True, _("Newest first."))
 SOONEST = Order("run_at", False, _("What is due soonest comes first."))
+LATEST = Order("run_at", True, _("What was due last comes first."))
 LATELY = Order("settled_at", True, _("What was settled last comes first."))
 BY_DEADLINE = Order("due_at", False, _("Ordered by deadline."))
 
@@ -60,6 +61,8 @@ class Lead:
     order: Order
     parameters: frozenset[str] = frozenset()
     """What in an address it answers in full: nothing of that is left to be filtered."""
+    parts: tuple[Q, ...] = ()
+    """Given where the index has this order only within each of them: then some of each are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,13 @@ class Window:
     ids: Sequence[int]
     further: str
     """Where the next window begins; empty: there is none."""
+    of_each: int = 0
+    """How many rows of each part were read, if that were not all of them."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing lies beyond it."""
+        return not self.further and not self.of_each
 
 
 def choose(rows: QuerySet[Any], leads: Sequence[Lead], start: str) -> tuple[Lead, Window]:
@@ -80,13 +90,15 @@ def choose(rows: QuerySet[Any], leads: Sequence[Lead], start: str) -> tuple[Lead
     if not start:
         for lead in leads[:-1]:
             found = read(rows, lead, "")
-            if not found.further:
+            if found.is_whole:
                 return lead, found
     return leads[-1], read(rows, leads[-1], start)
 
 
 def read(rows: QuerySet[Any], lead: Lead, start: str) -> Window:
     """The ids of the next `WINDOW` rows of this lead after `start`."""
+    if lead.parts:
+        return _read_parts(rows, lead)
     column = lead.order.column
     wanted = rows.filter(lead.condition).order_by(*lead.order.fields)
     if start:
@@ -97,6 +109,17 @@ def read(rows: QuerySet[Any], lead: Lead, start: str) -> Window:
         return Window(ids, "")
     last, value = found[WINDOW - 1]
     return Window(ids, str(last) if column == "id" else f"{value.isoformat()}_{last}")
+
+
+def _read_parts(rows: QuerySet[Any], lead: Lead) -> Window:
+    """The first ids of each part, in the order of the list."""
+    most = WINDOW // len(lead.parts)
+    found = [
+        list(rows.filter(lead.condition & part).order_by("-run_at", "-id").values_list("id", flat=True)[: most + 1])
+        for part in lead.parts
+    ]
+    ids = sorted((pk for part in found for pk in part[:most]), reverse=True)
+    return Window(ids, "", of_each=most if any(len(part) > most for part in found) else 0)
 
 
 def _behind(order: Order, start: str) -> Q:

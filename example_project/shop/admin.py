@@ -32,7 +32,7 @@ class AcceptanceInline(AcceptanceInlineBase):
 class OrderAdmin(TimeoutAdminMixin, OrderAdminBase):
     """Saving an order here arms and cancels its timeouts, as saving it anywhere does."""
 
-    list_display = ("reference", "product", "customer", "status", "placed_at", "cancel_reason")
+    list_display = ("reference", "product", "customer", "status", "next_deadline", "placed_at", "cancel_reason")
     list_filter = ("status", "cancel_reason")
     list_select_related = ("customer",)
     search_fields = ("reference", "customer__name")
