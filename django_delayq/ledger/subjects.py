@@ -97,14 +97,21 @@ def _subject_of_row(row: Timeout) -> Subject:
         raise ValueError("This Timeout is not a row of the ledger.")
     policy = registry.get(row.policy)
     using = row._state.db or database_of(Timeout)
-    content_type = ContentType.objects.db_manager(using).get_for_id(row.content_type_id)
-    model = policy.model if policy else content_type.model_class()
+    model = policy.model if policy else model_of_kind(row.content_type_id, using)
     try:
         pk = None if model is None else pk_of(model, row.object_id)
     except ValueError:
         model, pk = None, None
     labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
     return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
+
+
+def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
+    """The model that a row's content type names; None if the model, or the content type itself, is gone."""
+    try:
+        return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
+    except ContentType.DoesNotExist:
+        return None
 
 
 def object_id_of(model: type[Model], pk: Any) -> str:
