@@ -11,5 +11,6 @@ from __future__ import annotations
 from django_delayq.admin.inlines import TimeoutInline
 from django_delayq.admin.listing import TimeoutAdmin
 from django_delayq.admin.mixins import TimeoutAdminMixin
+from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
 
-__all__ = ["TimeoutAdmin", "TimeoutAdminMixin", "TimeoutInline"]
+__all__ = ["PolicyChangeAdmin", "PolicyControlAdmin", "TimeoutAdmin", "TimeoutAdminMixin", "TimeoutInline"]

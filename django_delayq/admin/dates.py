@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.formats import date_format
+from django.utils.translation import gettext as _
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +61,14 @@ def chosen(params: dict[str, Any]) -> DateRange | None:
         raise IncorrectLookupParameters(error) from error
 
 
+def condition(shown: DateRange | None) -> Q:
+    """The rows that are due then."""
+    if shown is None:
+        return Q()
+    first, behind = shown.moments()
+    return Q(**{f"{FIELD}__gte": first, f"{FIELD}__lt": behind})
+
+
 def links(rows: QuerySet[Any], params: dict[str, Any], address_of: Callable[..., str]) -> list[DateLink]:
     """What the page offers: the way back up, the date that is shown, and the dates below it that have rows.
 
@@ -86,8 +96,6 @@ def links(rows: QuerySet[Any], params: dict[str, Any], address_of: Callable[...,
 
 
 def _all(address_of: Callable[..., str]) -> DateLink:
-    from django.utils.translation import gettext as _
-
     return DateLink(_("All dates"), address_of({}, [FIELD]))
 
 
@@ -106,7 +114,7 @@ def _first_days(
     """The first day of each period from `first` to before `behind` in which a row is due."""
     deadlines = rows.order_by(FIELD, "id").values_list(FIELD, flat=True)
     start, end = first, _moment(behind)
-    for _ in range(most):
+    for _period in range(most):
         found = deadlines.filter(**{f"{FIELD}__gte": _moment(start), f"{FIELD}__lt": end}).first()
         if found is None:
             return

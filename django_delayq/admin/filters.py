@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.admin.dates import DAY, MONTH, YEAR
+from django_delayq.admin.dates import FIELD, condition
 from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies, registry
@@ -144,8 +144,7 @@ def leads(params: dict[str, Any], dates: DateRange | None) -> list[Lead]:
     elif by_state:
         found.append(by_state)
     if dates is not None:
-        first, behind = dates.moments()
-        found.append(Lead(Q(due_at__gte=first, due_at__lt=behind), BY_DEADLINE, frozenset({YEAR, MONTH, DAY})))
+        found.append(Lead(condition(dates), BY_DEADLINE, frozenset({FIELD})))
     return found or [Lead(Q(), NEWEST)]
 
 

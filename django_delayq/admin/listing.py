@@ -8,6 +8,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.core.paginator import InvalidPage
+from django.db import transaction
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
@@ -40,13 +41,15 @@ class LedgerChangeList(_ChangeList):
 
     order: Order
     window: Window
+    date_range: dates.DateRange | None
     is_all_of_the_window: bool
     """Whether the window's rows are the list's, so that nothing is left to be filtered or sorted."""
 
     def get_filters_params(self, params: Any = None) -> Any:
-        """The filters of the address; where its window begins is none of them."""
+        """The filters of the address; where its window begins is none of them, and the dates are our own."""
         found = super().get_filters_params(params)
-        found.pop(FURTHER, None)
+        for name in (FURTHER, dates.YEAR, dates.MONTH, dates.DAY):
+            found.pop(name, None)
         return found
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
@@ -56,8 +59,8 @@ class LedgerChangeList(_ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         """The rows of this window that fit all filters."""
         self.order, self.window = self._choose()
-        rows = super().get_queryset(request, exclude_parameters)
-        return rows.filter(pk__in=self.window.ids)
+        rows = super().get_queryset(request, exclude_parameters).filter(pk__in=self.window.ids)
+        return rows.filter(dates.condition(self.date_range))
 
     def get_results(self, request: HttpRequest) -> None:
         """The rows of one page, read by their ids."""
@@ -69,21 +72,23 @@ class LedgerChangeList(_ChangeList):
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
         self.result_count = paginator.count
-        narrowed = bool(self.query or self.get_filters_params())
+        narrowed = bool(self.query or self.date_range or self.get_filters_params())
         self.full_result_count = None if narrowed else self.result_count  # None: offers the way back to all
         self.show_full_result_count, self.show_admin_actions = False, True
         self.can_show_all, self.multi_page = False, paginator.count > self.list_per_page
         self.result_list, self.paginator = page.object_list, paginator
 
     def _choose(self) -> tuple[Order, Window]:
+        self.date_range = dates.chosen(self.params)
+        asked = set(self.get_filters_params()) | ({dates.FIELD} if self.date_range else set())
         if self.query:
-            self.is_all_of_the_window = not self.get_filters_params()
+            self.is_all_of_the_window = not asked
             return NEWEST, Window(found_ids(self.root_queryset, self.query), "")
-        ways = leads(self.params, dates.chosen(self.params))
+        ways = leads(self.params, self.date_range)
         lead, window = choose(self.root_queryset, ways, self.params.get(FURTHER, ""))
         # What fits into one window may be sorted: by the order that the last way has, which is the one expected.
         order = ways[-1].order if window.is_whole else lead.order
-        self.is_all_of_the_window = order is lead.order and set(self.get_filters_params()) <= lead.parameters
+        self.is_all_of_the_window = order is lead.order and asked <= lead.parameters
         return order, window
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
@@ -130,7 +135,6 @@ class TimeoutAdmin(_ModelAdmin):
     list_filter = (DueFilter, "state", PolicyFilter, QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
     search_help_text = _("In full, as the ledger has it.")
-    date_hierarchy = dates.FIELD
     sortable_by = ()
     ordering = ("-id",)
     actions = steering_actions()
@@ -240,8 +244,9 @@ class TimeoutAdmin(_ModelAdmin):
         def steer(request: HttpRequest, operation: str) -> HttpResponse:
             return steer_view(request, operation, self.admin_site)
 
-        own = path("steer/<slug:operation>/", self.admin_site.admin_view(steer), name="django_delayq_timeout_steer")
-        return [own, *super().get_urls()]
+        # Each page of rows is a transaction of its own, with its log: not one for all of them around the request.
+        view = transaction.non_atomic_requests(self.admin_site.admin_view(steer))
+        return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = context.get("original")

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django import forms
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
@@ -24,13 +25,18 @@ if TYPE_CHECKING:
 State = Timeout.State
 
 
+def local_time() -> str:
+    """Which time is meant, for whoever enters one."""
+    return _("Local time ({zone}).").format(zone=timezone.get_current_timezone_name())
+
+
 class ReasonForm(forms.Form):
-    """Why it is done; kept in the row's story, in the log and nowhere else."""
+    """Why it is done; kept with what was changed, and in the log."""
 
     reason = forms.CharField(
         label=_("Reason"),
         max_length=MAX_REASON,
-        help_text=_("Kept in the story of each timeout, for whoever asks later."),
+        help_text=_("Kept for whoever asks later."),
         widget=forms.TextInput(attrs={"size": 60, "autocomplete": "off"}),
     )
 
@@ -49,10 +55,13 @@ class PostponeForm(ReasonForm):
     at = forms.DateTimeField(
         label=_("Or to this moment"),
         required=False,
-        help_text=_("Local time."),
         widget=forms.DateTimeInput(format="%Y-%m-%dT%H:%M", attrs={"type": "datetime-local"}),
     )
     field_order = ("amount", "unit", "at", "reason")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["at"].help_text = local_time()
 
     def clean(self) -> dict[str, Any]:
         """Either of the two, and no moment that has passed."""
