@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -15,6 +16,14 @@ from tests.testapp.models import Order
 LIST = "admin:django_delayq_timeout_changelist"
 DETAIL = "admin:django_delayq_timeout_change"
 STEER = "admin:django_delayq_timeout_steer"
+
+
+def stored(pk: int | None = None) -> dict[str, Any]:
+    """All columns of the one row that there is, or of this one."""
+    rows = Timeout.objects.all() if pk is None else Timeout.objects.filter(pk=pk)
+    columns = [field.attname for field in Timeout._meta.concrete_fields]
+    found: dict[str, Any] = rows.values(*columns).get()
+    return found
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.admin import steering_pages
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import DETAIL, LIST, STEER
+from tests.integration.admin.conftest import DETAIL, LIST, STEER, stored
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +66,7 @@ def is_done(operation: str, before: Timeout) -> bool:
 def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, operation: str) -> None:
     (row,) = fitting(operation)
     client = staff("view_timeout", f"{operation}_timeout")
-    answer = client.post(address(operation), form([row]))
+    answer: Any = client.post(address(operation), form([row]))
     assert answer.status_code == 302 and answer.url == reverse(LIST)
     assert is_done(operation, row)
     after = Timeout.objects.get(pk=row.pk)
@@ -82,7 +82,7 @@ def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, 
 @pytest.mark.parametrize("who", ["anonymous", "visitor", "staff", "viewer", "the other permissions", "no view"])
 def test_without_its_permission_an_operation_is_refused(staff: Staff, operation: str, who: str) -> None:
     (row,) = fitting(operation)
-    before = Timeout.objects.filter(pk=row.pk).values().get()
+    before = stored(row.pk)
     others = [f"{other}_timeout" for other in OPERATIONS if other != operation]
     client = {
         "anonymous": Client,
@@ -95,28 +95,29 @@ def test_without_its_permission_an_operation_is_refused(staff: Staff, operation:
     if who == "visitor":
         client.force_login(User.objects.create_user("visitor"))
     refusal = 302 if who in {"anonymous", "visitor"} else 403
-    for answer in (
+    answers: list[Any] = [
         client.post(address(operation), form([row])),
         client.post(address(operation), {"ids": row.pk}),
         client.get(address(operation), {"ids": row.pk}),
-    ):
+    ]
+    for answer in answers:
         assert answer.status_code == refusal
         assert refusal == 403 or answer.url.startswith(reverse("admin:login"))
     answer = client.post(reverse(LIST), {"action": f"{operation}_timeouts", "_selected_action": [row.pk]})
     assert "confirmed" not in answer.content.decode()
-    assert Timeout.objects.filter(pk=row.pk).values().get() == before
+    assert stored(row.pk) == before
     assert not LogEntry.objects.exists()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_page_asks_first_and_changes_nothing(admin_client: Client, operation: str) -> None:
     (row,) = fitting(operation)
-    before = Timeout.objects.values().get()
+    before = stored()
     page = admin_client.get(address(operation), {"ids": row.pk}).content.decode()
     assert f"order {row.object_id}" in page and 'name="confirmed"' in page and "csrfmiddlewaretoken" in page
     # A link that claims to be confirmed is none: changes are made by POST.
     admin_client.get(address(operation), form([row]))
-    assert Timeout.objects.values().get() == before and not LogEntry.objects.exists()
+    assert stored() == before and not LogEntry.objects.exists()
 
 
 def test_a_post_from_another_site_is_refused(row: Timeout) -> None:
@@ -200,11 +201,11 @@ def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> No
 )
 def test_a_form_that_says_nonsense_changes_nothing_and_comes_back(admin_client: Client, fields: dict[str, str]) -> None:
     (row,) = make()
-    before = Timeout.objects.values().get()
+    before = stored()
     answer = admin_client.post(address("postpone"), form([row], **fields))
     assert answer.status_code == 200
     assert "errorlist" in answer.content.decode()
-    assert Timeout.objects.values().get() == before and not LogEntry.objects.exists()
+    assert stored() == before and not LogEntry.objects.exists()
 
 
 def test_postponed_to_a_moment_in_local_time(admin_client: Client) -> None:
@@ -238,8 +239,9 @@ def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> N
 def test_after_the_deed_the_visitor_is_back_where_he_came_from_but_never_elsewhere(admin_client: Client) -> None:
     rows = make(count=2)
     here = reverse(DETAIL, args=[rows[0].pk])
-    assert admin_client.post(address("cancel"), form(rows[:1], back=here)).url == here
-    evil = admin_client.post(address("cancel"), form(rows[1:], back="https://evil.example/"))
+    done: Any = admin_client.post(address("cancel"), form(rows[:1], back=here))
+    assert done.url == here
+    evil: Any = admin_client.post(address("cancel"), form(rows[1:], back="https://evil.example/"))
     assert evil.url == reverse(LIST)
 
 

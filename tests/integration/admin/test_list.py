@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -217,7 +217,7 @@ def test_the_dates_lead_from_year_to_day_and_show_only_what_there_is(viewer: Cli
     rows = dict(zip(("a", "b", "c"), fill(3), strict=True))
     days = {"a": (2027, 3, 31), "b": (2027, 3, 1), "c": (2029, 12, 31)}
     for name, (year, month, day) in days.items():
-        moment = timezone.datetime(year, month, day, 23, 59, tzinfo=here)
+        moment = datetime(year, month, day, 23, 59, tzinfo=here)
         Timeout.objects.filter(pk=rows[name]).update(due_at=moment)
 
     def offered(query: str) -> list[tuple[str, bool]]:

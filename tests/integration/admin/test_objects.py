@@ -59,10 +59,10 @@ def page_of(obj: Any) -> str:
     return f"/admin/testapp/{obj._meta.model_name}/{obj.pk}/change/"
 
 
-def orders(count: int, **delay: float) -> list[Order]:
+def orders(count: int, hours: float = 1) -> list[Order]:
     made = [Order.objects.create(status="new") for _ in range(count)]
     for order in made:
-        dq.schedule_timeout(order, "remind", **(delay or {"hours": 1}))
+        dq.schedule_timeout(order, "remind", hours=hours)
     return made
 
 
@@ -212,7 +212,7 @@ def test_an_action_on_objects_asks_about_their_timeouts_and_does_it(admin_client
     asked = admin_client.post(ORDERS, sent)
     assert asked.context["ids"] == str(chosen.timeouts.get(state="pending").pk)
     form = {"ids": asked.context["ids"], "confirmed": "yes", "reason": "asked", "amount": "3", "unit": "days"}
-    done = admin_client.post(asked.context["action"], {**form, "back": asked.context["back"]})
+    done: Any = admin_client.post(asked.context["action"], {**form, "back": asked.context["back"]})
     assert done.status_code == 302 and done.url == ORDERS
     assert LogEntry.objects.count() == 1
     assert other.timeouts.get().due_at < timezone.now() + timedelta(hours=2) and other.timeouts.get().state == "pending"

@@ -20,6 +20,7 @@ from django_delayq import TimeoutPolicy, controls, steering
 from django_delayq.admin import describing, policy_pages
 from django_delayq.admin.chart import chart
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from tests.integration.admin.conftest import stored
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -173,12 +174,12 @@ def test_a_post_from_another_site_is_refused() -> None:
 )
 def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order: Order, mode: str, words: str) -> None:
     fields = {"reason": "x", "amount": "0", "unit": "seconds", "mode": mode}
-    before = Timeout.objects.values().get()
+    before = stored()
     preview = admin_client.post(address("delay"), fields)
     text = preview.content.decode()
     assert "The delay in force: 30 min." in text and "Pending: 1." in text and words in text
     assert 'name="confirmed"' in text and state().after is None
-    assert Timeout.objects.values().get() == before
+    assert stored() == before
     back = admin_client.post(address("delay"), {**fields, "back": "Choose anew"}).content.decode()
     assert 'name="amount" value="0"' in back and state().after is None
     admin_client.post(address("delay"), {**fields, "confirmed": "yes"})
@@ -192,7 +193,7 @@ def test_the_declared_delay_holds_again(admin_client: Client, order: Order) -> N
     assert "5 h (declared: 30 min)" in page(admin_client)
     admin_client.post(address("delay"), {"reason": "x", "declared": "on", "mode": "recompute", "confirmed": "yes"})
     assert state().after is None
-    assert Timeout.objects.get().due_at == order.created_at + timedelta(minutes=30)
+    assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=30)
 
 
 @pytest.mark.django_db(transaction=True)  # rows are moved after the commit
@@ -275,7 +276,7 @@ def test_moving_for_too_long_is_left_to_a_worker(
     assert LogEntry.objects.count() == 1
     assert steering.go_on_with_moves("default") == 1
     assert PolicyChange.objects.get().finished_at is not None
-    assert Timeout.objects.get().due_at == order.created_at + timedelta(minutes=45)
+    assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=45)
 
 
 def test_policies_that_are_gone_but_have_rows_are_shown(admin_client: Client, order: Order) -> None:

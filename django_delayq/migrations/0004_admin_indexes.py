@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('contenttypes', '0002_remove_content_type_name'),
-        ('django_delayq', '0002_steering'),
+        ('django_delayq', '0003_workers'),
     ]
 
     operations = [
