@@ -156,13 +156,15 @@ class PolicyChangeAdmin(_Changes):
     """Who did what to which policy, when and why. Read-only."""
 
     list_display = ("at_shown", "policy", "what", "by", "reason", "moved", "unmoved", "finished")
-    list_display_links = None
     ordering = ("-id",)
     sortable_by = ()
     paginator = WindowPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_filter = ("what",)
+
+    class Media:
+        css = {"all": ("django_delayq/admin.css",)}
 
     @admin.display(description=gettext_lazy("at"))
     def at_shown(self, change: PolicyChange) -> str:

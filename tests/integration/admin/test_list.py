@@ -192,7 +192,7 @@ def test_a_uuid_is_found_however_it_is_written(viewer: Client) -> None:
 def test_a_search_is_capped_and_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(5, key="same")
     monkeypatch.setattr(searching, "MOST_FOUND", 3)
-    monkeypatch.setattr("django_delayq.admin.listing.MOST_FOUND", 3)
+    monkeypatch.setattr("django_delayq.admin.changelist.MOST_FOUND", 3)
     page = viewer.get(f"{reverse(LIST)}?q=same").content.decode()
     assert "Only the newest 3 hits are shown" in page
 
