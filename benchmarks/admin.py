@@ -5,7 +5,8 @@ The list as it opens, with each filter, each search and each date, its far pages
 DELAYQ_TEST_DB=postgresql python benchmarks/admin.py [--rows 1000000] [--times 5]
 
 Each figure is a whole request through Django's test client, without the network: middleware, login, queries and
-template. `first` is the first request, `p50` and `max` those of the repetitions.
+template. `first` is the first request, `p50` and `max` those of the repetitions; `cpu` is what a request takes of this
+process, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -58,57 +59,89 @@ FROM {series}
 HISTORY = '[{"at": "2026-01-01T00:00:00+00:00", "what": "extended", "by": "somebody", "reason": "asked for it"}]'
 
 
+SETTLED = {
+    "state": "CASE WHEN n % 100 = 0 THEN 'dead' WHEN n % 100 < 3 THEN 'skipped' "
+    "WHEN n % 100 < 60 THEN 'cancelled' ELSE 'fired' END",
+    "cause": "CASE WHEN n % 100 = 0 THEN 'retries' WHEN n % 100 < 3 THEN 'gone' "
+    "WHEN n % 100 < 60 THEN 'condition' ELSE 'due' END",
+    "taken": "NULL",
+}
+WAITING = {"state": "'pending'", "cause": "''", "taken": "1"}
+
+
 def fill(waiting: int, settled: int) -> None:
     """So many rows that wait, and so many that are settled, by two statements in the database."""
-    from django.contrib.contenttypes.models import ContentType
     from django.db import connection
 
-    from tests.testapp.models import Order
-
     vendor = connection.vendor
-    kind = ContentType.objects.get_for_model(Order).pk
-    stride = "((n % 200000) * 7919) % "
-    text = "CAST(n AS CHAR(20))" if vendor == "mysql" else "CAST(n AS VARCHAR)"
-    joined = "CONCAT('{word}', n)" if vendor == "mysql" else "'{word}' || n"
     after = AFTER_NOW[vendor]
-    common = {
-        "key_column": "`key`" if vendor == "mysql" else '"key"',
-        "policy": POLICY,
-        "kind": kind,
-        "n": text,
-        "history": HISTORY,
-        "keyed": joined.format(word="part-"),
-        "no": "false" if vendor == "postgresql" else "0",
-        "made": after.format(seconds=f"n * 0.1 - {MONTH * 2}"),
+    spread = "((n % 200000) * 7919) % "
+    over = {
+        "due": after.format(seconds=f"-({spread}{MONTH}) - 60"),
+        "settled": after.format(seconds=f"-({spread}{MONTH}) - 59"),
     }
-    settled_sql = FORM.format(
-        **common,
-        state="CASE WHEN n % 100 = 0 THEN 'dead' WHEN n % 100 < 3 THEN 'skipped' "
-        "WHEN n % 100 < 60 THEN 'cancelled' ELSE 'fired' END",
-        cause="CASE WHEN n % 100 = 0 THEN 'retries' WHEN n % 100 < 3 THEN 'gone' "
-        "WHEN n % 100 < 60 THEN 'condition' ELSE 'due' END",
-        due=after.format(seconds=f"-({stride}{MONTH}) - 60"),
-        settled=after.format(seconds=f"-({stride}{MONTH}) - 59"),
-        slot=joined.format(word="s"),
-        taken="NULL",
-        series=SERIES[vendor].format(rows=settled),
-    )
-    waiting_sql = FORM.format(
-        **common,
-        state="'pending'",
-        cause="''",
-        due=after.format(seconds=f"({stride}{MONTH * 2}) - 1800"),
-        settled="NULL" if vendor != "postgresql" else "CAST(NULL AS timestamptz)",
-        slot=joined.format(word="w"),
-        taken="1",
-        series=SERIES[vendor].format(rows=waiting),
-    )
+    ahead = {
+        "due": after.format(seconds=f"({spread}{MONTH * 2}) - 1800"),
+        "settled": "CAST(NULL AS timestamptz)" if vendor == "postgresql" else "NULL",
+    }
     with connection.cursor() as cursor:
-        cursor.execute(settled_sql)
-        cursor.execute(waiting_sql)
+        for slot, count, values in (("s", settled, SETTLED | over), ("w", waiting, WAITING | ahead)):
+            series = SERIES[vendor].format(rows=count)
+            cursor.execute(FORM.format(**_common(vendor), **values, slot=_numbered(vendor, slot), series=series))
         cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
         if vendor == "mysql":
             cursor.fetchall()
+
+
+def _common(vendor: str) -> dict[str, Any]:
+    """What all rows have."""
+    from django.contrib.contenttypes.models import ContentType
+
+    from tests.testapp.models import Order
+
+    return {
+        "key_column": "`key`" if vendor == "mysql" else '"key"',
+        "policy": POLICY,
+        "kind": ContentType.objects.get_for_model(Order).pk,
+        "n": "CAST(n AS CHAR(20))" if vendor == "mysql" else "CAST(n AS VARCHAR)",
+        "history": HISTORY,
+        "keyed": _numbered(vendor, "part-"),
+        "no": "false" if vendor == "postgresql" else "0",
+        "made": AFTER_NOW[vendor].format(seconds=f"n * 0.1 - {MONTH * 2}"),
+    }
+
+
+def _numbered(vendor: str, word: str) -> str:
+    return f"CONCAT('{word}', n)" if vendor == "mysql" else f"'{word}' || n"
+
+
+TODAY = "due_at__year={0.year}&due_at__month={0.month}&due_at__day={0.day}"
+LISTS = {
+    "list": "",
+    **{f"state {state}": f"state__exact={state}" for state in ("pending", "firing", "fired", "skipped", "cancelled")},
+    "policy, frequent": "policy=testapp.order.cancel_unpaid",
+    "policy, rare": "policy=gone.order.forgotten",
+    "queue, frequent": "queue=default",
+    "queue, rare": "queue=rare",
+    "due in the next hour": "due=hour",
+    "overdue": "due=overdue",
+    "to be tried again": "due=retrying",
+    "dead": "due=dead",
+    "pending of a policy": "policy=testapp.order.remind&state__exact=pending",
+    "dead of a policy": "policy=testapp.order.remind&state__exact=dead",
+    "rare policy, rare queue": "policy=gone.order.forgotten&queue=rare",
+    "search: object id": "q=777777",
+    "search: key": "q=part-5007",
+    "search: nothing there": "q=nothing",
+    "search + state": "q=777&state__exact=pending",
+    "one year": "due_at__year={0.year}",
+    "one month": "due_at__year={0.year}&due_at__month={0.month}",
+    "one day": TODAY,
+    "one day, dead": f"{TODAY}&state__exact=dead",
+    "one day, pending": f"{TODAY}&state__exact=pending",
+    "page 100": "p=100",
+    "page 100 of pending": "p=100&state__exact=pending",
+}
 
 
 def pages() -> dict[str, str]:
@@ -118,41 +151,17 @@ def pages() -> dict[str, str]:
 
     from django_delayq.models import Timeout
 
-    today = timezone.localdate()
-    day = f"due_at__year={today.year}&due_at__month={today.month}&due_at__day={today.day}"
     newest = Timeout.objects.order_by("-id").values_list("pk", flat=True)[0]
     dead = Timeout.objects.filter(state="dead").order_by("-id").values_list("pk", flat=True)[0]
-    detail = "admin:django_delayq_timeout_change"
-    queries = {
-        "list": "",
-        **{f"state {state}": f"state__exact={state}" for state in Timeout.State.values},
-        "policy, frequent": "policy=testapp.order.cancel_unpaid",
-        "policy, rare": "policy=gone.order.forgotten",
-        "queue, frequent": "queue=default",
-        "queue, rare": "queue=rare",
-        "due in the next hour": "due=hour",
-        "overdue": "due=overdue",
-        "dead": "due=dead",
-        "pending of a policy": "policy=testapp.order.remind&state__exact=pending",
-        "dead of a policy": "policy=testapp.order.remind&state__exact=dead",
-        "rare policy, rare queue": "policy=gone.order.forgotten&queue=rare",
-        "search: object id": "q=777777",
-        "search: key": "q=part-5007",
-        "search: nothing there": "q=nothing",
-        "search + state": "q=777&state__exact=pending",
-        "one year": f"due_at__year={today.year}",
-        "one month": f"due_at__year={today.year}&due_at__month={today.month}",
-        "one day": day,
-        "one day, dead": f"{day}&state__exact=dead",
-        "one day, pending": f"{day}&state__exact=pending",
-        "page 100": "p=100",
-        "page 100 of pending": "p=100&state__exact=pending",
-    }
-    listed = reverse("admin:django_delayq_timeout_changelist")
+    detail, steer = "admin:django_delayq_timeout_change", "admin:django_delayq_timeout_steer"
+    thousand = ",".join(map(str, Timeout.objects.order_by("-id").values_list("pk", flat=True)[:1000]))
+    listed, today = reverse("admin:django_delayq_timeout_changelist"), timezone.localdate()
     return {
-        **{name: f"{listed}?{query}" for name, query in queries.items()},
+        **{name: f"{listed}?{query.format(today)}" for name, query in LISTS.items()},
         "detail, pending": reverse(detail, args=[newest]),
         "detail, dead": reverse(detail, args=[dead]),
+        "asking about 1,000 rows": f"{reverse(steer, args=['cancel'])}?ids={thousand}",
+        "policies": reverse("admin:django_delayq_policycontrol_changelist"),
     }
 
 
@@ -167,6 +176,7 @@ def further(client: Any, address: str, windows: int) -> str:
 
 def measure(client: Any, address: str, times: int) -> dict[str, Any]:
     took = []
+    cpu = time.process_time()
     for _ in range(times + 1):
         began = time.perf_counter()
         answer = client.get(address)
@@ -179,6 +189,7 @@ def measure(client: Any, address: str, times: int) -> dict[str, Any]:
         "first": round(took[0], 1),
         "p50": round(statistics.median(took[1:]), 1),
         "max": round(max(took[1:]), 1),
+        "cpu": round((time.process_time() - cpu) * 1000 / (times + 1), 1),
         **rows,
     }
 

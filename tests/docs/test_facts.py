@@ -137,7 +137,8 @@ def unknown_names(text: str) -> list[str]:
     modules = re.findall(r"(?<![\w/])django_delayq(?:\.\w+)+", text)
     commands = re.findall(r"(?<![\w./])delayq_\w+", text)
     public = re.findall(r"(?<![\w.\"'/])(a?[a-z]+_timeouts?|timeout_[a-z]+)\b(?!=)", text)
-    known = {*django_delayq.__all__, *LOG_ATTRIBUTES}
+    permissions = {codename for codename, _ in [*Timeout._meta.permissions, ("view_timeout", "")]}
+    known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *permissions}
     return [
         *(name for name in modules if not _resolves(name)),
         *(name for name in commands if name not in get_commands()),

@@ -69,9 +69,8 @@ class Admin:
     def press(self, words: str) -> None:
         """Press the button, or follow the link, that says so; returns when the next page is there."""
         said = f"normalize-space()='{words}' or @value='{words}'"
-        (found, *_) = self.browser.find_elements(
-            By.XPATH, f"//*[self::button or self::a or self::input[@type='submit']][{said}]"
-        )
+        kinds = "self::button or self::a or self::input[@type='submit']"
+        (found, *_) = self.browser.find_elements(By.XPATH, f"//*[{kinds}][{said}]")
         before = self.browser.find_element(By.TAG_NAME, "html")
         found.click()
         WebDriverWait(self.browser, PATIENCE_SECONDS).until(lambda _: _is_gone(before))
