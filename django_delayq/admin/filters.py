@@ -36,7 +36,7 @@ def labels_of(label: str) -> tuple[str, ...]:
 def labels_in(rows: QuerySet[Any]) -> list[str]:
     """Every label that rows have, by one probe of the index each; of too many the first ones."""
     found: list[str] = []
-    labels = rows.order_by("policy", "id").values_list("policy", flat=True)
+    labels = rows.order_by("policy").values_list("policy", flat=True)
     while len(found) < MOST_LABELS:
         after = labels.filter(policy__gt=found[-1]) if found else labels
         label = after.first()
