@@ -35,7 +35,7 @@ else:
 class TimeoutAdmin(_ModelAdmin):
     """Who waits for what until when, and the story behind each row."""
 
-    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_badge", "attempts", "reason", "key")
+    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts", "key")
     list_filter = (DueFilter, "state", PolicyFilter, QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
     search_help_text = _("In full, as the ledger has it.")
@@ -105,6 +105,13 @@ class TimeoutAdmin(_ModelAdmin):
     @admin.display(description=_("state"))
     def state_badge(self, row: Timeout) -> str:
         return badge(row.state)
+
+    @admin.display(description=_("state and reason"))
+    def state_and_reason(self, row: Timeout) -> str:
+        """The state, and below it why."""
+        if not row.reason:
+            return badge(row.state)
+        return format_html('{}<br><span class="delayq-more">{}</span>', badge(row.state), row.reason)
 
     @admin.display(description=_("deadline"))
     def deadline(self, row: Timeout) -> str:

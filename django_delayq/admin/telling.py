@@ -29,6 +29,10 @@ NAMES = {
     "snoozed": gettext_lazy("snoozed"),
     "retried": gettext_lazy("retried"),
     "postponed": gettext_lazy("postponed"),
+    "cancel_requested": gettext_lazy("cancelling asked for"),
+    "fire_requested": gettext_lazy("firing at once asked for"),
+    "replanned": gettext_lazy("replanned with its policy"),
+    "suspected": gettext_lazy("a worker may have died of it"),
     **{state.value: state.label for state in Timeout.State},
 }
 """What happened, in the visitor's language; what has no name here shows as it is written in the row."""
