@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models
-from django.db.models import Q
+from django.db.models import Func, Q
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
@@ -44,6 +44,12 @@ class _PartialIndex(models.Index):
         return plain.create_sql(model, schema_editor, using, **kwargs)
 
 
+class _Nothing(Func):
+    """The empty text, written out: a parameter in its place would hide `KeyIndex` from SQLite."""
+
+    template, arity, output_field = "''", 0, models.CharField()
+
+
 class UnsettledIndex(_PartialIndex):
     """Over the rows that still wait: a year of history costs the sweep nothing."""
 
@@ -54,6 +60,12 @@ class SettledIndex(_PartialIndex):
     """Over the settled rows only. With the others in it, SQLite would look for those that wait in here, unsorted."""
 
     rows = Q(settled_at__isnull=False)
+
+
+class KeyIndex(_PartialIndex):
+    """Over the rows that have a key: most have none, and an index of empty texts would only cost."""
+
+    rows = Q(key__gt=_Nothing())
 
 
 def new_idempotency_key() -> str:
@@ -89,6 +101,10 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
     def of_labels(self, labels: Iterable[str]) -> TimeoutQuerySet:
         """Rows of a policy under its present and former labels."""
         return self.filter(policy__in=tuple(labels))
+
+    def of_key(self, key: str) -> TimeoutQuerySet:
+        """Rows of every policy and object with this key; none for the empty one. Found by its index."""
+        return self.filter(KeyIndex.rows, key=key)
 
 
 class Timeout(models.Model):
@@ -186,6 +202,10 @@ class Timeout(models.Model):
             # What operators ask: how many wait, died or fired of one policy, and when; and what a worker asks that is
             # behind: of which policies something is due.
             models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
+            # For people, who look by state, by date and by key, in a table of any length.
+            SettledIndex(fields=["state", "settled_at", "id"], name="delayq_state"),
+            models.Index(fields=["due_at", "id"], name="delayq_due"),
+            KeyIndex(fields=["key", "id"], name="delayq_key"),
         ]
 
     def __str__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, QuerySet
 
 from django_delayq import clock
@@ -15,7 +14,7 @@ from django_delayq.exceptions import InvalidDelay, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import appended, event
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
-from django_delayq.ledger.subjects import Subject, pk_of, subject_at, subject_of
+from django_delayq.ledger.subjects import Subject, model_of_kind, pk_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.payloads import check_payload
 from django_delayq.policies import TimeoutPolicy, registry, resolve_policy
@@ -200,7 +199,7 @@ def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, l
 
 
 def _place(content_type_id: int, object_id: str, row_id: int, using: str) -> tuple[int, bool, Any, int]:
-    model = ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
+    model = model_of_kind(content_type_id, using)
     try:
         return content_type_id, False, object_id if model is None else pk_of(model, object_id), row_id
     except ValueError:  # no key of this model: nothing will be locked for it

@@ -97,7 +97,7 @@ def _subject_of_row(row: Timeout) -> Subject:
         raise ValueError("This Timeout is not a row of the ledger.")
     policy = registry.get(row.policy)
     using = row._state.db or database_of(Timeout)
-    model = policy.model if policy else _model_of_kind(row.content_type_id, using)
+    model = policy.model if policy else model_of_kind(row.content_type_id, using)
     try:
         pk = None if model is None else pk_of(model, row.object_id)
     except ValueError:
@@ -106,8 +106,8 @@ def _subject_of_row(row: Timeout) -> Subject:
     return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
 
 
-def _model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
-    """The model that a row is about; None if it is gone, maybe together with its content type."""
+def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
+    """The model that a row's content type names; None if the model, or the content type itself, is gone."""
     try:
         return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
     except ContentType.DoesNotExist:

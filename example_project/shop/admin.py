@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from django.contrib import admin
 
+from django_delayq.admin import TimeoutAdminMixin, TimeoutInline
 from shop.models import Acceptance, Customer, Delivery, Order, Review, TextMessage, TrialMembership
 
 if TYPE_CHECKING:
@@ -28,16 +29,16 @@ class AcceptanceInline(AcceptanceInlineBase):
 
 
 @admin.register(Order)
-class OrderAdmin(OrderAdminBase):
+class OrderAdmin(TimeoutAdminMixin, OrderAdminBase):
     """Saving an order here arms and cancels its timeouts, as saving it anywhere does."""
 
-    list_display = ("reference", "product", "customer", "status", "placed_at", "cancel_reason")
+    list_display = ("reference", "product", "customer", "status", "next_deadline", "placed_at", "cancel_reason")
     list_filter = ("status", "cancel_reason")
     list_select_related = ("customer",)
     search_fields = ("reference", "customer__name")
     raw_id_fields = ("customer",)
     date_hierarchy = "placed_at"
-    inlines = (AcceptanceInline,)
+    inlines = (TimeoutInline, AcceptanceInline)
 
 
 @admin.register(Customer)
@@ -47,26 +48,29 @@ class CustomerAdmin(CustomerAdminBase):
 
 
 @admin.register(TrialMembership)
-class TrialMembershipAdmin(TrialAdminBase):
+class TrialMembershipAdmin(TimeoutAdminMixin, TrialAdminBase):
     list_display = ("customer", "status", "started_at", "ended_at")
     list_filter = ("status",)
     list_select_related = ("customer",)
     raw_id_fields = ("customer",)
+    inlines = (TimeoutInline,)
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(DeliveryAdminBase):
+class DeliveryAdmin(TimeoutAdminMixin, DeliveryAdminBase):
     list_display = ("order", "started_at", "promised_at", "handed_over_at", "delivered_at")
     list_select_related = ("order",)
     raw_id_fields = ("order",)
+    inlines = (TimeoutInline,)
 
 
 @admin.register(Review)
-class ReviewAdmin(ReviewAdminBase):
+class ReviewAdmin(TimeoutAdminMixin, ReviewAdminBase):
     list_display = ("order", "score", "by_default", "asked_at", "answered_at")
     list_filter = ("score", "by_default")
     list_select_related = ("order",)
     raw_id_fields = ("order",)
+    inlines = (TimeoutInline,)
 
 
 @admin.register(TextMessage)

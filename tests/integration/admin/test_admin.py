@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -15,34 +15,17 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from tests.integration.admin.conftest import DETAIL, LIST
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
-LIST = "admin:django_delayq_timeout_changelist"
-DETAIL = "admin:django_delayq_timeout_change"
-
-
-@pytest.fixture
-def row() -> Timeout:
-    order = Order.objects.create(status="new")
-    dq.schedule_timeout(order, "remind", minutes=5, key="k1", payload={"n": 1}, reason="<b>said so</b>")
-    dq.extend_timeout(order, "remind", key="k1", minutes=5, reason="asked for it")
-    return Timeout.objects.get()
-
-
-@pytest.fixture
-def viewer(client: Client) -> Client:
-    user = User.objects.create_user("viewer", password="x", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_timeout"))
-    client.force_login(user)
-    return client
 
 
 def test_the_list_shows_policy_object_state_and_deadline(viewer: Client, row: Timeout) -> None:
     page = viewer.get(reverse(LIST)).content.decode()
     assert "testapp.order.remind" in page
     assert f"order {row.object_id}" in page
-    assert "pending" in page
+    assert '<span class="delayq-badge delayq-pending">' in page
     assert f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}" in page
     assert "&lt;b&gt;said so" in page
 

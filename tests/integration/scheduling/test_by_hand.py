@@ -316,3 +316,14 @@ def test_deleting_an_object_keeps_its_story_and_cancels(order: Order) -> None:
     row = Timeout.objects.get()
     assert (row.state, row.cause) == ("cancelled", "gone")
     assert row.content_object is None
+
+
+def test_rows_whose_content_type_is_gone_are_still_told_moved_and_cancelled(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", minutes=5)
+    other = dq.schedule_timeout(order, "remind", minutes=5, key="b")
+    Timeout.objects.update(content_type_id=10**6, policy="gone.order.policy")
+    row.refresh_from_db()
+    assert "It is due at" in str(dq.explain_timeout(row))
+    assert dq.extend_timeouts(Timeout.objects.filter(pk=other.pk), minutes=5) == 1
+    assert dq.cancel_timeout(row)
+    assert dq.cancel_timeouts(Timeout.objects.filter(pk=other.pk)) == 1

@@ -1,0 +1,111 @@
+"""One timeout told on its page: what happened as a timeline, what it carries, and what went wrong."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_delayq.admin.wording import countdown, time_tag
+from django_delayq.models import Timeout
+from django_delayq.story import explain_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from django_delayq.story import StoryEvent
+
+NAMES = {
+    "scheduled": gettext_lazy("scheduled"),
+    "rescheduled": gettext_lazy("rescheduled"),
+    "extended": gettext_lazy("extended"),
+    "failed": gettext_lazy("failed"),
+    "snoozed": gettext_lazy("snoozed"),
+    "retried": gettext_lazy("retried"),
+    "postponed": gettext_lazy("postponed"),
+    "cancel_requested": gettext_lazy("cancelling asked for"),
+    "fire_requested": gettext_lazy("firing at once asked for"),
+    "replanned": gettext_lazy("replanned with its policy"),
+    "suspected": gettext_lazy("a worker may have died of it"),
+    **{state.value: state.label for state in Timeout.State},
+}
+"""What happened, in the visitor's language; what has no name here shows as it is written in the row."""
+
+
+def story(row: Timeout) -> SafeString:
+    """Every event of this round, oldest first, and one sentence on how things stand."""
+    told = explain_timeout(row)
+    lines = format_html_join("", "<li>{}</li>", ((_line(event),) for event in told))
+    return format_html(
+        '<ol class="delayq-story">{}</ol><p class="delayq-outlook">{}</p>',
+        lines,
+        told.outlook if not row.is_settled else _("Nothing more will happen by itself."),
+    )
+
+
+def _line(event: StoryEvent) -> SafeString:
+    name = NAMES.get(event.what, event.what)
+    line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
+    for part in _parts(event):
+        line = format_html("{}, {}", line, part)
+    return format_html('{}<q class="delayq-quote">{}</q>', line, event.reason) if event.reason else line
+
+
+def _parts(event: StoryEvent) -> Iterator[SafeString | str]:
+    """What else an event says; a part that is not as it should be is left out, not fatal."""
+    if moment := _moment(event.details.get("to")):
+        yield format_html(_("to {moment}"), moment=time_tag(moment))
+    if "error" in event.details:
+        yield f"{event.details['error']}: {event.details.get('message', '')}"
+    if isinstance(event.details.get("late"), float):
+        yield _("{seconds} s after the deadline").format(seconds=f"{event.details['late']:.3f}")
+    if event.by:
+        yield _("by {who}").format(who=event.by)
+
+
+def _moment(value: Any) -> datetime | None:
+    if isinstance(value, datetime) or value is None:
+        return value
+    try:
+        return parse_datetime(str(value))
+    except ValueError:
+        return None
+
+
+def payload(row: Timeout) -> SafeString | str:
+    """The payload, laid out for reading."""
+    if row.payload is None:
+        return "-"
+    return format_html(
+        '<pre class="delayq-raw" tabindex="0">{}</pre>', json.dumps(row.payload, indent=2, ensure_ascii=False)
+    )
+
+
+def failures(row: Timeout) -> SafeString | str:
+    """Each attempt that failed, newest first, with its traceback."""
+    told = [
+        format_html(
+            '<details class="delayq-failure"{}><summary>{} <strong>{}</strong> {}</summary>'
+            '<pre class="delayq-raw" tabindex="0">{}</pre></details>',
+            mark_safe("" if place else " open"),
+            time_tag(_moment(error.get("at"))),
+            error.get("error", ""),
+            error.get("message", ""),
+            error.get("traceback", ""),
+        )
+        for place, error in enumerate(reversed(row.errors))
+    ]
+    return format_html_join("", "{}", ((text,) for text in told)) or "-"
+
+
+def next_attempt(row: Timeout) -> SafeString | str:
+    """When it is tried next, as time and as countdown."""
+    if row.state != Timeout.State.PENDING:
+        return "-"
+    return format_html("{} ({})", time_tag(row.run_at), countdown(row.run_at))

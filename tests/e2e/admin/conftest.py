@@ -1,0 +1,165 @@
+"""The shop's admin in a real browser, logged in; a stock of orders from which each test takes its own."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.shop.conftest import Shop, calm_shop
+
+webdriver = pytest.importorskip("selenium.webdriver")
+from selenium.webdriver import Chrome  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+
+__all__ = ["calm_shop"]
+PATIENCE_SECONDS = 30
+STOCK = """
+from django.contrib.auth.models import User
+from django.utils import timezone
+User.objects.create_superuser("boss", "", "secret")
+customer = Customer.objects.create(name="Ada Byron", phone="+44 20 7946 0000")
+orders = [Order.objects.place(customer, "Moka pot", 1999) for _ in range(40)]
+rows = {int(row.object_id): row.pk for row in Timeout.objects.filter(policy="shop.order.cancel_unpaid")}
+stock = [(order.pk, rows[order.pk], order.reference) for order in orders]
+error = {"at": timezone.now().isoformat(), "what": "failed", "error": "GatewayError", "message": "503",
+         "traceback": "Traceback (most recent call last):\\n  GatewayError: 503"}
+dead = [pk for _, pk, _ in stock[30:]]
+Timeout.objects.filter(pk__in=dead).update(state="dead", cause="retries", settled_at=timezone.now(), slot_taken=None,
+                                           attempts=9, history=[error], payload={"basket": ["one", "two"]})
+"""
+
+
+@dataclass
+class Stock:
+    """Orders with a pending timeout each, and orders whose timeout is dead."""
+
+    pending: list[tuple[int, int, str]]
+    dead: list[tuple[int, int, str]]
+
+
+class Admin:
+    """A browser in the shop's admin, and what a person does there."""
+
+    def __init__(self, browser: Chrome, shop: Shop, axe: str) -> None:
+        self.browser, self.shop, self._axe = browser, shop, axe
+
+    def open(self, path: str) -> None:
+        self.browser.get(f"{self.shop.url}{path}")
+
+    def log_in(self) -> None:
+        self.open("/admin/login/?next=/admin/")
+        self.type("username", "boss")
+        self.type("password", "secret")
+        self.press("Log in")
+        self.wait_for("Site administration")
+
+    def type(self, name: str, words: str) -> None:
+        field = self.browser.find_element(By.NAME, name)
+        field.clear()
+        field.send_keys(words)
+
+    def choose(self, name: str, value: str) -> None:
+        Select(self.browser.find_element(By.NAME, name)).select_by_value(value)
+
+    def press(self, words: str) -> None:
+        """Press the button, or follow the link, that says so; returns when the next page is there."""
+        said = f"normalize-space()='{words}' or @value='{words}'"
+        kinds = "self::button or self::a or self::input[@type='submit']"
+        (found, *_) = self.browser.find_elements(By.XPATH, f"//*[{kinds}][{said}]")
+        before = self.browser.find_element(By.TAG_NAME, "html")
+        found.click()
+        WebDriverWait(self.browser, PATIENCE_SECONDS).until(lambda _: _is_gone(before))
+
+    def tick(self, *timeouts: int) -> None:
+        for pk in timeouts:
+            self.browser.find_element(By.CSS_SELECTOR, f"input[name=_selected_action][value='{pk}']").click()
+
+    def wait_for(self, words: str) -> None:
+        def is_there(driver: Chrome) -> bool:
+            return words in str(driver.execute_script("return document.body ? document.body.innerText : ''"))
+
+        WebDriverWait(self.browser, PATIENCE_SECONDS).until(is_there, f"the page does not say {words!r}")
+
+    def message(self) -> str:
+        """What the admin says on top of the page."""
+        (found, *_) = self.browser.find_elements(By.CSS_SELECTOR, ".messagelist li")
+        return found.text
+
+    def state_shown(self) -> str:
+        return self.browser.find_element(By.CSS_SELECTOR, ".field-state_badge .delayq-badge").text
+
+    def faults(self, *left_out: str) -> list[str]:
+        """The serious and critical faults that axe-core finds, but for those in elements that are Django's own."""
+        script = (
+            "const done = arguments[1]; axe.run({exclude: arguments[0]}).then(done, (e) => done({error: String(e)}))"
+        )
+        self.browser.execute_script(self._axe)
+        found: dict[str, Any] = self.browser.execute_async_script(script, [[selector] for selector in left_out])
+        assert "error" not in found, found
+        assert found["passes"], "axe-core has looked at nothing"
+        return [
+            f"{fault['impact']}: {fault['id']}: {node['html'][:200]}"
+            for fault in found["violations"]
+            if fault["impact"] in {"serious", "critical"}
+            for node in fault["nodes"]
+        ]
+
+
+def _is_gone(element: Any) -> bool:
+    from selenium.common.exceptions import WebDriverException
+
+    try:
+        element.is_enabled()
+    except WebDriverException:
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def stock(calm_shop: Shop) -> Stock:
+    taken = calm_shop.ask("stock", STOCK)
+    rows = [(order, timeout, reference) for order, timeout, reference in taken]
+    return Stock(pending=rows[:30], dead=rows[30:])
+
+
+@pytest.fixture(scope="module")
+def chrome(chromium: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location, driver = chromium
+    for flag in (
+        "headless",
+        "no-sandbox",
+        "disable-gpu",
+        "no-first-run",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        "window-size=1300,1000",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):
+        options.add_argument(f"--{flag}")
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    started.set_script_timeout(PATIENCE_SECONDS * 2)
+    yield started
+    started.quit()
+
+
+@pytest.fixture(scope="module")
+def _logged_in(chrome: Chrome, calm_shop: Shop, stock: Stock) -> Admin:
+    pytest.importorskip("selenium_axe_python")
+    axe = importlib.resources.files("selenium_axe_python") / "axe-core" / "axe.min.js"
+    admin = Admin(chrome, calm_shop, axe.read_text(encoding="utf-8"))
+    admin.log_in()
+    return admin
+
+
+@pytest.fixture
+def admin(_logged_in: Admin) -> Admin:
+    """The admin's first page, after whatever the test before has done."""
+    _logged_in.open("/admin/")
+    return _logged_in

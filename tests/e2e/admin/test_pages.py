@@ -1,0 +1,229 @@
+"""What people do in the admin, in headless Chromium: every action, the countdown, the keyboard, and axe-core."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_delayq.admin.wording import until
+from tests.e2e.admin.conftest import Admin, Stock
+
+pytest.importorskip("selenium.webdriver")
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
+LIST = "/admin/django_delayq/timeout/"
+POLICIES = "/admin/django_delayq/policycontrol/"
+LABEL = "shop.order.cancel_unpaid"
+# Django's own fields for dates and times have labels that axe-core does not accept; so does its search box.
+DJANGOS_OWN = (".datetime", "#searchbar")
+
+
+def detail(timeout: int) -> str:
+    return f"{LIST}{timeout}/change/"
+
+
+@pytest.mark.parametrize(
+    ("action", "button", "told"),
+    [
+        ("cancel", "Cancel", "2 timeouts were cancelled."),
+        ("fire", "Fire now", "2 timeouts are due now."),
+        ("postpone", "Postpone", "2 timeouts were postponed."),
+        ("retry", "Retry", "2 timeouts are pending again."),
+    ],
+)
+def test_an_action_on_ticked_rows(admin: Admin, stock: Stock, action: str, button: str, told: str) -> None:
+    of = stock.dead if action == "retry" else stock.pending
+    rows = [of.pop()[1], of.pop()[1]]
+    admin.open(f"{LIST}?state__exact={'dead' if action == 'retry' else 'pending'}")
+    admin.tick(*rows)
+    admin.choose("action", f"{action}_timeouts")
+    admin.press("Go")
+    admin.wait_for("2 timeouts")
+    if action == "postpone":
+        admin.type("amount", "2")
+        admin.choose("unit", "days")
+    admin.type("reason", f"asked for in test of {action}")
+    admin.press(button)
+    assert admin.message() == told
+    assert "state__exact" in admin.browser.current_url
+    for pk in rows:
+        admin.open(detail(pk))
+        assert admin.state_shown().endswith("cancelled" if action == "cancel" else "pending")
+        admin.wait_for(f"asked for in test of {action}")
+        admin.wait_for("by admin:boss")
+
+
+@pytest.mark.parametrize(
+    ("action", "button", "told"),
+    [
+        ("cancel", "Cancel", "1 timeout was cancelled."),
+        ("fire", "Fire now", "1 timeout is due now."),
+        ("postpone", "Postpone", "1 timeout was postponed."),
+        ("retry", "Retry", "1 timeout is pending again."),
+    ],
+)
+def test_a_button_on_the_page_of_a_row(admin: Admin, stock: Stock, action: str, button: str, told: str) -> None:
+    pk = (stock.dead if action == "retry" else stock.pending).pop()[1]
+    admin.open(detail(pk))
+    admin.press(button)
+    if action == "postpone":
+        field = admin.browser.find_element(By.NAME, "at")
+        admin.browser.execute_script("arguments[0].value = '2099-05-06T07:08'", field)
+    admin.press(button)  # without a reason: the page comes back
+    admin.wait_for("This field is required.")
+    admin.type("reason", "the customer called")
+    admin.press(button)
+    assert admin.message() == told
+    assert admin.browser.current_url.endswith(detail(pk))
+    if action == "postpone":
+        admin.wait_for("2099-05-06 07:08:00")
+    admin.press("History")
+    admin.wait_for("the customer called")
+
+
+def test_somebody_changes_his_mind(admin: Admin, stock: Stock) -> None:
+    pk = stock.pending.pop()[1]
+    admin.open(detail(pk))
+    admin.press("Cancel")
+    admin.press("No, take me back")
+    assert admin.browser.current_url.endswith(detail(pk))
+    assert admin.state_shown().endswith("pending")
+
+
+def test_the_keyboard_is_enough(admin: Admin, stock: Stock) -> None:
+    admin.open(f"{LIST}steer/cancel/?ids={stock.pending.pop()[1]}")
+    for _ in range(60):
+        if admin.browser.switch_to.active_element.get_attribute("name") == "reason":
+            break
+        admin.browser.switch_to.active_element.send_keys(Keys.TAB)
+    field = admin.browser.switch_to.active_element
+    assert field.get_attribute("name") == "reason"
+    field.send_keys("no mouse at hand", Keys.ENTER)
+    admin.wait_for("1 timeout was cancelled.")
+
+
+def test_objects_have_their_timeouts_on_their_own_pages(admin: Admin, stock: Stock) -> None:
+    order, timeout, reference = stock.pending.pop()
+    admin.open("/admin/shop/order/?timeouts=waiting")
+    admin.wait_for("cancel_unpaid")
+    admin.tick(order)
+    admin.choose("action", "cancel_timeouts")
+    admin.press("Go")
+    admin.wait_for("1 timeout")
+    admin.type("reason", "by way of the order")
+    admin.press("Cancel")
+    assert admin.message() == "1 timeout was cancelled."
+    admin.open(f"/admin/shop/order/{order}/change/")
+    admin.wait_for("by way of the order")
+    admin.press("Save")  # the inline must not stand in the way of the form around it
+    assert reference in admin.message() and "changed successfully" in admin.message()
+    admin.open(f"/admin/shop/order/{order}/change/")
+    admin.press("All timeouts of this object")
+    admin.press(str(timeout))
+    assert admin.state_shown().endswith("cancelled")
+
+
+def test_a_policy_is_paused_held_and_resumed(admin: Admin) -> None:
+    for button, shown, told in (("Pause", "Paused since", "paused"), ("Hold", "Held since", "held")):
+        admin.open(f"{POLICIES}shop.review.review_by_default/{button.lower()}/")
+        admin.type("reason", "an outage")
+        admin.press(button)
+        assert f"review_by_default: {told}." in admin.message()
+        admin.wait_for(shown)
+        admin.wait_for("By admin:boss: an outage")
+        admin.press("Resume shop.review.review_by_default")
+        admin.type("reason", "it is over")
+        admin.press("Resume")
+        assert "resumed" in admin.message()
+
+
+def test_the_delay_of_a_policy_is_changed_after_a_look_at_what_it_means(admin: Admin) -> None:
+    admin.open(POLICIES)
+    admin.press("Change the delay shop.trialmembership.notify_trial_expiry")
+    admin.type("amount", "5")
+    admin.choose("unit", "days")
+    admin.choose("mode", "recompute")
+    admin.type("reason", "longer trials")
+    admin.press("Show what it means")
+    admin.wait_for("Pending: 1. They move.")
+    admin.press("Change the delay")
+    assert "1 deadline was moved." in admin.message()
+    admin.wait_for("5 d (declared: differs from object to object)")
+
+
+def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Admin, stock: Stock) -> None:
+    wrong = "Date.now = () => 0; Date.prototype.getTime = () => 0;"
+    added = admin.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": wrong})
+    try:
+        admin.open(detail(stock.pending[0][1]))
+        assert admin.browser.execute_script("return Date.now()") == 0
+        shown = admin.browser.find_element(By.CSS_SELECTOR, ".field-next_attempt .delayq-left")
+        assert shown.text.startswith("in 59 min") or shown.text.startswith("in 58 min"), shown.text
+        lengths = [-200_000, -7_300, -725, -65, -5, 0, 5, 65, 599, 601, 725, 3_700, 90_000, 200_000]
+        admin.browser.execute_script(
+            """
+            const model = document.querySelector(".delayq-left");
+            for (const seconds of arguments[0]) {
+              const copy = model.cloneNode(true);
+              copy.dataset.delayqDue = Number(model.dataset.delayqNow) + seconds * 1000 + 500;
+              copy.className = "copy delayq-left";
+              document.body.append(copy);
+            }
+            """,
+            lengths,
+        )
+        admin.wait_for("2 d 7 h late")
+        copies = [copy.text for copy in admin.browser.find_elements(By.CSS_SELECTOR, ".copy")]
+        page_age = admin.browser.execute_script("return performance.now() / 1000")
+    finally:
+        admin.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    for seconds, text in zip(lengths, copies, strict=True):
+        possible = {until(now + timedelta(seconds=seconds + 0.5 - age), now) for age in range(int(page_age) + 3)}
+        possible |= {until(now + timedelta(seconds=seconds - age), now) for age in range(int(page_age) + 3)}
+        assert text in possible, (seconds, text, possible)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, dark: bool) -> None:
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    admin.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    order, timeout, _ = stock.pending[0]
+    pages = [
+        LIST,
+        f"{LIST}?due_at__year=2026&state__exact=pending",
+        f"{LIST}?q=nothing",
+        detail(timeout),
+        detail(stock.dead[0][1]),
+        *(f"{LIST}steer/{action}/?ids={timeout}" for action in ("cancel", "fire", "postpone", "retry")),
+        POLICIES,
+        *(f"{POLICIES}{LABEL}/{action}/" for action in ("pause", "hold", "resume", "delay")),
+        "/admin/django_delayq/policychange/",
+    ]
+    found = {}
+    for page in pages:
+        admin.open(page)
+        found[page] = admin.faults()
+    for page in ("/admin/shop/order/", f"/admin/shop/order/{order}/change/"):
+        admin.open(page)
+        found[page] = admin.faults(*DJANGOS_OWN)
+    assert {page: faults for page, faults in found.items() if faults} == {}
+
+
+def test_axe_finds_no_serious_fault_on_the_shops_pages(admin: Admin, stock: Stock) -> None:
+    reference = stock.pending[0][2]
+    customer = admin.shop.ask("Customer.objects.get().get_absolute_url()")
+    found = {}
+    for page in ("/", f"/orders/{reference}/", customer):
+        admin.open(page)
+        found[page] = admin.faults()
+    assert {page: faults for page, faults in found.items() if faults} == {}
+
+
+def test_axe_would_notice_a_fault(admin: Admin) -> None:
+    admin.open(LIST)
+    admin.browser.execute_script("document.querySelector('label[for=searchbar]').remove()")
+    assert any("label" in fault for fault in admin.faults())

@@ -1,0 +1,267 @@
+"""The operator's verbs in the admin: who may, what is asked first, what is done, logged and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.admin import steering_pages
+from django_delayq.models import Timeout
+from tests.integration.admin.conftest import DETAIL, LIST, STEER, stored
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+OPERATIONS = ["cancel", "fire", "postpone", "retry"]
+Staff = Callable[..., Client]
+
+
+def make(state: str = "pending", count: int = 1) -> list[Timeout]:
+    """So many rows; dead ones have used up their attempts."""
+    rows = [dq.schedule_timeout(Order.objects.create(status="new"), "remind", hours=1) for _ in range(count)]
+    if state == "dead":
+        died = {"state": "dead", "cause": "retries", "settled_at": timezone.now(), "slot_taken": None, "attempts": 3}
+        Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(**died)
+    return list(Timeout.objects.filter(pk__in=[row.pk for row in rows]).order_by("id"))
+
+
+def fitting(operation: str, count: int = 1) -> list[Timeout]:
+    """Rows to which this can be done."""
+    return make("dead" if operation == "retry" else "pending", count)
+
+
+def form(rows: list[Timeout], **fields: Any) -> dict[str, Any]:
+    ids = ",".join(str(row.pk) for row in rows)
+    return {"ids": ids, "confirmed": "yes", "reason": "a storm", "amount": "2", "unit": "hours", **fields}
+
+
+def address(operation: str) -> str:
+    return reverse(STEER, args=[operation])
+
+
+def told(answer: Any) -> list[str]:
+    return [str(message) for message in get_messages(answer.wsgi_request)]
+
+
+def is_done(operation: str, before: Timeout) -> bool:
+    now = Timeout.objects.get(pk=before.pk)
+    return {
+        "cancel": now.state == "cancelled" and now.cause == "hand",
+        "fire": now.state == "pending" and now.run_at <= timezone.now(),
+        "postpone": now.state == "pending" and now.due_at == before.due_at + timedelta(hours=2),
+        "retry": now.state == "pending" and now.attempts == 0,
+    }[operation]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, operation: str) -> None:
+    (row,) = fitting(operation)
+    client = staff("view_timeout", f"{operation}_timeout")
+    answer: Any = client.post(address(operation), form([row]))
+    assert answer.status_code == 302 and answer.url == reverse(LIST)
+    assert is_done(operation, row)
+    after = Timeout.objects.get(pk=row.pk)
+    user = User.objects.get(pk=client.session["_auth_user_id"])
+    assert f"admin:{user.username}" in str(after.history) and "a storm" in str(after.history)
+    (entry,) = LogEntry.objects.all()
+    assert (entry.object_id, entry.user, entry.is_change()) == (str(row.pk), user, True)
+    assert "a storm" in entry.get_change_message()
+    assert len(told(answer)) == 1 and told(answer)[0].startswith("1 timeout ")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("who", ["anonymous", "visitor", "staff", "viewer", "the other permissions", "no view"])
+def test_without_its_permission_an_operation_is_refused(staff: Staff, operation: str, who: str) -> None:
+    (row,) = fitting(operation)
+    before = stored(row.pk)
+    others = [f"{other}_timeout" for other in OPERATIONS if other != operation]
+    client = {
+        "anonymous": Client,
+        "visitor": Client,
+        "staff": staff,
+        "viewer": lambda: staff("view_timeout"),
+        "the other permissions": lambda: staff("view_timeout", *others),
+        "no view": lambda: staff(f"{operation}_timeout"),
+    }[who]()
+    if who == "visitor":
+        client.force_login(User.objects.create_user("visitor"))
+    refusal = 302 if who in {"anonymous", "visitor"} else 403
+    answers: list[Any] = [
+        client.post(address(operation), form([row])),
+        client.post(address(operation), {"ids": row.pk}),
+        client.get(address(operation), {"ids": row.pk}),
+    ]
+    for answer in answers:
+        assert answer.status_code == refusal
+        assert refusal == 403 or answer.url.startswith(reverse("admin:login"))
+    answer = client.post(reverse(LIST), {"action": f"{operation}_timeouts", "_selected_action": [row.pk]})
+    assert "confirmed" not in answer.content.decode()
+    assert stored(row.pk) == before
+    assert not LogEntry.objects.exists()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_page_asks_first_and_changes_nothing(admin_client: Client, operation: str) -> None:
+    (row,) = fitting(operation)
+    before = stored()
+    page = admin_client.get(address(operation), {"ids": row.pk}).content.decode()
+    assert f"order {row.object_id}" in page and 'name="confirmed"' in page and "csrfmiddlewaretoken" in page
+    # A link that claims to be confirmed is none: changes are made by POST.
+    admin_client.get(address(operation), form([row]))
+    assert stored() == before and not LogEntry.objects.exists()
+
+
+def test_a_post_from_another_site_is_refused(row: Timeout) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.create_superuser("boss"))
+    assert client.post(address("cancel"), form([row])).status_code == 403
+    assert Timeout.objects.get().state == "pending"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_list_offers_the_operation_and_asks_for_what_was_ticked(admin_client: Client, operation: str) -> None:
+    rows = fitting(operation, 3)
+    chosen = {"action": f"{operation}_timeouts", "_selected_action": [rows[0].pk, rows[2].pk]}
+    answer = admin_client.post(f"{reverse(LIST)}?q=", chosen)
+    assert answer.status_code == 200
+    assert answer.context["ids"] == f"{rows[0].pk},{rows[2].pk}"
+    assert admin_client.post(address(operation), form([rows[0], rows[2]])).status_code == 302
+    assert [is_done(operation, row) for row in rows] == [True, False, True]
+    assert LogEntry.objects.count() == 2
+
+
+def test_the_whole_list_is_chosen_as_it_is_filtered_and_no_more_than_the_most(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = make(count=4)
+    dq.cancel_timeout(Order.objects.get(pk=rows[0].object_id), "remind")
+    everything = {"action": "cancel_timeouts", "_selected_action": [rows[1].pk], "select_across": "1"}
+    answer = admin_client.post(f"{reverse(LIST)}?state__exact=pending", everything)
+    assert answer.context["ids"] == ",".join(str(row.pk) for row in rows[1:])
+    monkeypatch.setattr("django_delayq.admin.actions.MOST", 2)
+    answer = admin_client.post(f"{reverse(LIST)}?state__exact=pending", everything)
+    assert answer.context["count"] == 2
+    assert "Only the first 2 of them at a time" in told(answer)[0]
+
+
+def test_ids_in_an_address_are_bounded_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering_pages, "MOST", 3)
+    assert steering_pages.ids_of("1,x,2,-3,4") == [1, 2]
+    assert steering_pages.ids_of("1,2,3,4") == [1, 2, 3]
+    assert steering_pages.ids_of("9" * 30) == []
+
+
+@pytest.mark.parametrize("ids", ["", "x", "1;DROP TABLE", "99999999999999999999"])
+def test_ids_that_are_none_lead_nowhere(admin_client: Client, ids: str) -> None:
+    assert admin_client.get(address("cancel"), {"ids": ids}).status_code == 404
+    assert admin_client.post(address("cancel"), form([], ids=ids)).status_code == 404
+    assert admin_client.get(reverse(STEER, args=["explode"]), {"ids": "1"}).status_code == 404
+
+
+def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> None:
+    pending, settled = make(count=2)
+    dq.cancel_timeout(settled)
+    gone = Timeout(pk=10**9)
+    page = admin_client.get(address("cancel"), {"ids": f"{pending.pk},{settled.pk}"}).content.decode()
+    assert "1 of them will be left alone: it is settled already" in page
+    answer = admin_client.post(address("cancel"), form([pending, settled, gone]))
+    assert told(answer) == [
+        "1 timeout was cancelled.",
+        f"1 timeout was left alone: it is settled already ({settled.pk})",
+        "1 timeout was left alone: there is no such timeout any more",
+    ]
+    assert LogEntry.objects.get().object_id == str(pending.pk)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reason": ""},
+        {"reason": "x" * 256},
+        {"amount": "", "at": ""},
+        {"amount": "1", "at": "2999-01-01T00:00"},
+        {"amount": "0"},
+        {"amount": "-5"},
+        {"amount": "1.5"},
+        {"unit": "fortnights"},
+        {"amount": "", "at": "2001-01-01T00:00"},
+        {"amount": "", "at": "tomorrow"},
+        {"amount": "100001"},
+    ],
+    ids=str,
+)
+def test_a_form_that_says_nonsense_changes_nothing_and_comes_back(admin_client: Client, fields: dict[str, str]) -> None:
+    (row,) = make()
+    before = stored()
+    answer = admin_client.post(address("postpone"), form([row], **fields))
+    assert answer.status_code == 200
+    assert "errorlist" in answer.content.decode()
+    assert stored() == before and not LogEntry.objects.exists()
+
+
+def test_postponed_to_a_moment_in_local_time(admin_client: Client) -> None:
+    (row,) = make()
+    moment = timezone.localtime() + timedelta(days=2)
+    admin_client.post(address("postpone"), form([row], amount="", at=f"{moment:%Y-%m-%dT%H:%M}"))
+    assert Timeout.objects.get(pk=row.pk).due_at == moment.replace(second=0, microsecond=0)
+
+
+def test_a_deadline_farther_than_can_be_is_told_and_not_a_crash(admin_client: Client) -> None:
+    (row,) = make()
+    Timeout.objects.update(due_at="9999-12-20T00:00:00+00:00", run_at="9999-12-20T00:00:00+00:00")
+    answer = admin_client.post(address("postpone"), form([row], amount="90000", unit="days"))
+    assert told(answer) == [f"1 timeout was left alone: that is farther away than a deadline can be ({row.pk})"]
+
+
+def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> None:
+    (pending,), (dead,) = make(), make("dead")
+    every = staff("view_timeout", *(f"{operation}_timeout" for operation in OPERATIONS))
+
+    def offered(client: Client, row: Timeout) -> set[str]:
+        page = client.get(reverse(DETAIL, args=[row.pk])).content.decode()
+        return {operation for operation in OPERATIONS if f"{address(operation)}?ids={row.pk}" in page}
+
+    assert offered(every, pending) == {"cancel", "fire", "postpone"}
+    assert offered(every, dead) == {"cancel", "retry"}
+    assert offered(staff("view_timeout", "fire_timeout"), pending) == {"fire"}
+    assert offered(staff("view_timeout"), pending) == set()
+
+
+def test_after_the_deed_the_visitor_is_back_where_he_came_from_but_never_elsewhere(admin_client: Client) -> None:
+    rows = make(count=2)
+    here = reverse(DETAIL, args=[rows[0].pk])
+    done: Any = admin_client.post(address("cancel"), form(rows[:1], back=here))
+    assert done.url == here
+    evil: Any = admin_client.post(address("cancel"), form(rows[1:], back="https://evil.example/"))
+    assert evil.url == reverse(LIST)
+
+
+def test_rows_whose_object_policy_or_kind_is_gone_can_still_be_cancelled(admin_client: Client) -> None:
+    objectless, unknown, kindless = make(count=3)
+    Order.objects.filter(pk=objectless.object_id)._raw_delete("default")
+    Timeout.objects.filter(pk=unknown.pk).update(policy="gone.order.policy")
+    Timeout.objects.filter(pk=kindless.pk).update(content_type_id=10**6)
+    rows = [objectless, unknown, kindless]
+    page = admin_client.get(address("cancel"), {"ids": ",".join(str(row.pk) for row in rows)})
+    assert page.status_code == 200
+    answer = admin_client.post(address("cancel"), form(rows))
+    assert told(answer) == ["3 timeouts were cancelled."]
+    alone = make()[0]
+    Timeout.objects.filter(pk=alone.pk).update(content_type_id=10**6)
+    assert told(admin_client.post(address("cancel"), form([alone])))[-1] == "1 timeout was cancelled."
+
+
+def test_markup_in_a_reason_stays_text(admin_client: Client) -> None:
+    (row,) = make()
+    admin_client.post(address("cancel"), form([row], reason="<script>alert(1)</script>"))
+    page = admin_client.get(reverse(DETAIL, args=[row.pk])).content.decode()
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page

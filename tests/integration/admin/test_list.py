@@ -1,0 +1,271 @@
+"""The list reads one window of the ledger, whatever it is asked for, and says what lies beyond."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.admin import dates, reading, searching
+from django_delayq.models import Timeout, slot_of
+from tests.integration.admin.conftest import DETAIL, LIST
+from tests.testapp.models import Order, Parcel
+
+pytestmark = pytest.mark.django_db
+LABELS = ("testapp.order.remind", "testapp.order.linger")
+SETTLED = {"fired": "due", "skipped": "gone", "cancelled": "hand", "dead": "retries"}
+
+
+def fill(count: int, state: str = "pending", label: str = LABELS[0], **values: Any) -> list[int]:
+    """So many rows, a second apart; their ids."""
+    now, kind = timezone.now(), ContentType.objects.get_for_model(Order).pk
+    settled = {"cause": SETTLED[state], "slot_taken": None, "settled_at": now} if state in SETTLED else {}
+    rows = []
+    for number in range(count):
+        due = now + timedelta(seconds=number + 1)
+        moments = {"due_at": due, "run_at": due, "first_due_at": due, "created_at": now}
+        slot = slot_of(label, kind, f"{state}{number}", uuid.uuid4().hex)
+        row = {"policy": label, "content_type_id": kind, "object_id": str(number), "state": state, "slot": slot}
+        rows.append(Timeout(**{**moments, **row, **settled, **values}))
+    return [row.pk for row in Timeout.objects.bulk_create(rows)]
+
+
+def changes(client: Client, query: str = "") -> Any:
+    answer = client.get(f"{reverse(LIST)}{query}")
+    assert answer.status_code == 200, answer.status_code
+    return answer.context["cl"]
+
+
+def shown(client: Client, query: str = "") -> list[int]:
+    return [row.pk for row in changes(client, query).result_list]
+
+
+@pytest.fixture
+def small_window(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(reading, "WINDOW", 6)
+    return 6
+
+
+def walk(client: Client, query: str) -> Iterator[list[int]]:
+    """What each window shows, to the last one."""
+    while True:
+        seen = changes(client, query)
+        yield [row.pk for row in seen.result_list]
+        if not seen.further:
+            return
+        query = seen.further
+
+
+def test_the_admin_passes_the_system_checks() -> None:
+    call_command("check", "--tag", "admin")
+
+
+@pytest.mark.parametrize(
+    ("query", "state"),
+    [
+        ("?", "fired"),
+        ("?state__exact=pending", "pending"),
+        ("?state__exact=fired", "fired"),
+        ("?due=dead", "dead"),
+        ("?policy=testapp.order.remind&state__exact=pending", "pending"),
+        ("?policy=testapp.order.remind&state__exact=dead", "dead"),
+    ],
+)
+def test_window_after_window_shows_every_row_once(viewer: Client, small_window: int, query: str, state: str) -> None:
+    ids = fill(15, state)
+    windows = list(walk(viewer, query))
+    assert len(windows) == 3
+    assert sorted(pk for window in windows for pk in window) == ids
+
+
+def test_rows_due_at_one_and_the_same_moment_are_not_passed_over(viewer: Client, small_window: int) -> None:
+    ids = fill(20)
+    moment = timezone.now() + timedelta(hours=1)
+    Timeout.objects.update(due_at=moment, run_at=moment)
+    assert [pk for window in walk(viewer, "?state__exact=pending") for pk in window] == ids
+    day = timezone.localtime(moment)
+    query = f"?due_at__year={day.year}&due_at__month={day.month}&due_at__day={day.day}"
+    assert [pk for window in walk(viewer, query) for pk in window] == ids
+
+
+def test_what_other_filters_ask_for_is_found_in_the_windows(viewer: Client, small_window: int) -> None:
+    ids = fill(15)
+    Timeout.objects.filter(pk__in=[ids[1], ids[13]]).update(queue="rare")
+    assert [pk for window in walk(viewer, "?queue=rare") for pk in window] == [ids[13], ids[1]]
+
+
+def test_a_condition_that_fits_into_one_window_is_answered_in_whole_and_in_the_expected_order(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW", 18)
+    fill(40)
+    few = fill(3, label=LABELS[1])
+    Timeout.objects.filter(pk=few[0]).update(queue="rare")
+    assert shown(viewer, f"?policy={LABELS[1]}&queue=rare") == [few[0]]
+    assert shown(viewer, f"?policy={LABELS[1]}") == few[::-1]
+    assert shown(viewer, f"?policy={LABELS[1]}&state__exact=pending") == few
+
+
+def test_a_policy_with_many_rows_shows_some_of_each_state_and_says_so(viewer: Client, small_window: int) -> None:
+    many, dead = fill(15), fill(1, "dead")
+    seen = changes(viewer, f"?policy={LABELS[0]}")
+    assert {row.pk for row in seen.result_list} == {many[-1], dead[0]}
+    assert (
+        "Of each state no more than 1 are shown" in viewer.get(f"{reverse(LIST)}?policy={LABELS[0]}").content.decode()
+    )
+
+
+def test_pages_count_the_window_and_not_the_table(viewer: Client) -> None:
+    ids = fill(120)
+    first, third = changes(viewer), changes(viewer, "?p=3")
+    assert (first.result_count, first.multi_page, first.further) == (120, True, "")
+    assert [row.pk for row in third.result_list] == ids[19::-1]
+    assert viewer.get(f"{reverse(LIST)}?p=4").status_code == 302
+
+
+def test_another_filter_begins_anew_and_another_page_stays(viewer: Client, small_window: int) -> None:
+    fill(15)
+    second = changes(viewer, changes(viewer, "?state__exact=pending").further)
+    assert "further=" in second.get_query_string({"p": 2})
+    assert "further=" not in second.get_query_string({"queue": "x"})
+    assert second.is_further and "further=" not in second.from_the_start
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "?further=x",
+        "?state__exact=pending&further=2026_5",
+        "?state__exact=pending&further=2026-01-01T00:00:00_5",
+        "?due_at__year=0",
+        "?due_at__year=2026&due_at__month=13",
+        "?due_at__year=x",
+        "?due_at__year=99999999999",
+        "?nosuchfield=1",
+        "?p=x",
+    ],
+)
+def test_an_address_that_makes_no_sense_is_no_crash(viewer: Client, query: str) -> None:
+    fill(3)
+    assert viewer.get(f"{reverse(LIST)}{query}").status_code in {200, 302}
+
+
+@pytest.mark.parametrize(
+    "query", ["?q=%00", "?q=" + "x" * 500, "?q=%F0%9F%98%80", "?object=nonsense", "?policy=no.such", "?o=-1.2"]
+)
+def test_whatever_is_searched_for_there_is_an_answer(viewer: Client, query: str) -> None:
+    fill(3)
+    assert viewer.get(f"{reverse(LIST)}{query}").status_code == 200
+
+
+def test_what_wants_attention(viewer: Client) -> None:
+    now = timezone.now()
+    soon, late, far, retried = fill(4)
+    dead = fill(1, "dead")
+    for pk, moment in ((soon, now + timedelta(minutes=50)), (late, now - timedelta(minutes=1))):
+        Timeout.objects.filter(pk=pk).update(due_at=moment, run_at=moment)
+    Timeout.objects.filter(pk__in=[far, retried]).update(run_at=now + timedelta(days=1))
+    Timeout.objects.filter(pk=retried).update(attempts=2)
+    found = {value: shown(viewer, f"?due={value}") for value in ("hour", "overdue", "retrying", "dead")}
+    assert found == {"hour": [soon], "overdue": [late], "retrying": [retried], "dead": dead}
+
+
+def test_a_uuid_is_found_however_it_is_written(viewer: Client) -> None:
+    parcel = Parcel.objects.create(status="open", sent_at=timezone.now())
+    (row,) = Timeout.objects.all()
+    for written in (str(parcel.pk), parcel.pk.hex, str(parcel.pk).upper(), f"  {parcel.pk} "):
+        assert shown(viewer, f"?q={written}") == [row.pk], written
+
+
+def test_a_search_is_capped_and_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(5, key="same")
+    monkeypatch.setattr(searching, "MOST_FOUND", 3)
+    monkeypatch.setattr("django_delayq.admin.changelist.MOST_FOUND", 3)
+    page = viewer.get(f"{reverse(LIST)}?q=same").content.decode()
+    assert "Only the newest 3 hits are shown" in page
+
+
+def test_rows_whose_kind_of_object_is_gone_show_and_are_found_and_filtered(viewer: Client) -> None:
+    (row,) = fill(1, object_id="lost-1")
+    Timeout.objects.update(content_type_id=10**6)
+    for query in ("?", "?q=lost-1", "?state__exact=pending", f"?policy={LABELS[0]}"):
+        assert shown(viewer, query) == [row], query
+    assert "unknown kind, lost-1" in viewer.get(reverse(LIST)).content.decode()
+    assert "unknown kind, lost-1" in viewer.get(reverse(DETAIL, args=[row])).content.decode()
+
+
+def test_labels_of_policies_that_are_gone_are_offered(viewer: Client) -> None:
+    (row,) = fill(1, label="gone.order.old")
+    assert "gone.order.old (not declared any more)" in viewer.get(reverse(LIST)).content.decode()
+    assert shown(viewer, "?policy=gone.order.old") == [row]
+
+
+def test_the_dates_lead_from_year_to_day_and_show_only_what_there_is(viewer: Client) -> None:
+    here = timezone.get_current_timezone()
+    rows = dict(zip(("a", "b", "c"), fill(3), strict=True))
+    days = {"a": (2027, 3, 31), "b": (2027, 3, 1), "c": (2029, 12, 31)}
+    for name, (year, month, day) in days.items():
+        moment = datetime(year, month, day, 23, 59, tzinfo=here)
+        Timeout.objects.filter(pk=rows[name]).update(due_at=moment)
+
+    def offered(query: str) -> list[tuple[str, bool]]:
+        return [(link.words, bool(link.address)) for link in changes(viewer, query).date_links]
+
+    assert offered("?") == [("2027", True), ("2029", True)]
+    assert offered("?due_at__year=2027") == [("All dates", True), ("2027", False), ("March 2027", True)]
+    assert offered("?due_at__year=2027&due_at__month=3")[3:] == [("March 1", True), ("March 31", True)]
+    assert offered("?due_at__year=2027&due_at__month=3&due_at__day=31")[-1] == ("March 31", False)
+    assert shown(viewer, "?due_at__year=2027") == [rows["b"], rows["a"]]
+    assert shown(viewer, "?due_at__year=2027&due_at__month=3&due_at__day=31") == [rows["a"]]
+    assert shown(viewer, "?due_at__year=2029&due_at__month=12&due_at__day=31") == [rows["c"]]
+
+
+def test_the_end_of_the_calendar_is_no_crash(viewer: Client) -> None:
+    (row,) = fill(1)
+    Timeout.objects.update(due_at="9999-12-20T00:00:00+00:00")
+    assert [link.words for link in changes(viewer).date_links] == ["9999"]
+    assert changes(viewer, "?due_at__year=9999&due_at__month=12").result_list[0].pk == row
+    assert dates.chosen({}) is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?", "?state__exact=fired", "?due=overdue", f"?policy={LABELS[0]}", "?queue=x", "?q=5", "?due_at__year=2026"],
+)
+def test_no_page_counts_aggregates_or_joins(viewer: Client, query: str) -> None:
+    fill(60, "fired"), fill(60)
+    with CaptureQueriesContext(connection) as captured:
+        viewer.get(f"{reverse(LIST)}{query}")
+    on_ledger = [found["sql"] for found in captured if re.search(r"FROM .django_delayq_timeout", found["sql"])]
+    assert on_ledger
+    for sql in on_ledger:
+        assert not re.search(r"\b(COUNT|MIN|MAX|DISTINCT|JOIN|GROUP BY)\b", sql), sql
+        assert "LIMIT" in sql or " IN (" in sql, sql
+    assert len(captured) < 30
+
+
+def test_the_list_sorts_by_no_other_column(viewer: Client) -> None:
+    ids = fill(3)
+    for order in ("1", "-3", "4.2", "x"):
+        assert shown(viewer, f"?o={order}") == ids[::-1]
+
+
+def test_links_go_to_objects_that_the_visitor_may_see(admin_client: Client, viewer: Client) -> None:
+    order = Order.objects.create(status="new")
+    row = dq.schedule_timeout(order, "remind", minutes=1)
+    # No admin shows this project's orders: the object is named, and no link leads to a page that there is not.
+    for client in (admin_client, viewer):
+        page = client.get(reverse(DETAIL, args=[row.pk])).content.decode()
+        assert f"order {order.pk}" in page and "/testapp/order/" not in page

@@ -1,0 +1,242 @@
+"""Timeouts on the pages of other models: the inline, and the mixin's column, filter and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
+from django_delayq.models import Timeout
+from tests.testapp.models import ExpressOrder, Order, Parcel, Plain, Voucher
+
+site = admin.AdminSite(name="admin")
+
+
+class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    list_display = ("id", "next_deadline", "status")
+    fields = ("status", "note")
+    inlines = (TimeoutInline,)
+
+
+class FewInline(TimeoutInline):
+    shown = 2
+
+
+class ExpressAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("status", "courier")
+    inlines = (FewInline,)
+
+
+class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    pass
+
+
+site.register(Timeout, TimeoutAdmin)
+site.register(Order, OrderAdmin)
+site.register(ExpressOrder, ExpressAdmin)
+site.register([Parcel, Voucher], ParcelAdmin)
+site.register(Plain, ParcelAdmin)
+urlpatterns = [path("admin/", site.urls)]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+ORDERS = "/admin/testapp/order/"
+EMPTY = {"initial": 0, "total": 0}
+
+
+def page_of(obj: Any) -> str:
+    return f"/admin/testapp/{obj._meta.model_name}/{obj.pk}/change/"
+
+
+def orders(count: int, hours: float = 1) -> list[Order]:
+    made = [Order.objects.create(status="new") for _ in range(count)]
+    for order in made:
+        dq.schedule_timeout(order, "remind", hours=hours)
+    return made
+
+
+def management(total: int) -> dict[str, Any]:
+    prefix = "django_delayq-timeout-content_type-object_id"
+    return {f"{prefix}-TOTAL_FORMS": total, f"{prefix}-INITIAL_FORMS": total}
+
+
+@pytest.fixture
+def clerk() -> Callable[..., Client]:
+    def made(*permissions: str) -> Client:
+        user = User.objects.create_user(f"clerk{User.objects.count()}", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return made
+
+
+def test_the_page_of_an_object_shows_its_newest_timeouts(admin_client: Client) -> None:
+    (order,) = orders(1)
+    for number in range(15):
+        dq.schedule_timeout(order, "linger", hours=1, key=f"key-{number}")
+    page = admin_client.get(page_of(order)).content.decode()
+    rows = list(order.timeouts.order_by("-id"))
+    assert all(f"/admin/django_delayq/timeout/{row.pk}/change/" in page for row in rows[:10])
+    assert not any(f"/admin/django_delayq/timeout/{row.pk}/change/" in page for row in rows[10:])
+    assert f"?object=testapp.order%3A{order.pk}" in page
+    listed = admin_client.get(f"/admin/django_delayq/timeout/?object=testapp.order:{order.pk}").context["cl"]
+    assert [row.pk for row in listed.result_list] == [row.pk for row in rows]
+
+
+def test_saving_an_object_works_while_its_timeouts_come_and_go(admin_client: Client) -> None:
+    (order,) = orders(1)
+    before = admin_client.get(page_of(order))
+    assert before.status_code == 200
+    dq.schedule_timeout(order, "linger", hours=1)
+    dq.cancel_timeout(order, "remind")
+    saved = admin_client.post(page_of(order), {"status": "paid", "note": "x", **management(1)})
+    assert saved.status_code == 302, saved.content.decode()[:3000]
+    assert Order.objects.get(pk=order.pk).status == "paid"
+    assert Timeout.objects.count() == 2
+
+
+def test_the_page_for_a_new_object_has_an_empty_inline(admin_client: Client) -> None:
+    assert admin_client.get("/admin/testapp/order/add/").status_code == 200
+    assert (
+        admin_client.post("/admin/testapp/order/add/", {"status": "new", "note": "x", **management(0)}).status_code
+        == 302
+    )
+    assert Order.objects.get().note == "x"
+
+
+def test_nothing_can_be_written_through_the_inline(admin_client: Client) -> None:
+    (order,) = orders(1)
+    row = order.timeouts.get()
+    prefix = "django_delayq-timeout-content_type-object_id-0"
+    sent = {f"{prefix}-id": row.pk, f"{prefix}-reason": "forged", f"{prefix}-state": "fired", f"{prefix}-DELETE": "on"}
+    admin_client.post(page_of(order), {"status": "paid", "note": "x", **management(1), **sent})
+    after = Timeout.objects.get()
+    assert (after.state, after.reason) == ("pending", "")
+
+
+def test_a_child_shows_its_parents_timeouts_and_no_more_than_asked_for(admin_client: Client) -> None:
+    child = ExpressOrder.objects.create(status="new")
+    for number in range(3):
+        dq.schedule_timeout(child, "remind", hours=1, key=str(number))
+    page = admin_client.get(page_of(child)).content.decode()
+    assert page.count('class="delayq-badge delayq-pending"') == 2
+    listed = admin_client.get("/admin/testapp/expressorder/").content.decode()
+    assert "remind" in listed and "data-delayq-due" in listed
+
+
+def test_without_the_permission_neither_inline_nor_column_nor_filter_nor_actions(clerk: Callable[..., Client]) -> None:
+    (order,) = orders(1)
+    blind = clerk("view_order", "change_order")
+    page, listed = blind.get(page_of(order)).content.decode(), blind.get(ORDERS).content.decode()
+    assert "delayq-badge" not in page and "django_delayq/timeout" not in page
+    assert "data-delayq-due" not in listed and "cancel_timeouts" not in listed and "timeouts=dead" not in listed
+    seeing = clerk("view_order", "change_order", "view_timeout")
+    page, listed = seeing.get(page_of(order)).content.decode(), seeing.get(ORDERS).content.decode()
+    assert "delayq-badge" in page
+    assert "data-delayq-due" in listed and "timeouts=dead" in listed and "cancel_timeouts" not in listed
+
+
+def test_the_column_costs_no_query_for_each_object(admin_client: Client) -> None:
+    orders(2)
+    with CaptureQueriesContext(connection) as two:
+        admin_client.get(ORDERS)
+    orders(20)
+    with CaptureQueriesContext(connection) as many:
+        page = admin_client.get(ORDERS).content.decode()
+    assert page.count("data-delayq-due") == 22
+    assert len(many) == len(two)
+
+
+def test_the_column_shows_the_soonest_pending_deadline(admin_client: Client) -> None:
+    (order,) = orders(1, hours=5)
+    soon = dq.schedule_timeout(order, "linger", hours=2)
+    over = dq.schedule_timeout(order, "linger", hours=1, key="over")
+    dq.cancel_timeout(over)
+    seen = admin_client.get(ORDERS).context["cl"].result_list[0]
+    assert (seen.delayq_next_due, seen.delayq_next_policy) == (soon.due_at, "testapp.order.linger")
+
+
+def test_keys_of_any_kind_have_their_deadlines(admin_client: Client) -> None:
+    parcel = Parcel.objects.create(status="open", sent_at=timezone.now())
+    voucher = Voucher.objects.create(code="A-1", issued_at=timezone.now())
+    for obj in (parcel, voucher):
+        (seen,) = admin_client.get(f"/admin/testapp/{obj._meta.model_name}/").context["cl"].result_list
+        assert seen.delayq_next_due == Timeout.objects.get(object_id=str(obj.pk)).due_at
+        listed = admin_client.get(f"/admin/testapp/{obj._meta.model_name}/?timeouts=waiting").context["cl"]
+        assert [row.pk for row in listed.result_list] == [obj.pk]
+
+
+def test_objects_are_filtered_by_what_their_timeouts_do(admin_client: Client) -> None:
+    late, soon, far, dead, quiet = *orders(4), Order.objects.create(status="new")
+    now = timezone.now()
+    moments = {late: now - timedelta(minutes=1), soon: now + timedelta(minutes=30), far: now + timedelta(days=1)}
+    for order, moment in moments.items():
+        order.timeouts.model.objects.filter(object_id=str(order.pk)).update(due_at=moment, run_at=moment)
+    Timeout.objects.filter(object_id=str(dead.pk)).update(
+        state="dead", cause="retries", settled_at=now, slot_taken=None
+    )
+    Timeout.objects.create(
+        policy="x.y.z", content_type_id=late.timeouts.get().content_type_id, object_id="no key", slot="s",
+        due_at=now, run_at=now, first_due_at=now, created_at=now,
+    )  # fmt: skip
+
+    def found(value: str) -> set[int]:
+        return {order.pk for order in admin_client.get(f"{ORDERS}?timeouts={value}").context["cl"].result_list}
+
+    assert found("overdue") == {late.pk}
+    assert found("hour") == {soon.pk}
+    assert found("waiting") == {late.pk, soon.pk, far.pk}
+    assert found("dead") == {dead.pk}
+    assert found("nonsense") == {late.pk, soon.pk, far.pk, dead.pk, quiet.pk}
+
+
+@pytest.mark.parametrize("operation", ["cancel", "fire", "postpone"])
+def test_an_action_on_objects_asks_about_their_timeouts_and_does_it(admin_client: Client, operation: str) -> None:
+    chosen, other = orders(2)
+    settled = dq.schedule_timeout(chosen, "linger", hours=1)
+    dq.cancel_timeout(settled)
+    sent = {"action": f"{operation}_timeouts", "_selected_action": [chosen.pk]}
+    asked = admin_client.post(ORDERS, sent)
+    assert asked.context["ids"] == str(chosen.timeouts.get(state="pending").pk)
+    form = {"ids": asked.context["ids"], "confirmed": "yes", "reason": "asked", "amount": "3", "unit": "days"}
+    done: Any = admin_client.post(asked.context["action"], {**form, "back": asked.context["back"]})
+    assert done.status_code == 302 and done.url == ORDERS
+    assert LogEntry.objects.count() == 1
+    assert other.timeouts.get().due_at < timezone.now() + timedelta(hours=2) and other.timeouts.get().state == "pending"
+
+
+def test_an_action_on_objects_without_timeouts_says_so(admin_client: Client) -> None:
+    order = Order.objects.create(status="new")
+    sent = {"action": "cancel_timeouts", "_selected_action": [order.pk]}
+    page = admin_client.post(ORDERS, sent, follow=True).content.decode()
+    assert "There is no timeout among these" in page
+
+
+def test_an_object_links_to_its_page_where_the_visitor_may_see_it(clerk: Callable[..., Client]) -> None:
+    (order,) = orders(1)
+    listed = "/admin/django_delayq/timeout/"
+    assert page_of(order) in clerk("view_order", "view_timeout").get(listed).content.decode()
+    assert page_of(order) not in clerk("view_timeout").get(listed).content.decode()
+
+
+def test_a_model_without_policies_may_have_the_mixin_too(admin_client: Client) -> None:
+    Plain.objects.create(name="x")
+    assert admin_client.get("/admin/testapp/plain/").status_code == 200
+
+
+@override_settings(USE_TZ=False)
+def test_without_time_zones_the_pages_show_local_times_all_the_same(admin_client: Client) -> None:
+    assert admin_client.get("/admin/django_delayq/timeout/?due_at__year=2026").status_code == 200

@@ -1,0 +1,339 @@
+"""The policies page: what it shows, who may change what, and that it asks first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.messages import get_messages
+from django.db.models import F, Q
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import TimeoutPolicy, controls, steering
+from django_delayq.admin import describing, policy_pages
+from django_delayq.admin.chart import chart
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from tests.integration.admin.conftest import stored
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+LIST = "admin:django_delayq_policycontrol_changelist"
+LABEL = "testapp.order.cancel_unpaid"
+OPERATIONS = {"pause": "pause_policy", "hold": "pause_policy", "resume": "pause_policy", "delay": "change_policy_delay"}
+FIELDS = {
+    "reason": "a storm",
+    "confirmed": "yes",
+    "amount": "45",
+    "unit": "minutes",
+    "mode": "recompute",
+    "shift": "on",
+}
+Staff = Callable[..., Client]
+
+
+def address(operation: str, label: str = LABEL) -> str:
+    return reverse("admin:django_delayq_policycontrol_operate", args=[label, operation])
+
+
+def state(label: str = LABEL) -> controls.PolicyState:
+    return controls.policy_state(dq.get_policy(label), "default")
+
+
+def ready(operation: str) -> None:
+    if operation == "resume":
+        steering.pause(LABEL, by="somebody")
+
+
+def told(answer: Any) -> list[str]:
+    return [str(message) for message in get_messages(answer.wsgi_request)]
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(status="unpaid", created_at=timezone.now())
+
+
+def page(client: Client) -> str:
+    answer = client.get(reverse(LIST))
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_each_policy_is_told(admin_client: Client, order: Order) -> None:
+    text = page(admin_client)
+    for words in (
+        LABEL,
+        "testapp.Order",
+        "30 min",
+        "created_at",
+        "status = &#x27;unpaid&#x27;",
+        "tests.testapp.timeouts.cancel_unpaid",
+    ):
+        assert words in text, words
+    (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
+    assert {count["name"]: str(count["count"]) for count in shown["counts"]}["pending"] == "1"
+    assert shown["chart"].total == "1"
+    assert "Falls due in the coming 24 hours" in text and "<desc" in text and "<caption" in text
+
+
+def test_the_numbers_lead_to_the_rows(admin_client: Client, order: Order) -> None:
+    (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
+    assert [counted["name"] for counted in shown["counts"]] == ["pending", "due", "dead", "fired", "skipped"]
+    for counted in shown["counts"]:
+        listed = admin_client.get(counted["address"]).context["cl"]
+        assert listed.result_count == counted["count"].value, counted["name"]
+
+
+def is_done(operation: str) -> bool:
+    return {
+        "pause": state().stop == "paused",
+        "hold": state().stop == "held",
+        "resume": state().stop == "",
+        "delay": state().after == timedelta(minutes=45),
+    }[operation]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, order: Order, operation: str) -> None:
+    ready(operation)
+    client = staff("view_policycontrol", OPERATIONS[operation])
+    assert address(operation) in page(client)
+    answer: Any = client.post(address(operation), FIELDS)
+    assert answer.status_code == 302 and answer.url == reverse(LIST)
+    assert is_done(operation)
+    user = User.objects.get(pk=client.session["_auth_user_id"])
+    change = PolicyChange.objects.latest("id")
+    assert (change.by, change.reason) == (f"admin:{user.username}", "a storm")
+    entry = LogEntry.objects.get()
+    assert (entry.user, entry.object_id) == (
+        user,
+        str(PolicyControl.objects.get().pk),
+    ) and "a storm" in entry.change_message
+    assert told(answer)[0].startswith(LABEL)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("who", ["anonymous", "visitor", "staff", "viewer", "the other permission", "no view"])
+def test_without_its_permission_an_operation_is_refused(staff: Staff, operation: str, who: str) -> None:
+    ready(operation)
+    others = set(OPERATIONS.values()) - {OPERATIONS[operation]}
+    client = {
+        "anonymous": Client,
+        "visitor": Client,
+        "staff": staff,
+        "viewer": lambda: staff("view_policycontrol"),
+        "the other permission": lambda: staff("view_policycontrol", *others),
+        "no view": lambda: staff(OPERATIONS[operation]),
+    }[who]()
+    if who == "visitor":
+        client.force_login(User.objects.create_user("visitor"))
+    before = list(PolicyControl.objects.values()), list(PolicyChange.objects.values())
+    refusal = 302 if who in {"anonymous", "visitor"} else 403
+    answers: list[Any] = [client.post(address(operation), FIELDS), client.get(address(operation))]
+    for answer in answers:
+        assert answer.status_code == refusal
+        assert refusal == 403 or answer.url.startswith(reverse("admin:login"))
+    assert (list(PolicyControl.objects.values()), list(PolicyChange.objects.values())) == before
+    assert not LogEntry.objects.exists()
+    shown = client.get(reverse(LIST))
+    assert (shown.status_code == 200) == (who in {"viewer", "the other permission"})
+    assert address(operation) not in shown.content.decode()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_page_asks_first_and_changes_nothing(admin_client: Client, operation: str) -> None:
+    ready(operation)
+    before = list(PolicyControl.objects.values())
+    text = admin_client.get(address(operation), FIELDS).content.decode()
+    assert LABEL in text and "csrfmiddlewaretoken" in text
+    assert list(PolicyControl.objects.values()) == before and not LogEntry.objects.exists()
+
+
+def test_a_post_from_another_site_is_refused() -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.create_superuser("boss"))
+    assert client.post(address("pause"), FIELDS).status_code == 403
+    assert state().stop == ""
+
+
+@pytest.mark.django_db(transaction=True)  # rows are moved after the commit
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("keep", "None of them moves"),
+        ("recompute", "1 of them would be due at once"),
+        ("shift", "1 of them would be due at once"),
+    ],
+)
+def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order: Order, mode: str, words: str) -> None:
+    fields = {"reason": "x", "amount": "0", "unit": "seconds", "mode": mode}
+    before = stored()
+    preview = admin_client.post(address("delay"), fields)
+    text = preview.content.decode()
+    assert "The delay in force: 30 min." in text and "Pending: 1." in text and words in text
+    assert 'name="confirmed"' in text and state().after is None
+    assert stored() == before
+    back = admin_client.post(address("delay"), {**fields, "back": "Choose anew"}).content.decode()
+    assert 'name="amount" value="0"' in back and state().after is None
+    admin_client.post(address("delay"), {**fields, "confirmed": "yes"})
+    assert state().after == timedelta(0)
+    assert (Timeout.objects.get().due_at == before["due_at"]) == (mode == "keep")
+
+
+@pytest.mark.django_db(transaction=True)  # rows are moved after the commit
+def test_the_declared_delay_holds_again(admin_client: Client, order: Order) -> None:
+    steering.change_delay(LABEL, timedelta(hours=5), by="somebody", mode="recompute")
+    assert "5 h (declared: 30 min)" in page(admin_client)
+    admin_client.post(address("delay"), {"reason": "x", "declared": "on", "mode": "recompute", "confirmed": "yes"})
+    assert state().after is None
+    assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=30)
+
+
+@pytest.mark.django_db(transaction=True)  # rows are moved after the commit
+def test_a_hold_is_released_with_or_without_moving_the_deadlines(admin_client: Client, order: Order) -> None:
+    before = Timeout.objects.get().due_at
+    for shift, moves in (({"shift": "on"}, True), ({}, False)):
+        admin_client.post(address("hold"), {"reason": "outage", "confirmed": "yes"})
+        assert "Held since" in page(admin_client)
+        answer = admin_client.post(address("resume"), {"reason": "over", "confirmed": "yes", **shift})
+        now = Timeout.objects.get().due_at
+        assert (now > before) == moves
+        assert ("1 deadline was moved." in told(answer)[-1]) == moves
+        before = now
+
+
+def test_a_pause_until_a_moment_ends_by_itself_and_says_when(admin_client: Client) -> None:
+    until = timezone.localtime() + timedelta(hours=3)
+    admin_client.post(address("pause"), {"reason": "x", "until": f"{until:%Y-%m-%dT%H:%M}", "confirmed": "yes"})
+    assert state().until == until.replace(second=0, microsecond=0)
+    text = page(admin_client)
+    assert "Paused since" in text and "Goes on by itself" in text and "By admin:admin: x" in text
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields"),
+    [
+        ("pause", {"reason": ""}),
+        ("pause", {"until": "2001-01-01T00:00"}),
+        ("pause", {"until": "soon"}),
+        ("hold", {"reason": "x" * 256}),
+        ("delay", {"amount": ""}),
+        ("delay", {"amount": "5", "declared": "on"}),
+        ("delay", {"amount": "-1"}),
+        ("delay", {"amount": "nan"}),
+        ("delay", {"amount": "inf"}),
+        ("delay", {"amount": "1e30", "unit": "days"}),
+        ("delay", {"amount": "99999999", "unit": "days"}),
+        ("delay", {"mode": "guess"}),
+        ("delay", {"unit": "fortnights"}),
+    ],
+    ids=str,
+)
+def test_a_form_that_says_nonsense_changes_nothing_and_comes_back(
+    admin_client: Client, operation: str, fields: dict[str, str]
+) -> None:
+    answer = admin_client.post(address(operation), {**FIELDS, **fields})
+    assert answer.status_code == 200 and "errorlist" in answer.content.decode()
+    assert not PolicyChange.objects.exists() and not LogEntry.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)  # rows are moved after the commit
+def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> None:
+    steering.hold(LABEL, by="somebody")
+    for operation in ("pause", "hold"):
+        assert address(operation) not in page(admin_client)
+        answer = admin_client.post(address(operation), FIELDS)
+        assert answer.status_code == 200 and "held" in answer.content.decode()
+    assert state().stop == "held"
+    steering.resume(LABEL, by="somebody")
+    assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} was not stopped."]
+    shifted = admin_client.post(address("delay", "testapp.order.remind"), FIELDS)
+    assert "has no delay of its own" in shifted.content.decode()
+
+
+def test_a_policy_or_operation_that_is_none_leads_nowhere(admin_client: Client) -> None:
+    for where in (address("pause", "no.such.policy"), address("explode")):
+        assert admin_client.get(where).status_code == 404 == admin_client.post(where, FIELDS).status_code
+
+
+@pytest.mark.django_db(transaction=True)
+def test_moving_for_too_long_is_left_to_a_worker(
+    admin_client: Client, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_pages, "PATIENCE_SECONDS", -1.0)
+    answer = admin_client.post(address("delay"), FIELDS)
+    assert "Deadlines are still being moved" in told(answer)[0]
+    assert PolicyChange.objects.get().finished_at is None
+    text = page(admin_client)
+    assert "Deadlines are being moved by an earlier change" in text and address("pause") not in text
+    assert LogEntry.objects.count() == 1
+    assert steering.go_on_with_moves("default") == 1
+    assert PolicyChange.objects.get().finished_at is not None
+    assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=45)
+
+
+def test_policies_that_are_gone_but_have_rows_are_shown(admin_client: Client, order: Order) -> None:
+    Timeout.objects.update(policy="gone.order.old")
+    text = page(admin_client)
+    assert "gone.order.old" in text and "Not declared any more" in text
+    assert address("pause", "gone.order.old") not in text
+
+
+def test_changes_are_listed_for_who_may_see_them(staff: Staff) -> None:
+    steering.pause(LABEL, by="cli:root", reason="<i>storm</i>")
+    answer = staff("view_policychange").get(reverse("admin:django_delayq_policychange_changelist"))
+    text = answer.content.decode()
+    assert LABEL in text and "cli:root" in text and "&lt;i&gt;storm" in text
+    assert staff().get(reverse("admin:django_delayq_policychange_changelist")).status_code == 403
+    change = PolicyChange.objects.get()
+    detail = reverse("admin:django_delayq_policychange_change", args=[change.pk])
+    assert staff("view_policychange").post(detail, {"reason": "forged"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        (None, "none"),
+        (Q(), "always"),
+        (Q(status="x"), "status = 'x'"),
+        (Q(status="x", note=None), "note = None and status = 'x'"),
+        (Q(status="x") | Q(status="y"), "status = 'x' or status = 'y'"),
+        (~Q(status="x"), "not (status = 'x')"),
+        (Q(Q(a=1) | Q(b=2), c=3), "(a = 1 or b = 2) and c = 3"),
+        (Q(paid_at__gt=F("created_at")), "paid_at__gt = F(created_at)"),
+    ],
+)
+def test_conditions_in_words(when: Q | None, words: str) -> None:
+    assert describing.condition(TimeoutPolicy(model=Order, handler=print, when=when)) == words
+
+
+@pytest.mark.parametrize(
+    ("delay", "words"),
+    [
+        (timedelta(0), "0 s"),
+        (timedelta(minutes=30), "30 min"),
+        (timedelta(hours=1, minutes=30), "1 h 30 min"),
+        (timedelta(days=3), "3 d"),
+        (timedelta(days=1, seconds=1), "1 d (86401 seconds)"),
+        (timedelta(seconds=1.5), "1 s (1.5 seconds)"),
+        (timedelta(minutes=12, seconds=5), "12 min (725 seconds)"),
+        (timedelta(minutes=2, seconds=5), "2 min 5 s"),
+    ],
+)
+def test_delays_in_words_say_all_of_it(delay: timedelta, words: str) -> None:
+    assert describing.length(delay) == words
+
+
+def test_the_chart_shows_small_numbers_beside_large_ones_and_says_when_there_are_more() -> None:
+    drawn = chart([(1, False), (10_000, True), (0, False), *[(5, False)] * 21], timezone.now())
+    assert [bar.height for bar in drawn.bars[:4]] == [1, 64, 0, 1]
+    assert (drawn.highest, drawn.total, drawn.is_empty) == ("10000+", "10106+", False)
+    assert sum(bar.is_named for bar in drawn.bars) == 4
+    assert chart([(0, False)] * 24, timezone.now()).is_empty

@@ -1,0 +1,112 @@
+"""Each read of the list goes through its index, in its order, on every database: nothing is scanned or sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_delayq.admin import dates, filters, reading, searching
+from django_delayq.models import Timeout, slot_of
+from tests.testapp.models import Order
+
+ROWS = 6000
+LABELS = ("testapp.order.remind", "testapp.order.cancel_unpaid", "testapp.parcel.chase")
+SETTLED = {"fired": "due", "cancelled": "hand", "dead": "retries"}
+STATES = ["pending", "pending", "pending", "fired", "cancelled", "dead"]
+SORTING = {"postgresql": "Sort", "mysql": "filesort", "sqlite": "TEMP B-TREE"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Rows of several policies in several states, over two months; and statistics that the planner has seen."""
+    with django_db_blocker.unblock():
+        now, kind = timezone.now(), ContentType.objects.get_for_model(Order).pk
+        Timeout.objects.bulk_create([_row(number, now, kind) for number in range(ROWS)], batch_size=500)
+        _analyze()
+        yield
+        Timeout.objects.all().delete()
+        _analyze()
+
+
+def _row(number: int, now: Any, kind: int) -> Timeout:
+    state, label = STATES[number % 6], LABELS[number // 7 % 3]
+    due = now + timedelta(minutes=number * 7919 % 86400 - 43200)
+    settled = {"settled_at": due, "cause": SETTLED[state], "slot_taken": None} if state in SETTLED else {}
+    moments = {"due_at": due, "run_at": due, "first_due_at": due, "created_at": now}
+    key = f"key-{number}" if number % 50 == 0 else ""
+    slot = slot_of(label, kind, str(number), key)
+    about = {"policy": label, "content_type_id": kind, "object_id": str(number), "key": key, "slot": slot}
+    return Timeout(**moments, **about, **settled, state=state)
+
+
+def _analyze() -> None:
+    table = connection.ops.quote_name(Timeout._meta.db_table)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ANALYZE TABLE {table}" if connection.vendor == "mysql" else f"ANALYZE {table}")
+
+
+def windows(**params: str) -> Callable[[], object]:
+    """A read of the first window for what an address asks, and of the second one."""
+
+    def read() -> None:
+        (*_, lead) = filters.leads(params, dates.chosen(params))
+        first = reading.read(Timeout.objects.all(), lead, "")
+        if first.further:
+            reading.read(Timeout.objects.all(), lead, first.further)
+
+    return read
+
+
+TODAY = timezone.localdate()
+YEAR = {dates.YEAR: str(TODAY.year)}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("call", "index"),
+    [
+        (windows(state__exact="pending"), "delayq_unsettled"),
+        (windows(due="overdue"), "delayq_unsettled"),
+        (windows(due="retrying"), "delayq_unsettled"),
+        (windows(state__exact="fired"), "delayq_state"),
+        (windows(due="dead"), "delayq_state"),
+        (windows(policy=LABELS[0], state__exact="pending"), "delayq_policy"),
+        (windows(policy=LABELS[0], state__exact="dead"), "delayq_policy"),
+        (windows(policy=LABELS[0]), "delayq_policy"),
+        (windows(**YEAR), "delayq_due"),
+        (lambda: dates.links(Timeout.objects.all(), {}, lambda *_: ""), "delayq_due"),
+        (lambda: dates.links(Timeout.objects.all(), YEAR, lambda *_: ""), "delayq_due"),
+        (lambda: filters.labels_in(Timeout.objects.all()), "delayq_policy"),
+        (lambda: searching.kinds_in(Timeout.objects.all()), "delayq_object"),
+        (lambda: list(Timeout.objects.of_key("key-50").order_by("-id").values_list("pk", flat=True)[:9]), "delayq_key"),
+    ],
+)
+def test_a_read_of_the_list_goes_through_its_index(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], index: str
+) -> None:
+    monkeypatch.setattr(reading, "WINDOW", 24)
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    looks = [query["sql"] for query in captured if "django_delayq_timeout" in query["sql"]]
+    assert looks
+    for sql in looks:
+        plan = _plan(sql)
+        if "Impossible WHERE" in plan:  # MariaDB has looked into the index already, and found nothing
+            continue
+        assert index in plan or (index == "delayq_unsettled" and "delayq_policy" in plan), (sql, plan)
+        if index != "delayq_key":  # the few rows of one key may be sorted
+            assert SORTING[connection.vendor] not in plan, (sql, plan)
+
+
+def _plan(sql: str) -> str:
+    explain = {"sqlite": "EXPLAIN QUERY PLAN", "mysql": "EXPLAIN", "postgresql": "EXPLAIN"}[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(f"{explain} {sql}")
+        return "\n".join(" ".join(map(str, row)) for row in cursor.fetchall())
