@@ -244,8 +244,14 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def _connected(target: str | tuple[str, int]) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET)
-    server.connect(target)
+    if not isinstance(target, str):
+        return socket.create_connection(target)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect(target)
+    except OSError:
+        server.close()
+        raise
     return server
 
 

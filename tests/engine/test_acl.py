@@ -41,24 +41,24 @@ def use_everything(url: str, owner: redis.Redis) -> None:
     """All that workers and views ever ask of Redis, of one that knows no scripts, and with foreign data in the way."""
     owner.script_flush()
     engine = Engine(make_client(url, WORKER), prefix="delayq")
-    engine.ping()
-    take_turn(engine, "sweep", timedelta(seconds=1))
-    owner.set(engine.queue("q", 0).keys.entries, "mine")
-    wakeup = engine.wakeup(["q"])
-    wakeup.start()
-    assert wakeup.wait(60)
-    queue = engine.queue("q", 0)
-    queue.ensure([(id, 5) for id in range(1, 9)])
-    queue.ensure([(1, 4)])
-    queue.reschedule([(2, 2)])
-    queue.remove([3])
-    lease = queue.reserve(8, 60_000).lease
-    assert lease is not None
-    lease, _ = queue.extend(lease, 60_000)
-    assert queue.release(lease, [(1, 9)]) == queue.acknowledge(lease, [2]) == 1
-    assert queue.acknowledge(lease) == 5
-    assert queue.stats().total == len(queue.peek()) == 1
-    engine.close()
+    with contextlib.closing(engine):  # also when a right is missing: nobody may listen on
+        engine.ping()
+        take_turn(engine, "sweep", timedelta(seconds=1))
+        owner.set(engine.queue("q", 0).keys.entries, "mine")
+        wakeup = engine.wakeup(["q"])
+        wakeup.start()
+        assert wakeup.wait(60)
+        queue = engine.queue("q", 0)
+        queue.ensure([(id, 5) for id in range(1, 9)])
+        queue.ensure([(1, 4)])
+        queue.reschedule([(2, 2)])
+        queue.remove([3])
+        lease = queue.reserve(8, 60_000).lease
+        assert lease is not None
+        lease, _ = queue.extend(lease, 60_000)
+        assert queue.release(lease, [(1, 9)]) == queue.acknowledge(lease, [2]) == 1
+        assert queue.acknowledge(lease) == 5
+        assert queue.stats().total == len(queue.peek()) == 1
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +108,10 @@ def test_a_cluster_takes_three_rules_more(nodes: Clustered, missing: str | None)
     engine = Engine(make_client(nodes.url.replace("://", "://shop:secret@"), WORKER), prefix="delayq", shards=3)
     migration = nodes.migrating(key_slot(engine.queue("moving", 0).keys.entries.encode()))
     migration.begin()
-    with contextlib.suppress(*([EngineError] if missing else [])):
+    with contextlib.suppress(*([EngineError] if missing else [])), contextlib.closing(engine):
         engine.ping()
         engine.queue("moving", 0).ensure([(1, 1)])  # it is not there, so the next node is asked
         walk_the_basic_path(engine)
-        engine.close()
     migration.finish()
     assert bool(set[str]().union(*map(refused, clients))) == bool(missing)
     for client in clients:
