@@ -14,6 +14,7 @@ from redis.crc import key_slot
 
 from django_delayq.connections import WORKER
 from django_delayq.connections.clients import make_client
+from django_delayq.connections.eviction import evicting_policy
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.recovery.locks import take_turn
@@ -43,7 +44,8 @@ def use_everything(url: str, owner: redis.Redis) -> None:
     engine = Engine(make_client(url, WORKER), prefix="delayq")
     with contextlib.closing(engine):  # also when a right is missing: nobody may listen on
         engine.ping()
-        take_turn(engine, "sweep", timedelta(seconds=1))
+        for _ in range(2):  # the second finds it taken
+            take_turn(engine, "sweep", timedelta(seconds=1))
         owner.set(engine.queue("q", 0).keys.entries, "mine")
         wakeup = engine.wakeup(["q"])
         wakeup.start()
@@ -68,7 +70,7 @@ def nodes() -> Iterator[Clustered]:
 
 
 def test_the_docs_name_what_the_tests_try() -> None:
-    assert len(RULES) == 19
+    assert len(RULES) == 20
     assert all(rule.replace("|", "\\|") in PAGE for rule in [*ON_A_CLUSTER, *ON_A_SENTINEL])
 
 
@@ -97,6 +99,17 @@ def test_another_database_takes_one_rule_more(shared_server: RedisProcess, clien
     with shared_server.client(db=1) as owner:
         use_everything(url[:-1] + "1", owner)
     assert refused(client) == set()
+
+
+def test_what_is_told_of_memory_takes_one_rule_more(client: redis.Redis, url: str) -> None:
+    admit(client, RULES)
+    engine = Engine(make_client(url, WORKER))
+    assert evicting_policy(engine) is None
+    assert refused(client) == {"info"}
+    admit(client, [*RULES, "+info"])
+    assert evicting_policy(engine) is None
+    assert refused(client) == set()
+    engine.close()
 
 
 @pytest.mark.parametrize("missing", [None, *ON_A_CLUSTER])

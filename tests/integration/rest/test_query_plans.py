@@ -68,7 +68,7 @@ LISTS = [
 @pytest.mark.parametrize(("query", "index"), LISTS, ids=[",".join(query) or "all" for query, _ in LISTS])
 def test_a_list_reads_its_index_in_order(rows: int, query: dict[str, str], index: str, far: bool) -> None:
     found, narrow = Selection.of(query).rows("default")
-    order = tuple(name for name in found.query.order_by if name != "state")
+    order = tuple(str(name) for name in found.query.order_by if name != "state")
     assert not narrow
     if far:
         found = Place.of(found[40], order).rows_behind(found)
