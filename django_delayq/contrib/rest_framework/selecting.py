@@ -17,13 +17,14 @@ from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from django_delayq.models import TimeoutQuerySet
 
 State = Timeout.State
 WAITING = (State.PENDING, State.FIRING)
+FEW = 1_000
 SETTLED = ("settled_from", "settled_until")
 WINDOWS = {
     "due_from": "run_at__gte",
@@ -108,21 +109,40 @@ class Selection(serializers.Serializer[Any]):
         """Rows that an index finds in its own order, and what else is asked of them."""
         asked = self.validated_data
         state, labels = asked.get("state"), _labels(asked)
-        narrow = Q(**{name: asked[name] for name in ("queue", "key") if name in asked})
-        of_policy = Q(policy__in=labels) if labels else Q()
+        queue = Q(queue=asked["queue"]) if "queue" in asked else Q()
         rows = _in_window(Timeout.objects.using(using), asked)
-        if "object" in asked:  # few enough to be sifted and sorted without an index
-            kind, object_id = asked["object"]
-            rows = rows.filter(of_policy, narrow, content_type=kind, object_id=object_id)
-            return (rows.filter(state=state) if state else rows).order_by("-id"), Q()
+        if "object" in asked or "key" in asked:
+            of_state = Q(state=state) if state else Q()
+            return _found_at_once(rows, asked).order_by("-id"), _of_policy(labels) & queue & of_state
+        if labels and _few(Timeout.objects.using(using).of_labels(labels)):
+            rows, labels = rows.of_labels(labels), ()
         if state in WAITING or _asks(asked, "due_from", "due_until", "overdue"):
             if len(labels) == 1:  # those of one label stand in this order in `delayq_policy`
-                rows, of_policy = rows.filter(policy=labels[0]), Q()
-            return _waiting(rows, state or State.PENDING), narrow & of_policy
+                rows, labels = rows.filter(policy=labels[0]), ()
+            return _waiting(rows, state or State.PENDING), _of_policy(labels) & queue
         if state or _asks(asked, *SETTLED):
             rows = rows.filter(settled_at__isnull=False).order_by("-settled_at", "-id")
-            return (rows.filter(state=state) if state else rows), narrow & of_policy
-        return rows.order_by("-id"), narrow & of_policy
+            return (rows.filter(state=state) if state else rows), _of_policy(labels) & queue
+        return rows.order_by("-id"), _of_policy(labels) & queue
+
+
+def _found_at_once(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
+    """Of one object, or of one key, each of which has an index: newest first, whatever else is asked."""
+    if "key" in asked:
+        rows = rows.of_key(asked["key"])
+    if "object" in asked:
+        kind, object_id = asked["object"]
+        rows = rows.filter(content_type=kind, object_id=object_id)
+    return rows
+
+
+def _few(rows: TimeoutQuerySet) -> bool:
+    """Whether these may all be read, sifted and sorted for one page."""
+    return len(rows.values_list("pk", flat=True)[: FEW + 1]) <= FEW
+
+
+def _of_policy(labels: Sequence[str]) -> Q:
+    return Q(policy__in=labels) if labels else Q()
 
 
 def _asks(asked: Mapping[str, Any], *names: str) -> bool:

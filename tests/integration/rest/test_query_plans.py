@@ -34,6 +34,7 @@ def rows(django_db_setup: None, django_db_blocker: Any) -> Iterator[int]:
             }
             common |= dict.fromkeys(("due_at", "run_at", "first_due_at", "created_at"), at)
             common |= {"slot": slot_of(f"some.model.policy{number % 40}", kind, str(number), "")}
+            common |= {"key": f"k{number}"}
             made.append(Timeout(**common))
             state = "dead" if number % 100 == 0 else "fired"
             made.append(Timeout(**common, state=state, cause="due", settled_at=at, slot_taken=None))
@@ -59,6 +60,7 @@ LISTS = [
     ({"overdue": "true"}, "delayq_unsettled"),
     ({"due_from": MIDDLE["due_from"].isoformat()}, "delayq_unsettled"),
     ({"policy": "some.model.policy7", "state": "pending"}, "delayq_policy"),
+    ({"state": "fired"}, "delayq_state"),
     ({"settled_from": MIDDLE["settled_from"].isoformat()}, "delayq_settled"),
 ]
 
@@ -79,9 +81,10 @@ def test_a_list_reads_its_index_in_order(rows: int, query: dict[str, str], index
 
 
 @pytest.mark.django_db
-def test_the_rows_of_one_object_are_found_by_its_index(rows: int) -> None:
-    found, _ = Selection.of({"object": "testapp.order:17"}).rows("default")
-    assert "delayq_object" in found[:50].explain()
+@pytest.mark.parametrize(("name", "value"), [("object", "testapp.order:17"), ("key", "k17")])
+def test_the_rows_of_one_object_or_key_are_found_by_its_index(rows: int, name: str, value: str) -> None:
+    found, _ = Selection.of({name: value}).rows("default")
+    assert f"delayq_{name}" in found[:50].explain()
 
 
 def names_of(index: str) -> set[str]:

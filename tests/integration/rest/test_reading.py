@@ -18,7 +18,7 @@ from rest_framework.throttling import ScopedRateThrottle
 
 import django_delayq as dq
 from django_delayq import clock, steering
-from django_delayq.contrib.rest_framework import TimeoutViewSet, pagination
+from django_delayq.contrib.rest_framework import TimeoutViewSet, pagination, selecting
 from django_delayq.models import Timeout, WorkerSeen
 from tests.testapp.models import Order, Parcel
 
@@ -193,6 +193,24 @@ def test_filters_find_just_what_they_say(
     names = {row.pk: name for name, row in many.items()}
     found = [names[pk] for pk in ids(viewer.get(f"{LIST}?{query}")) if pk in names]
     assert found == expected.split()
+
+
+def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
+    viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pagination, "MOST_LOOKED_AT", 2)
+    rare = [schedule("linger").pk, *(schedule().pk for _ in range(6)), schedule("linger").pk]
+    assert all_pages(viewer, f"{LIST}?policy=testapp.order.linger") == [[rare[-1], rare[0]]]
+    monkeypatch.setattr(selecting, "FEW", 1)
+    assert len(all_pages(viewer, f"{LIST}?policy=testapp.order.linger")) > 1
+    assert all_rows(viewer, f"{LIST}?policy=testapp.order.linger") == [rare[-1], rare[0]]
+
+
+def test_the_rows_of_one_key_are_found(viewer: APIClient, many: dict[str, Timeout]) -> None:
+    assert ids(viewer.get(f"{LIST}?key=old&state=dead")) == [many["dead"].pk]
+    assert ids(viewer.get(f"{LIST}?key=old&state=pending")) == []
+    assert ids(viewer.get(f"{LIST}?key=k1&overdue=true")) == []
+    assert ids(viewer.get(f"{LIST}?key=k1&policy=testapp.order.remind&queue=default")) == [many["keyed"].pk]
 
 
 def test_the_timeouts_of_one_object_are_found(viewer: APIClient, many: dict[str, Timeout]) -> None:
