@@ -1,0 +1,152 @@
+"""What happens is counted where it happens, and the ledger's state is told to whoever asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.db import DatabaseError, transaction
+from django.test import override_settings
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+
+import django_delayq as dq
+from django_delayq import GiveUp, Retry, Skip, clock, signals, steering
+from django_delayq.contrib.prometheus import metrics
+from django_delayq.testing import fire_due
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+APP = "django_delayq.contrib.prometheus"
+
+
+@pytest.fixture(autouse=True)
+def counting() -> Iterator[None]:
+    metrics.connect()
+    yield
+    for signal in metrics.WHAT_HAPPENED:
+        signal.disconnect(dispatch_uid="delayq_prometheus")
+
+
+def value(name: str, policy: str) -> float:
+    return REGISTRY.get_sample_value(name, {"policy": policy}) or 0.0
+
+
+class Counted:
+    """How much a sample has grown since this was made."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._before = self._now()
+
+    def __call__(self) -> dict[str, float]:
+        after = self._now()
+        return {name: after[name] - self._before[name] for name in after if after[name] != self._before[name]}
+
+    def _now(self) -> dict[str, float]:
+        names = [f"delayq_{name}_total" for name, _ in metrics.WHAT_HAPPENED.values()]
+        return {name: value(name, self._policy) for name in (*names, "delayq_firing_lag_seconds_count")}
+
+
+def test_each_thing_that_happens_to_a_timeout_counts_once(declare: Any) -> None:
+    def handle(order: Order, timeout: Any) -> None:
+        if order.note == "skip":
+            raise Skip("no")
+        if order.note == "give up":
+            raise GiveUp("no")
+        if order.note == "fail":
+            raise RuntimeError("no")
+
+    policy = declare(Order, handler=handle, name="counted", retry=Retry([timedelta(hours=1)]))
+    counted = Counted(policy.label)
+    for note in ("", "skip", "give up", "fail", "move", "cancel"):
+        order = Order.objects.create(note=note)
+        dq.schedule_timeout(order, policy, seconds=0 if note not in ("move", "cancel") else 60)
+        if note == "move":
+            dq.reschedule_timeout(order, policy, hours=2)
+        if note == "cancel":
+            dq.cancel_timeout(order, policy)
+    fire_due()
+    assert counted() == {
+        "delayq_scheduled_total": 6,
+        "delayq_rescheduled_total": 1,
+        "delayq_cancelled_total": 1,
+        "delayq_fired_total": 1,
+        "delayq_skipped_total": 1,
+        "delayq_failed_total": 1,
+        "delayq_dead_total": 1,
+        "delayq_firing_lag_seconds_count": 1,
+    }
+
+
+def test_what_is_rolled_back_counts_nothing() -> None:
+    counted = Counted("testapp.order.remind")
+    with pytest.raises(RuntimeError), transaction.atomic():
+        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+        raise RuntimeError
+    assert counted() == {}
+
+
+def test_the_lag_is_counted_from_the_deadline() -> None:
+    before = value("delayq_firing_lag_seconds_sum", "testapp.order.remind")
+    row = dq.schedule_timeout(Order.objects.create(), "remind", minutes=1)
+    with clock.set_to(row.due_at + timedelta(seconds=90)):
+        fire_due()
+    assert value("delayq_firing_lag_seconds_sum", "testapp.order.remind") - before == pytest.approx(90, abs=5)
+
+
+def test_the_gauges_tell_what_the_ledger_holds() -> None:
+    dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    overdue = dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    type(overdue).objects.filter(pk=overdue.pk).update(
+        due_at=clock.now() - timedelta(hours=1), run_at=clock.now() - timedelta(hours=1)
+    )
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    labels = {"policy": "testapp.order.remind"}
+    assert registry.get_sample_value("delayq_pending_timeouts", labels) == 2
+    assert registry.get_sample_value("delayq_overdue_timeouts", labels) == 1
+    assert registry.get_sample_value("delayq_dead_timeouts", labels) == 0
+    assert registry.get_sample_value("delayq_policy_stopped", labels) == 0
+    assert registry.get_sample_value("delayq_workers") == 0
+
+
+def test_a_stopped_policy_is_told() -> None:
+    steering.pause("testapp.order.remind", by="test")
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    assert registry.get_sample_value("delayq_policy_stopped", {"policy": "testapp.order.remind"}) == 1
+
+
+def test_many_who_ask_share_one_look(django_assert_num_queries: Any) -> None:
+    gauges = metrics.Gauges()
+    first = list(gauges.collect())
+    with django_assert_num_queries(0):
+        assert list(gauges.collect()) == first
+
+
+def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(metrics.status, "snapshot", Mock(side_effect=DatabaseError("gone")))
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    assert generate_latest(registry) == b""
+    assert [record.event for record in caplog.records if hasattr(record, "event")] == ["metrics_failed"]
+
+
+def test_the_app_connects_itself() -> None:
+    for signal in metrics.WHAT_HAPPENED:
+        signal.disconnect(dispatch_uid="delayq_prometheus")
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, APP]):
+        assert apps.is_installed(APP)
+        assert signals.worker_started.has_listeners()
+        counted = Counted("testapp.order.remind")
+        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+        assert counted() == {"delayq_scheduled_total": 1}
+        assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
