@@ -100,8 +100,8 @@ def events() -> Iterator[str]:
 
 
 def _text(node: Any) -> str:
-    return node.value if isinstance(node, ast.Constant) else ""
+    return str(node.value) if isinstance(node, ast.Constant) else ""
 
 
 def _texts(node: Any) -> list[str]:
-    return [node.value] if isinstance(node, ast.Constant) else []
+    return [str(node.value)] if isinstance(node, ast.Constant) else []

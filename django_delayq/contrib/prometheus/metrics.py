@@ -109,8 +109,8 @@ def _gauges(now: status.Snapshot) -> list[Metric]:
         dead.add_metric([policy.label], policy.dead.value)
         stopped.add_metric([policy.label], bool(policy.state and policy.state.is_stopped))
     workers.add_metric([], len(now.workers))
-    if now.redis is not None:
-        redis_up.add_metric([], now.redis.is_up)
+    if now.redis.is_configured:
+        redis_up.add_metric([], now.redis.is_reachable)
     return list(families)
 
 

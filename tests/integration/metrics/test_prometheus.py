@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
+from urllib.request import urlopen
 
 import pytest
 from django.apps import apps
@@ -19,6 +21,7 @@ import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, clock, signals, steering
 from django_delayq.contrib.prometheus import metrics
 from django_delayq.testing import fire_due
+from tests.integration.worker.running import wait_until
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -133,20 +136,67 @@ def test_many_who_ask_share_one_look(django_assert_num_queries: Any) -> None:
 def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(metrics.status, "snapshot", Mock(side_effect=DatabaseError("gone")))
+    monkeypatch.setattr("django_delayq.status.snapshot", Mock(side_effect=DatabaseError("gone")))
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     assert generate_latest(registry) == b""
     assert [record.event for record in caplog.records if hasattr(record, "event")] == ["metrics_failed"]
 
 
-def test_the_app_connects_itself() -> None:
+@pytest.fixture
+def app() -> Iterator[None]:
+    """The app is installed, and gone without a trace afterwards."""
     for signal in metrics.WHAT_HAPPENED:
         signal.disconnect(dispatch_uid="delayq_prometheus")
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, APP]):
-        assert apps.is_installed(APP)
-        assert signals.worker_started.has_listeners()
-        counted = Counted("testapp.order.remind")
-        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
-        assert counted() == {"delayq_scheduled_total": 1}
-        assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
+        yield
+    for collector in list(REGISTRY._collector_to_names):
+        if isinstance(collector, metrics.Gauges):
+            REGISTRY.unregister(collector)
+    signals.worker_started.disconnect(dispatch_uid="delayq_prometheus")
+
+
+@pytest.mark.usefixtures("app")
+def test_the_app_connects_itself() -> None:
+    assert apps.is_installed(APP)
+    assert signals.worker_started.has_listeners()
+    counted = Counted("testapp.order.remind")
+    dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    assert counted() == {"delayq_scheduled_total": 1}
+    assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
+
+
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def page(port: int) -> str:
+    """The page of metrics; "" if nobody serves it."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def test_a_worker_serves_what_it_has_done(start_command: Callable[..., Any]) -> None:
+    dq.schedule_timeout(Order.objects.create(), "remind", seconds=0)
+    port = a_free_port()
+    start_command("delayq_worker", env={"DELAYQ_TEST_APPS": APP, "DELAYQ_METRICS_ADDRESS": f"127.0.0.1:{port}"})
+    wait_until(lambda: 'delayq_fired_total{policy="testapp.order.remind"} 1.0' in page(port))
+    wait_until(lambda: "\ndelayq_workers " in page(port))
+
+
+def test_an_address_that_cannot_be_used_stops_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for address in (f"127.0.0.1:{taken.getsockname()[1]}", "nonsense", "127.0.0.1:99999999"):
+            caplog.clear()
+            monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", address)
+            metrics.serve_worker()
+            assert [record.event for record in caplog.records if hasattr(record, "event")] == ["metrics_address"]
