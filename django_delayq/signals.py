@@ -13,6 +13,9 @@
 `sender` is the model class of the policy (the `Timeout` model for a policy that is not declared any more),
 `timeout` the ledger row. Receivers run robustly: what one raises is logged and stops nothing. The bulk verbs
 send no signals.
+
+`worker_started` (`sender` is the class, `worker=` the worker) is for those who serve metrics or health pages from a
+worker's process: it is sent once, in the main thread, before the worker takes anything.
 """
 
 from __future__ import annotations
@@ -26,3 +29,4 @@ timeout_fired = Signal()
 timeout_skipped = Signal()
 timeout_failed = Signal()
 timeout_dead = Signal()
+worker_started = Signal()

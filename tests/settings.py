@@ -92,6 +92,7 @@ INSTALLED_APPS = [
     "django_delayq",
     "tests.testapp",
 ]
+INSTALLED_APPS += os.environ.get("DELAYQ_TEST_APPS", "").split()
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",

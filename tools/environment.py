@@ -30,7 +30,7 @@ HOME = Path(os.environ.get("DELAYQ_VENV", ROOT / ".venv"))
 PYTHON = HOME / "bin" / "python"
 PURPOSES = {
     "demo": ["-e", ".[demo,rest]"],
-    "test": ["-e", ".[rest,hiredis,postgresql,demo]", "--group", "dev"],
+    "test": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "dev"],
 }
 
 

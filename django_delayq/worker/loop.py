@@ -19,6 +19,7 @@ from django_delayq.executors import Executor, check_connections, make_executor, 
 from django_delayq.models import Timeout
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Taken
+from django_delayq.signals import worker_started
 from django_delayq.worker.appetite import Appetite
 from django_delayq.worker.background import Background
 from django_delayq.worker.burst import LOOK_SECONDS, Burst
@@ -113,6 +114,7 @@ class Worker:
                 for thread in threads:
                     thread.start()
                 self._bell.start()
+                worker_started.send_robust(type(self), worker=self)
                 self._try(lambda: self._prepare(background))
                 while not self._stopping:
                     self._wait(self._try(lambda: self._pass(dispatch)) or 0)

@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ OTHER_PROGRAMS = {"redis-cli"}
 """Not ours, and not checked."""
 
 
+@cache
+def metrics() -> frozenset[str]:
+    """Names of metrics, which look like commands; that they exist is held by `test_monitoring`."""
+    return frozenset(code(row[0])[0] for row in read(ROOT / "docs" / "monitoring.md").table("metric"))
+
+
 def commands() -> Iterator[tuple[str, str]]:
     """Where each command stands, and its line."""
     for page in pages():
@@ -31,6 +38,8 @@ def commands() -> Iterator[tuple[str, str]]:
             for match in re.finditer(r"^ExecStart=(.*)$", block.code, re.MULTILINE):
                 yield f"{page.name}:{block.line}", match[1]
         for number, text in page.inline_code():
+            if text in metrics():
+                continue
             if re.match(r"(\$ |make |pip install |(python )?manage\.py |django-admin |delayq_\w+)", text):
                 manage = "manage.py " if text.startswith("delayq_") else ""
                 yield f"{page.name}:{number}", manage + text.removeprefix("$ ")

@@ -1,0 +1,202 @@
+"""What happens is counted where it happens, and the ledger's state is told to whoever asks."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from unittest.mock import Mock
+from urllib.request import urlopen
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.db import DatabaseError, transaction
+from django.test import override_settings
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+
+import django_delayq as dq
+from django_delayq import GiveUp, Retry, Skip, clock, signals, steering
+from django_delayq.contrib.prometheus import metrics
+from django_delayq.testing import fire_due
+from tests.integration.worker.running import wait_until
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+APP = "django_delayq.contrib.prometheus"
+
+
+@pytest.fixture(autouse=True)
+def counting() -> Iterator[None]:
+    metrics.connect()
+    yield
+    for signal in metrics.WHAT_HAPPENED:
+        signal.disconnect(dispatch_uid="delayq_prometheus")
+
+
+def value(name: str, policy: str) -> float:
+    return REGISTRY.get_sample_value(name, {"policy": policy}) or 0.0
+
+
+class Counted:
+    """How much a sample has grown since this was made."""
+
+    def __init__(self, policy: str) -> None:
+        self._policy = policy
+        self._before = self._now()
+
+    def __call__(self) -> dict[str, float]:
+        after = self._now()
+        return {name: after[name] - self._before[name] for name in after if after[name] != self._before[name]}
+
+    def _now(self) -> dict[str, float]:
+        names = [f"delayq_{name}_total" for name, _ in metrics.WHAT_HAPPENED.values()]
+        return {name: value(name, self._policy) for name in (*names, "delayq_firing_lag_seconds_count")}
+
+
+def test_each_thing_that_happens_to_a_timeout_counts_once(declare: Any) -> None:
+    def handle(order: Order, timeout: Any) -> None:
+        if order.note == "skip":
+            raise Skip("no")
+        if order.note == "give up":
+            raise GiveUp("no")
+        if order.note == "fail":
+            raise RuntimeError("no")
+
+    policy = declare(Order, handler=handle, name="counted", retry=Retry([timedelta(hours=1)]))
+    counted = Counted(policy.label)
+    for note in ("", "skip", "give up", "fail", "move", "cancel"):
+        order = Order.objects.create(note=note)
+        dq.schedule_timeout(order, policy, seconds=0 if note not in ("move", "cancel") else 60)
+        if note == "move":
+            dq.reschedule_timeout(order, policy, hours=2)
+        if note == "cancel":
+            dq.cancel_timeout(order, policy)
+    fire_due()
+    assert counted() == {
+        "delayq_scheduled_total": 6,
+        "delayq_rescheduled_total": 1,
+        "delayq_cancelled_total": 1,
+        "delayq_fired_total": 1,
+        "delayq_skipped_total": 1,
+        "delayq_failed_total": 1,
+        "delayq_dead_total": 1,
+        "delayq_firing_lag_seconds_count": 1,
+    }
+
+
+def test_what_is_rolled_back_counts_nothing() -> None:
+    counted = Counted("testapp.order.remind")
+    with pytest.raises(RuntimeError), transaction.atomic():
+        dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+        raise RuntimeError
+    assert counted() == {}
+
+
+def test_the_lag_is_counted_from_the_deadline() -> None:
+    before = value("delayq_firing_lag_seconds_sum", "testapp.order.remind")
+    row = dq.schedule_timeout(Order.objects.create(), "remind", minutes=1)
+    with clock.set_to(row.due_at + timedelta(seconds=90)):
+        fire_due()
+    assert value("delayq_firing_lag_seconds_sum", "testapp.order.remind") - before == pytest.approx(90, abs=5)
+
+
+def test_the_gauges_tell_what_the_ledger_holds() -> None:
+    dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    overdue = dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    type(overdue).objects.filter(pk=overdue.pk).update(
+        due_at=clock.now() - timedelta(hours=1), run_at=clock.now() - timedelta(hours=1)
+    )
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    labels = {"policy": "testapp.order.remind"}
+    assert registry.get_sample_value("delayq_pending_timeouts", labels) == 2
+    assert registry.get_sample_value("delayq_overdue_timeouts", labels) == 1
+    assert registry.get_sample_value("delayq_dead_timeouts", labels) == 0
+    assert registry.get_sample_value("delayq_policy_stopped", labels) == 0
+    assert registry.get_sample_value("delayq_workers") == 0
+
+
+def test_a_stopped_policy_is_told() -> None:
+    steering.pause("testapp.order.remind", by="test")
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    assert registry.get_sample_value("delayq_policy_stopped", {"policy": "testapp.order.remind"}) == 1
+
+
+def test_many_who_ask_share_one_look(django_assert_num_queries: Any) -> None:
+    gauges = metrics.Gauges()
+    first = list(gauges.collect())
+    with django_assert_num_queries(0):
+        assert list(gauges.collect()) == first
+
+
+def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("django_delayq.status.snapshot", Mock(side_effect=DatabaseError("gone")))
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    assert generate_latest(registry) == b""
+    assert [record.event for record in caplog.records if hasattr(record, "event")] == ["metrics_failed"]
+
+
+@pytest.fixture
+def app() -> Iterator[None]:
+    """The app is installed, and gone without a trace afterwards."""
+    for signal in metrics.WHAT_HAPPENED:
+        signal.disconnect(dispatch_uid="delayq_prometheus")
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, APP]):
+        yield
+    for collector in list(REGISTRY._collector_to_names):
+        if isinstance(collector, metrics.Gauges):
+            REGISTRY.unregister(collector)
+    signals.worker_started.disconnect(dispatch_uid="delayq_prometheus")
+
+
+@pytest.mark.usefixtures("app")
+def test_the_app_connects_itself() -> None:
+    assert apps.is_installed(APP)
+    assert signals.worker_started.has_listeners()
+    counted = Counted("testapp.order.remind")
+    dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    assert counted() == {"delayq_scheduled_total": 1}
+    assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
+
+
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def page(port: int) -> str:
+    """The page of metrics; "" if nobody serves it."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+def test_a_worker_serves_what_it_has_done(start_command: Callable[..., Any]) -> None:
+    dq.schedule_timeout(Order.objects.create(), "remind", seconds=0)
+    port = a_free_port()
+    start_command("delayq_worker", env={"DELAYQ_TEST_APPS": APP, "DELAYQ_METRICS_ADDRESS": f"127.0.0.1:{port}"})
+    wait_until(lambda: 'delayq_fired_total{policy="testapp.order.remind"} 1.0' in page(port))
+    wait_until(lambda: "\ndelayq_workers " in page(port))
+
+
+def test_an_address_that_cannot_be_used_stops_no_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for address in (f"127.0.0.1:{taken.getsockname()[1]}", "nonsense", "127.0.0.1:99999999"):
+            caplog.clear()
+            monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", address)
+            metrics.serve_worker()
+            assert [record.event for record in caplog.records if hasattr(record, "event")] == ["metrics_address"]
