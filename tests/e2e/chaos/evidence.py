@@ -37,6 +37,9 @@ class Row:
     cause: str
     due_at: datetime
     is_settled: bool
+    late: float = 0.0
+    """Seconds from its deadline to its settling."""
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def gather(connection: psycopg.Connection[Any], journals: Iterable[Path]) -> Evi
         return connection.execute(sql).fetchall()
 
     ledger = rows(
-        "SELECT id, policy, object_id, key, state, cause, due_at, settled_at IS NOT NULL FROM django_delayq_timeout"
+        "SELECT id, policy, object_id, key, state, cause, due_at, settled_at IS NOT NULL, "
+        "coalesce(extract(epoch FROM settled_at - due_at), 0)::float, attempts FROM django_delayq_timeout"
     )
     notes = rows("SELECT number, at, asked_at, xid, kind, before, after FROM chaos_note ORDER BY number")
     effects = rows("SELECT timeout_id, what, object_id, idempotency_key FROM testapp_effect")

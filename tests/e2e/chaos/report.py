@@ -34,6 +34,7 @@ class Result:
             f"chaos  seed {self.seed}  {self.seconds:.0f} s of faults, drained {drained}",
             f"operations  {len(self.evidence.operations)}: {_told(steps)}",
             f"timeouts  {len(self.evidence.ledger)}: {_told(states)}; effects {len(self.evidence.effects)}",
+            f"latest  {self._latest()}",
             f"faults  {sum(self.faults.values())}: {_told(self.faults)}",
             f"connections cut  {sum(self.cuts.values())}: {_told(self.cuts)}",
             f"pushes never made  {sum(map(_is_without_push, self.evidence.operations))} operations' worth",
@@ -42,6 +43,14 @@ class Result:
             *(f"  {one}" for one in self.violations[:SHOWN]),
         ]
         return "\n".join(lines)
+
+    def _latest(self) -> str:
+        """Which timeout fired latest after its deadline: where to look when a run drains slowly."""
+        fired = [row for row in self.evidence.ledger.values() if row.state == "fired"]
+        if not fired:
+            return "none"
+        row = max(fired, key=lambda row: row.late)
+        return f"timeout {row.id} ({row.policy}), {row.late:.1f} s after its deadline, at attempt {row.attempts}"
 
     def _outcome(self, operation: Operation) -> str:
         if operation.last_step not in ("resolved", "uncertain", "commit", "begin"):
