@@ -108,6 +108,12 @@ def read_stopped(using: str) -> Stopped:
     return found
 
 
+def resumed_since(moment: datetime, using: str) -> set[str]:
+    """Labels of the policies that were changed since `moment` by the database's clock and are not stopped now."""
+    rows = PolicyControl.objects.using(using).filter(stop=Stop.NONE, changed_at__gt=moment)
+    return set(rows.values_list("policy", flat=True))
+
+
 def stopped_lately(using: str) -> Stopped:
     """The same as it was within the last second. Raises the database's errors."""
     asked_at, found = _remembered.get(using, (-REMEMBERED_SECONDS, {}))

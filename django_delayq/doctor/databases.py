@@ -7,7 +7,7 @@ from typing import Final
 
 import django
 from django.db import connections
-from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.loader import MigrationLoader
 from django.db.models import Model
 from django.utils import timezone
 
@@ -32,9 +32,10 @@ def versions(using: str) -> Iterator[Finding]:
 
 def migrations(using: str) -> Iterator[Finding]:
     """Whether the tables are as this version wants them."""
-    executor = MigrationExecutor(connections[using])
-    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == APP]
-    missing = [migration.name for migration, _ in executor.migration_plan(targets) if migration.app_label == APP]
+    loader = MigrationLoader(connections[using])
+    missing = sorted(
+        name for app, name in loader.graph.nodes if app == APP and (app, name) not in loader.applied_migrations
+    )
     if missing:
         yield error("migrations", f"Not applied: {', '.join(missing)}.", "manage.py migrate django_delayq")
     else:

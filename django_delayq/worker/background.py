@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
+from django_delayq import clock
+from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.controls import Stopped, read_stopped
+from django_delayq.controls import Stopped, read_stopped, resumed_since
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
@@ -23,6 +25,7 @@ from django_delayq.worker.queues import forgotten_queues
 
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
+LOOK_BACK: Final = timedelta(seconds=10)
 
 
 class Background:
@@ -54,6 +57,7 @@ class Background:
         self._wake = wake
         self._queues_at = 0.0
         self._stopped: Stopped = {}
+        self._followed_at = clock.now()
 
     def duties(self) -> list[Duty]:
         """The threads that do it, not yet started."""
@@ -126,7 +130,11 @@ class Background:
         """What goes on, because somebody says so or its time has come, does so now; what was begun is carried on."""
         go_on_with_moves(self._using, left_alone=LEFT_ALONE)
         before, self._stopped = self._stopped, read_stopped(self._using)
-        for label in before.keys() - self._stopped.keys():
+        # Who was about to put something aside while it was resumed does so afterwards, and a change is seen at its
+        # commit and not at its moment: hence both, and a look back.
+        last, self._followed_at = self._followed_at, database_now(self._using)
+        resumed = resumed_since(last - LOOK_BACK, self._using)
+        for label in (before.keys() - self._stopped.keys()) | resumed:
             if policy := registry.get(label):
                 bring_back(policy, self._using)
                 self._wake()

@@ -151,7 +151,7 @@ def test_a_worker_is_seen_while_it_lives(source: str, request: pytest.FixtureReq
         wait_until(lambda: status.workers_alive("default"))
         (seen,) = status.workers_alive("default")
         assert (seen.queues, seen.concurrency, seen.uses_redis) == (("default", "mail"), 3, source == "redis")
-        assert not WorkerSeen.objects.filter(pk="killed long ago").exists()
+        wait_until(lambda: not WorkerSeen.objects.filter(pk="killed long ago").exists())
     finally:
         running.stop()
     wait_until(lambda: not WorkerSeen.objects.exists())

@@ -19,6 +19,8 @@ from django_delayq.recovery.sweep import Sweep
 from django_delayq.steering import fire_now, hold, pause, resume
 from django_delayq.steering.moves import LEFT_ALONE
 from django_delayq.worker import Worker
+from django_delayq.worker.background import Background
+from django_delayq.worker.link import Link
 from tests.integration.steering.conftest import BY, pending
 from tests.integration.worker.running import RunningWorker, due_orders, states, wait_until
 from tests.testapp.models import Effect, Order
@@ -40,6 +42,11 @@ def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     yield request.param
     forget_engine()
+
+
+@pytest.fixture
+def without_redis(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 @pytest.fixture
@@ -142,6 +149,20 @@ def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
     resume(REMIND, by=BY)
     again = claiming.claim("default", None, 10, timedelta(minutes=1))
     assert set(again.claims) == {rows[0].pk}, "and what somebody holds stays his"
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
+    background = Background(Link(None), "default", Clocks("default"), serve=None, known_queues=[], wake=lambda: None)
+    rows = due_orders("remind", 2)
+    claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
+    pause(REMIND, by=BY)
+    resume(REMIND, by=BY)
+    later = timezone.now() + timedelta(minutes=1)
+    claiming.give_back({row.pk: later for row in rows}, claimed.until, "default")
+    assert not claiming.is_any_claimable("default", None)
+    background.sweep()
+    assert claiming.is_any_claimable("default", None)
 
 
 def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) -> None:
