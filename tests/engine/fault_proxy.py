@@ -245,7 +245,11 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 def _connected(target: str | tuple[str, int]) -> socket.socket:
     server = socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET)
-    server.connect(target)
+    try:
+        server.connect(target)
+    except OSError:
+        server.close()
+        raise
     return server
 
 
