@@ -15,7 +15,7 @@ import pytest
 from django.db import connection
 
 from tests.conftest import ROOT
-from tests.e2e.databases.proxy import DatabaseProxy
+from tests.engine.fault_proxy import FaultProxy
 from tools import processes
 from tools.servers import MariadbServer, PostgresServer, Server
 
@@ -30,7 +30,7 @@ class OwnDatabase:
     """A server with the tests' tables in it; this process's default connection leads there."""
 
     server: Server
-    proxy: DatabaseProxy
+    proxy: FaultProxy
     environment: dict[str, str]
 
     def stop(self, *, at_once: bool = False) -> None:
@@ -57,7 +57,7 @@ def own_database(child_environment: dict[str, str], transactional_db: None) -> I
     with (
         tempfile.TemporaryDirectory() as directory,  # a server that runs under another account cannot enter `tmp_path`
         kind(_open_to_all(Path(directory)) / "server") as server,
-        DatabaseProxy(server.port) as proxy,
+        FaultProxy(("127.0.0.1", server.port)) as proxy,
     ):
         name = server.url.rpartition("/")[2]
         user = server.url.partition("//")[2].partition("@")[0]

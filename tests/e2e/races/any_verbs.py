@@ -14,6 +14,8 @@ from django.db import Error as DatabaseError
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import steering
+from django_delayq.models import Timeout
 from django_delayq.syncing import sync_all
 from tests.e2e.races import bulk_verbs, single_verbs
 from tests.testapp.models import Effect, ExpressOrder, Order
@@ -90,10 +92,21 @@ def _delete(orders: Sequence[int], dice: random.Random) -> None:
             kind.objects.create(pk=pk, status="unpaid", created_at=timezone.now() - timedelta(minutes=29, seconds=59))
 
 
+def _steer(orders: Sequence[int], dice: random.Random) -> None:
+    """What operators do to many at once: to cancelled and fired ones, too."""
+    verb: Any = dice.choice([steering.cancel, steering.fire_now, steering.retry, _postpone])
+    rows = Timeout.objects.filter(object_id__in=[str(pk) for pk in dice.sample(list(orders), len(orders) // 2)])
+    verb(rows.order_by(dice.choice(["id", "-id", "slot"])), by="a race")
+
+
+def _postpone(rows: Any, by: str) -> None:
+    steering.postpone(rows, by=by, seconds=1)
+
+
 def _sync(orders: Sequence[int], dice: random.Random) -> None:
     """As the worker does it: never inside a transaction, as its pages are one each."""
     if not connection.in_atomic_block:
         sync_all(DEFAULT_DB_ALIAS)
 
 
-DEEDS: list[Deed] = [_one, _one, _one, _many, _make_due, _save_some, _delete, _sync]
+DEEDS: list[Deed] = [_one, _one, _one, _many, _make_due, _save_some, _delete, _steer, _sync]

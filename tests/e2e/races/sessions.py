@@ -94,3 +94,19 @@ def impatient() -> Iterator[None]:
             yield
         finally:
             cursor.execute(end)
+
+
+def deadlocks() -> int:
+    """How many the server has counted so far: PostgreSQL in this database, MariaDB in all of them."""
+    if connection.vendor == "sqlite":
+        return 0
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SELECT pg_stat_clear_snapshot()")
+            cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        else:
+            cursor.execute(
+                "SELECT variable_value FROM information_schema.global_status WHERE variable_name = %s",
+                ["INNODB_DEADLOCKS"],
+            )
+        return int(cursor.fetchone()[0])

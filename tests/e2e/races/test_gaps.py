@@ -12,8 +12,9 @@ import pytest
 from django.db import connection, transaction
 
 import django_delayq as dq
+from django_delayq.firing import plan, points, run
 from django_delayq.models import Timeout
-from tests.e2e.races.sessions import Session, needs_row_locks, transaction_with
+from tests.e2e.races.sessions import Session, deadlocks, needs_row_locks, transaction_with
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -78,3 +79,34 @@ def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
     assert sorted(Timeout.objects.values_list("object_id", "state")) == sorted(
         [(str(former.pk), "cancelled"), (str(former.pk), "pending"), (latter_id, "cancelled")]
     )
+
+
+@pytest.mark.usefixtures("former_entries_stay")
+def test_a_firing_waits_for_nobody_in_a_gap() -> None:
+    """Who takes a slot again holds the gap before it; if he then wants the object that a firing holds, both wait."""
+    rows = [dq.schedule_timeout(Order.objects.create(status="paid"), "remind", seconds=0) for _ in range(2)]
+    due, former = sorted(rows, key=lambda row: row.slot)
+    assert dq.cancel_timeout(former)
+    begins, before = Order.objects.get(pk=former.object_id), deadlocks()
+    sessions: list[Session] = []
+
+    def take_again_and_want_the_other() -> None:
+        with transaction.atomic():
+            dq.schedule_timeout(begins, "remind", hours=1)
+            Order.objects.select_for_update().get(pk=due.object_id)
+
+    def look(step: str) -> None:
+        if step == "checked" and not sessions:
+            sessions.append(Session(take_again_and_want_the_other))
+            sessions[0].wait_until_it_waits()
+
+    works, _ = plan({due.pk: 1}, "default")
+    points.look_on(look)
+    try:
+        run(works[0], "default")
+    finally:
+        points.look_on(None)
+    sessions[0].end()
+    assert deadlocks() == before
+    due.refresh_from_db()
+    assert (due.state, due.attempts) in {("pending", 0), ("fired", 1)}

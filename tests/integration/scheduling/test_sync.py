@@ -72,7 +72,7 @@ def raw_delete(table: type[Any], pk: Any) -> None:
     rows._raw_delete("default")
 
 
-def test_a_ledger_that_fits_costs_as_many_queries_as_pages_that_do_not(now: datetime) -> None:
+def test_a_ledger_that_fits_costs_a_query_for_each_way_and_not_one_for_each_page(now: datetime) -> None:
     Order.objects.bulk_create([Order(created_at=now) for _ in range(1200)])
     assert sync_policy(cancel_unpaid, "default").armed == 1200
     with CaptureQueriesContext(connection) as queries:

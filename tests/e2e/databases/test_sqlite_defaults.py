@@ -1,0 +1,95 @@
+"""SQLite as it comes: a web process and a worker that write at once hear of no locked database, and one survives it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connection, transaction
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from tests.conftest import ROOT
+from tests.e2e.races.stage import wait_until
+from tests.testapp.models import Effect, Order
+from tools import processes
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(connection.vendor != "sqlite", reason="about SQLite"),
+]
+
+
+@pytest.fixture
+def plain_file(child_environment: dict[str, str], transactional_db: None, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A database with Django's defaults, which this process uses now; and the environment in which others do."""
+    file = tmp_path / "plain.sqlite3"
+    environment = {
+        **child_environment,
+        "DJANGO_SETTINGS_MODULE": "tests.e2e.databases.sqlite_settings",
+        "DELAYQ_TEST_DB_NAME": str(file),
+        "DELAYQ_TEST_WITHOUT_REDIS": "1",
+        "DELAYQ_TEST_SECONDS": json.dumps({"LEASE": 2, "SWEEP_INTERVAL": 0.2}),
+    }
+    migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"]
+    subprocess.run(migrate, env=environment, cwd=ROOT, check=True)
+    before = {name: connection.settings_dict[name] for name in ("NAME", "OPTIONS")}
+    connection.close()
+    connection.settings_dict.update(NAME=str(file), OPTIONS={})
+    yield environment
+    connection.close()
+    connection.settings_dict.update(before)
+
+
+@pytest.fixture
+def worker_log(plain_file: dict[str, str], tmp_path: Path) -> Iterator[Path]:
+    """The log of a worker that runs until the test ends, and then ends well."""
+    log = tmp_path / "worker.log"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "django", "delayq_worker"]
+        worker = processes.start(command, env=plain_file, cwd=ROOT, stdout=output, stderr=output)
+    try:
+        yield log
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0, log.read_text()
+    finally:
+        processes.kill(worker)
+
+
+def test_with_djangos_defaults_nobody_finds_the_database_locked(worker_log: Path) -> None:
+    for number in range(60):
+        with transaction.atomic():
+            order = Order.objects.create(status="new")
+            dq.schedule_timeout(order, "remind", seconds=0)
+        if number % 3 == 0:
+            dq.schedule_timeout(order, "remind", seconds=0, key="second")
+            dq.cancel_timeout(order, "remind", key="third")
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "all have fired")
+    assert "locked" not in worker_log.read_text()
+    each_fired_once(80)
+
+
+def test_a_worker_survives_a_writer_that_takes_longer_than_it_waits(worker_log: Path) -> None:
+    order = Order.objects.create(status="new")
+    dq.schedule_timeout(order, "remind", seconds=0)
+    wait_until(lambda: Effect.objects.exists(), "the worker works")
+    dq.schedule_timeout(order, "remind", seconds=0)
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN EXCLUSIVE")
+        wait_until(lambda: "locked" in worker_log.read_text(), "the worker has found it locked")
+        cursor.execute("ROLLBACK")
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "all have fired")
+    assert len(worker_log.read_text().splitlines()) < 20
+    each_fired_once(2)
+
+
+def each_fired_once(count: int) -> None:
+    fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1).values_list("pk", flat=True)
+    assert len(fired) == Timeout.objects.count() == count
+    assert Counter(Effect.objects.values_list("timeout_id", flat=True)) == Counter(fired)
