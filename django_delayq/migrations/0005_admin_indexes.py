@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('contenttypes', '0002_remove_content_type_name'),
-        ('django_delayq', '0003_workers'),
+        ('django_delayq', '0004_slots_on_mysql'),
     ]
 
     operations = [
