@@ -202,8 +202,7 @@ class Timeout(models.Model):
             # What operators ask: how many wait, died or fired of one policy, and when; and what a worker asks that is
             # behind: of which policies something is due.
             models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
-            # For people, who look by state, by date and by key, in a table of any length.
-            SettledIndex(fields=["state", "settled_at", "id"], name="delayq_state"),
+            # For people, who look by date and by key, in a table of any length.
             models.Index(fields=["due_at", "id"], name="delayq_due"),
             KeyIndex(fields=["key", "id"], name="delayq_key"),
         ]

@@ -68,7 +68,7 @@ class LedgerChangeList(ChangeList):
         if self.query:
             self.is_all_of_the_window = not asked
             return NEWEST, Window(found_ids(self.root_queryset, self.query), "")
-        ways = leads(self.params, self.date_range)
+        ways = leads(self.params, self.date_range, self.root_queryset)
         lead, window = choose(self.root_queryset, ways, self.params.get(FURTHER, ""))
         # What fits into one window may be sorted: by the order that the last way has, which is the one expected.
         order = ways[-1].order if window.is_whole else lead.order

@@ -133,7 +133,7 @@ def object_condition(value: str | None) -> Q:
     return Q(pk__in=[]) if found is None else Q(content_type=found.pk, object_id=object_id)
 
 
-def leads(params: dict[str, Any], dates: DateRange | None) -> list[Lead]:
+def leads(params: dict[str, Any], dates: DateRange | None, rows: QuerySet[Any]) -> list[Lead]:
     """The ways to read what `params` ask for, the narrowest first, the one to fall back on last."""
     found = []
     if params.get(OBJECT):
@@ -141,8 +141,8 @@ def leads(params: dict[str, Any], dates: DateRange | None) -> list[Lead]:
     by_state = _state_lead(params)
     if params.get(POLICY):
         found.extend(_policy_leads(labels_of(params[POLICY]), by_state))
-    elif by_state:
-        found.append(by_state)
+    elif by_state is not None:
+        found.extend(_settled_leads(by_state, rows) if by_state.order is LATELY else [by_state])
     if dates is not None:
         found.append(Lead(condition(dates), BY_DEADLINE, frozenset({FIELD})))
     return found or [Lead(Q(), NEWEST)]
@@ -158,6 +158,13 @@ def _policy_leads(labels: tuple[str, ...], by_state: Lead | None) -> list[Lead]:
     return [Lead(of_policy & by_state.condition, order, by_state.parameters | {POLICY})]
 
 
+def _settled_leads(by_state: Lead, rows: QuerySet[Any]) -> list[Lead]:
+    """All of a settled state, policy by policy, if they are few, as dead ones should be; else by way of all settled."""
+    of_each = tuple(Q(policy=label) for label in labels_in(rows))
+    settled = Lead(Q(settled_at__isnull=False), LATELY)
+    return [Lead(by_state.condition, LATELY, frozenset(), of_each), settled] if of_each else [settled]
+
+
 def _state_lead(params: dict[str, Any]) -> Lead | None:
     state, due = params.get(STATE), params.get(DUE)
     if due in {"hour", "overdue"}:
@@ -169,5 +176,5 @@ def _state_lead(params: dict[str, Any]) -> Lead | None:
     if state not in Timeout.State.values:
         return None
     if Timeout.State(state).is_settled:
-        return Lead(Q(state=state, settled_at__isnull=False), LATELY, answered)
+        return Lead(Q(state=state), LATELY, answered)
     return Lead(Q(state=state, settled_at__isnull=True), SOONEST, answered)

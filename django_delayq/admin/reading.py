@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     _Paginator = Paginator
 
-WINDOW: Final = 5_000
+WINDOW: Final = 2_500
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,6 @@ class Migration(migrations.Migration):
     operations = [
         migrations.AddIndex(
             model_name='timeout',
-            index=django_delayq.models.SettledIndex(fields=['state', 'settled_at', 'id'], name='delayq_state'),
-        ),
-        migrations.AddIndex(
-            model_name='timeout',
             index=models.Index(fields=['due_at', 'id'], name='delayq_due'),
         ),
         migrations.AddIndex(
