@@ -87,9 +87,14 @@ def steer(
         if progress is not None:
             progress(page)
     if not dry_run:
-        words = "%s by %s: %d timeouts changed, %d did not"
-        details = {"event": "timeouts_steered", "verb": verb.name, "by": by, "reason": reason}
-        logger.info(words, verb.name, by, total.changed, total.unchanged, extra=details)
+        logger.info(
+            "%s by %s: %d timeouts changed, %d did not",
+            verb.name,
+            by,
+            total.changed,
+            total.unchanged,
+            extra={"event": "timeouts_steered", "verb": verb.name, "by": by, "reason": reason},
+        )
     return total
 
 

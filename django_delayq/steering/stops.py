@@ -160,9 +160,14 @@ def _tell(change: PolicyChange) -> None:
     """After the commit: this process asks anew, and the log knows."""
     controls.forget()
     if change.what:
-        details = {"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by}
-        words = "%s by %s: %s %s"
-        logger.info(words, change.policy, change.by, change.get_what_display(), change.reason, extra=details)
+        logger.info(
+            "%s by %s: %s %s",
+            change.policy,
+            change.by,
+            change.get_what_display(),
+            change.reason,
+            extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
+        )
 
 
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:

@@ -290,6 +290,17 @@ def test_a_single_timeout_sends_its_signal_and_many_send_none(
         signal.disconnect(hear)
 
 
+def test_the_log_tells_who_did_what(order: Order, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "django_delayq.steering")
+    cancel(pending(order), by=BY, reason="he called", dry_run=True)
+    pause("testapp.order.linger", by=BY)
+    cancel(Timeout.objects.all(), by=BY, reason="he called")
+    told = [vars(record) for record in caplog.records if record.name == "django_delayq.steering"]
+    assert [(record["event"], record["by"]) for record in told] == [("policy_changed", BY), ("timeouts_steered", BY)]
+    assert (told[1]["verb"], told[1]["reason"]) == ("cancel", "he called")
+    assert told[1]["message"] == "cancel by admin:alice: 1 timeouts changed, 0 did not"
+
+
 def test_other_things_than_timeouts_are_refused(order: Order) -> None:
     for target in (Order.objects.all(), [order]):
         with pytest.raises(TypeError, match="Expected timeouts"):
