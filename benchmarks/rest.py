@@ -1,0 +1,117 @@
+"""How long the REST API takes with 1,000,000 rows that wait and 300,000 that are settled.
+
+The list with each filter, sixty pages of 500 one after another, a detail, the policies and the status.
+
+DELAYQ_TEST_DB=postgresql python benchmarks/rest.py [--rows 1000000] [--times 7]
+
+Each figure is a whole request through DRF's test client, without the network. `first` is the first request, `p50`
+and `max` those of the repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.admin import fill
+from benchmarks.ground import ground, show
+
+LIST = "/api/timeouts/"
+PAGES = 60
+
+
+def addresses() -> dict[str, str]:
+    """What is measured, by name."""
+    from django.utils import timezone
+
+    from django_delayq.models import Timeout
+
+    def after(**span: float) -> str:
+        return (timezone.now() + timedelta(**span)).isoformat()
+
+    queries: dict[str, dict[str, Any]] = {
+        "list": {},
+        "list, 500 a page": {"page_size": 500},
+        **{f"state {state}": {"state": state} for state in Timeout.State.values},
+        "policy, frequent": {"policy": "testapp.order.cancel_unpaid"},
+        "policy, rare": {"policy": "gone.order.forgotten"},
+        "pending of a policy": {"policy": "testapp.order.remind", "state": "pending"},
+        "dead of a policy": {"policy": "testapp.order.remind", "state": "dead"},
+        "queue, frequent": {"queue": "default"},
+        "queue, rare": {"queue": "rare"},
+        "key": {"key": "part-5007"},
+        "object": {"object": "testapp.order:777777"},
+        "overdue": {"overdue": "true"},
+        "due in the next hour": {"due_from": after(), "due_until": after(hours=1)},
+        "due on one day in a month": {"due_from": after(days=30), "due_until": after(days=31)},
+        "due after a month, rare queue": {"due_from": after(days=30), "queue": "rare"},
+        "settled in the last hour": {"settled_from": after(hours=-1)},
+        "dead for twenty days": {"settled_until": after(days=-20), "state": "dead"},
+    }
+    newest = Timeout.objects.order_by("-id").values_list("pk", flat=True)[0]
+    return {
+        **{name: f"{LIST}?{urlencode(query)}" for name, query in queries.items()},
+        "detail": f"{LIST}{newest}/",
+        "policies": "/api/policies/",
+        "status": "/api/status/",
+    }
+
+
+def measure(client: Any, address: str, times: int) -> dict[str, Any]:
+    took = []
+    for _ in range(times + 1):
+        began = time.perf_counter()
+        answer = client.get(address)
+        took.append((time.perf_counter() - began) * 1000)
+        assert answer.status_code == 200, (address, answer.status_code)
+    found = answer.data.get("results") if isinstance(answer.data, dict) else None
+    rows = {} if found is None else {"rows": f"{len(found)}{'+' if answer.data['next'] else ''}"}
+    return {**_summary(took[0], took[1:]), **rows}
+
+
+def walk(client: Any, address: str) -> dict[str, Any]:
+    """One page after another, by their cursors."""
+    took = []
+    for _ in range(PAGES):
+        began = time.perf_counter()
+        answer = client.get(address)
+        took.append((time.perf_counter() - began) * 1000)
+        address = answer.data["next"]
+    return _summary(took[0], took[1:]) | {"last": round(took[-1], 1)}
+
+
+def _summary(first: float, others: list[float]) -> dict[str, Any]:
+    return {"first": round(first, 1), "p50": round(statistics.median(others), 1), "max": round(max(others), 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="that wait; 3 in 10 as many are settled")
+    parser.add_argument("--times", type=int, default=7)
+    options = parser.parse_args()
+    with ground():
+        from django.contrib.auth.models import User
+        from django.test import override_settings
+        from rest_framework.test import APIClient
+
+        fill(options.rows, options.rows * 3 // 10)
+        client = APIClient()
+        client.force_authenticate(User.objects.create_superuser("bench"))
+        with override_settings(ROOT_URLCONF="tests.integration.rest.urls"):
+            client.get(LIST)
+            results = {name: measure(client, address, options.times) for name, address in addresses().items()}
+            for name, query in (("all", ""), ("pending", "&state=pending")):
+                results[f"{PAGES} pages of {name}"] = walk(client, f"{LIST}?page_size=500{query}")
+        show(f"REST, ms, {options.rows} rows wait", results)
+
+
+if __name__ == "__main__":
+    main()
