@@ -139,8 +139,8 @@ LISTS = {
     "one day": TODAY,
     "one day, dead": f"{TODAY}&state__exact=dead",
     "one day, pending": f"{TODAY}&state__exact=pending",
-    "page 100": "p=100",
-    "page 100 of pending": "p=100&state__exact=pending",
+    "page 50": "p=50",
+    "page 50 of pending": "p=50&state__exact=pending",
 }
 
 
