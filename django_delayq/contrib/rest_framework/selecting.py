@@ -15,6 +15,7 @@ from django_delayq.contrib.rest_framework.pagination import YEARS
 from django_delayq.ledger.subjects import object_id_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
+from django_delayq.status import labels_in_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 State = Timeout.State
 WAITING = (State.PENDING, State.FIRING)
-FEW = 1_000
+FEW = 500
 SETTLED = ("settled_from", "settled_until")
 WINDOWS = {
     "due_from": "run_at__gte",
@@ -114,15 +115,16 @@ class Selection(serializers.Serializer[Any]):
         if "object" in asked or "key" in asked:
             of_state = Q(state=state) if state else Q()
             return _found_at_once(rows, asked).order_by("-id"), _of_policy(labels) & queue & of_state
-        if labels and _few(Timeout.objects.using(using).of_labels(labels)):
-            rows, labels = rows.of_labels(labels), ()
+        few = _few(Timeout.objects.using(using).of_labels(labels)) if labels else None
+        if few is not None:
+            rows, labels = rows.filter(pk__in=few), ()
         if state in WAITING or _asks(asked, "due_from", "due_until", "overdue"):
             if len(labels) == 1:  # those of one label stand in this order in `delayq_policy`
                 rows, labels = rows.filter(policy=labels[0]), ()
             return _waiting(rows, state or State.PENDING), _of_policy(labels) & queue
         if state or _asks(asked, *SETTLED):
-            rows = rows.filter(settled_at__isnull=False).order_by("-settled_at", "-id")
-            return (rows.filter(state=state) if state else rows), _of_policy(labels) & queue
+            rows, others = _settled(rows, state, labels)
+            return rows, others & queue
         return rows.order_by("-id"), _of_policy(labels) & queue
 
 
@@ -136,9 +138,13 @@ def _found_at_once(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQu
     return rows
 
 
-def _few(rows: TimeoutQuerySet) -> bool:
-    """Whether these may all be read, sifted and sorted for one page."""
-    return len(rows.values_list("pk", flat=True)[: FEW + 1]) <= FEW
+def _few(rows: TimeoutQuerySet) -> list[int] | None:
+    """The ids of these if they may all be read, sifted and sorted for one page; else None.
+
+    Ids, because SQLite would rather read the whole of another index that has them in order.
+    """
+    ids = list(rows.values_list("pk", flat=True)[: FEW + 1])
+    return ids if len(ids) <= FEW else None
 
 
 def _of_policy(labels: Sequence[str]) -> Q:
@@ -161,6 +167,21 @@ def _in_window(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQueryS
         if name in asked:
             rows = rows.filter(**{look_up: asked[name]})
     return rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
+
+
+def _settled(rows: TimeoutQuerySet, state: str | None, labels: Sequence[str]) -> tuple[TimeoutQuerySet, Q]:
+    """In the order of `delayq_settled`: latest first; and what else is asked of them.
+
+    Dead rows are few among many, mostly, and then found in `delayq_policy`: by every label that there is.
+    """
+    rows = rows.filter(settled_at__isnull=False).order_by("-settled_at", "-id")
+    if state is None:
+        return rows, _of_policy(labels)
+    known = labels or labels_in_ledger(rows.db)
+    few = _few(Timeout.objects.using(rows.db).of_labels(known).filter(state=state))
+    if few is not None:
+        return rows.filter(pk__in=few, state=state), Q()
+    return rows, _of_policy(labels) & Q(state=state)
 
 
 def _waiting(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:

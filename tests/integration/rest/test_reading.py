@@ -206,6 +206,17 @@ def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
     assert all_rows(viewer, f"{LIST}?policy=testapp.order.linger") == [rare[-1], rare[0]]
 
 
+def test_of_a_state_with_few_rows_all_are_on_the_first_page(
+    viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pagination, "MOST_LOOKED_AT", 2)
+    rows = [settle(schedule(), "dead" if number in (0, 7) else "fired").pk for number in range(8)]
+    assert all_pages(viewer, f"{LIST}?state=dead") == [[rows[7], rows[0]]]
+    monkeypatch.setattr(selecting, "FEW", 1)
+    assert len(all_pages(viewer, f"{LIST}?state=dead")) > 1
+    assert all_rows(viewer, f"{LIST}?state=dead") == [rows[7], rows[0]]
+
+
 def test_the_rows_of_one_key_are_found(viewer: APIClient, many: dict[str, Timeout]) -> None:
     assert ids(viewer.get(f"{LIST}?key=old&state=dead")) == [many["dead"].pk]
     assert ids(viewer.get(f"{LIST}?key=old&state=pending")) == []
