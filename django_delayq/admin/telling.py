@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -93,7 +93,7 @@ def failures(row: Timeout) -> SafeString | str:
         format_html(
             '<details class="delayq-failure"{}><summary>{} <strong>{}</strong> {}</summary>'
             '<pre class="delayq-raw" tabindex="0">{}</pre></details>',
-            mark_safe("" if place else " open"),
+            "" if place else " open",
             time_tag(_moment(error.get("at"))),
             error.get("error", ""),
             error.get("message", ""),

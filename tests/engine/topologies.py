@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from tests.engine.redis_process import RedisProcess, await_true, free_port
+from tests.engine.redis_process import RedisProcess, await_true, cluster_port
 
 SERVICE = "shop"
 SLOTS = 16384
@@ -211,7 +211,7 @@ def clustered(
     with contextlib.ExitStack() as stack:
 
         def node() -> RedisProcess:
-            return stack.enter_context(make(binary, free_port(55_000), options))
+            return stack.enter_context(make(binary, cluster_port(), options))
 
         found = Clustered([node() for _ in range(masters)], [node() for _ in range(masters if replicas else 0)])
         for i, server in enumerate(found.nodes):

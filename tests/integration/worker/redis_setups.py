@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from tests.engine.redis_process import RedisProcess, free_port
+from tests.engine.redis_process import RedisProcess, cluster_port, free_port
 from tools import processes
 
 START_SECONDS = 30.0
@@ -39,7 +39,7 @@ def cluster_of(count: int = 3) -> Iterator[list[RedisProcess]]:
     """A cluster of `count` masters without replicas, the slots shared out evenly."""
     extra = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "5000"]
     with contextlib.ExitStack() as stack:
-        nodes = [RedisProcess(port=free_port(55_000), extra=extra) for _ in range(count)]
+        nodes = [RedisProcess(port=cluster_port(), extra=extra) for _ in range(count)]
         clients = [stack.enter_context(stack.enter_context(node).client()) for node in nodes]
         for i, client in enumerate(clients):
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
