@@ -15,6 +15,7 @@ from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.db.models import Func, Q
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
@@ -208,7 +209,9 @@ class Timeout(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.policy} of {self.object_id}{f' ({self.key})' if self.key else ''}: {self.state}"
+        about = f"{self.object_id}{f' ({self.key})' if self.key else ''}"
+        words = gettext("{policy} of {object}: {state}")
+        return words.format(policy=self.policy, object=about, state=self.get_state_display())
 
     @property
     def errors(self) -> list[dict[str, Any]]:

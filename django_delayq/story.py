@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
 from django_delayq.arming import decide
@@ -25,6 +26,21 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 State = Timeout.State
+NAMES = {
+    "scheduled": gettext_lazy("scheduled"),
+    "rescheduled": gettext_lazy("rescheduled"),
+    "extended": gettext_lazy("extended"),
+    "failed": gettext_lazy("failed"),
+    "snoozed": gettext_lazy("snoozed"),
+    "retried": gettext_lazy("retried"),
+    "postponed": gettext_lazy("postponed"),
+    "cancel_requested": gettext_lazy("cancelling asked for"),
+    "fire_requested": gettext_lazy("firing at once asked for"),
+    "replanned": gettext_lazy("replanned with its policy"),
+    "suspected": gettext_lazy("a worker may have died of it"),
+    **{state.value: state.label for state in State},
+}
+"""What happened, in the reader's language; what has no name here shows as it is written in the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +55,13 @@ class StoryEvent:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [f"{_local(self.at)}  {self.what}"]
+        parts = [f"{_local(self.at)}  {NAMES.get(self.what, self.what)}"]
         if "to" in self.details:
             parts.append(_("to {moment}").format(moment=_local(_moment(self.details["to"]))))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
-            parts.append(_("{seconds:.3f} s after the deadline").format(seconds=self.details["late"]))
+            parts.append(_("{seconds} s after the deadline").format(seconds=f"{self.details['late']:.3f}"))
         if self.by:
             parts.append(_("by {who}").format(who=self.by))
         return ", ".join(parts) + (f" ({self.reason})" if self.reason else "")

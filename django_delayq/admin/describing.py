@@ -47,8 +47,11 @@ def length(delay: timedelta) -> str:
     """A delay in its two largest units, and more of it where that is not all."""
     seconds = delay.total_seconds()
     shown = span(int(seconds))
-    rest = ngettext("{n} second", "{n} seconds", 1 if seconds == 1 else 2).format(n=f"{seconds:g}")
-    return shown if _is_exactly(delay) else f"{shown} ({rest})"
+    if _is_exactly(delay):
+        return shown
+    counted = int(seconds) if seconds.is_integer() else 2  # a fraction: no language counts it as one or as many
+    rest = ngettext("{n} second", "{n} seconds", counted).format(n=f"{seconds:g}")
+    return f"{shown} ({rest})"
 
 
 def _is_exactly(delay: timedelta) -> bool:

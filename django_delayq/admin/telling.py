@@ -10,32 +10,15 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from django_delayq.admin.wording import countdown, time_tag
 from django_delayq.models import Timeout
-from django_delayq.story import explain_timeout
+from django_delayq.story import NAMES, explain_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from django_delayq.story import StoryEvent
-
-NAMES = {
-    "scheduled": gettext_lazy("scheduled"),
-    "rescheduled": gettext_lazy("rescheduled"),
-    "extended": gettext_lazy("extended"),
-    "failed": gettext_lazy("failed"),
-    "snoozed": gettext_lazy("snoozed"),
-    "retried": gettext_lazy("retried"),
-    "postponed": gettext_lazy("postponed"),
-    "cancel_requested": gettext_lazy("cancelling asked for"),
-    "fire_requested": gettext_lazy("firing at once asked for"),
-    "replanned": gettext_lazy("replanned with its policy"),
-    "suspected": gettext_lazy("a worker may have died of it"),
-    **{state.value: state.label for state in Timeout.State},
-}
-"""What happened, in the visitor's language; what has no name here shows as it is written in the row."""
 
 
 def story(row: Timeout) -> SafeString:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.controls import policy_state
@@ -145,12 +146,14 @@ def _checked(
     if mode not in MODES:
         raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
     if policy.after is None:
-        raise ValueError(f"{policy.label} has no delay of its own: each scheduling names one, so none can be changed.")
+        words = _("{policy} has no delay of its own: each scheduling names one, so none can be changed.")
+        raise ValueError(words.format(policy=policy.label))
     if after is not None:
         check_length(after, "after")
     new = after if after is not None else policy.after if isinstance(policy.after, timedelta) else None
     if mode == "shift" and is_shift_known and (new is None or before is None):
-        raise ValueError(f"The delay of {policy.label} differs from object to object: there is no one shift for all.")
+        words = _("The delay of {policy} differs from object to object: there is no one shift for all.")
+        raise ValueError(words.format(policy=policy.label))
     return new
 
 

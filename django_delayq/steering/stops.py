@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
+from django.utils.translation import gettext as _
 
 from django_delayq import clock, controls
 from django_delayq.clock import database_now
@@ -55,10 +56,10 @@ def pause(
         ValueError: `by` is empty.
     """
     if until is not None and check_moment(until, "until") <= clock.now():
-        raise InvalidDelay(f"until is {until}, which has passed already.")
+        raise InvalidDelay(_("{moment} has passed already.").format(moment=until))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):
-            raise PolicyConflict(f"{control.policy} is {control.get_stop_display()}: resume it first.")
+            raise PolicyConflict(_told(_("{policy} is {stop}: resume it first."), control))
         if control.stop == Stop.NONE or _is_over(control, change.at):
             control.stopped_at = change.at
         control.stop, control.until = Stop.PAUSED, until
@@ -76,7 +77,7 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     """
     with control_of(policy, by, reason) as (control, change):
         if control.stop != Stop.NONE and not _is_over(control, change.at):
-            raise PolicyConflict(f"{control.policy} is {control.get_stop_display()} already.")
+            raise PolicyConflict(_told(_("{policy} is {stop} already."), control))
         control.stop, control.stopped_at, control.until = Stop.HELD, change.at, None
         change.what, change.finished_at = What.HELD, change.at
     return change
@@ -145,7 +146,8 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         begin_write(using)
         control = lock_control(found, using)
         if unfinished(found, using):
-            raise PolicyConflict(f"Rows of {found.label} are still being moved by an earlier change: wait for it.")
+            words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
+            raise PolicyConflict(words.format(policy=found.label))
         change = new_change(found, database_now(using), actor, reason)
         yield control, change
         if change.what:
@@ -154,6 +156,10 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         control.save(using=using)
     controls.forget()
     transaction.on_commit(lambda: _tell(change), using=using, robust=True)
+
+
+def _told(words: str, control: PolicyControl) -> str:
+    return words.format(policy=control.policy, stop=control.get_stop_display())
 
 
 def _tell(change: PolicyChange) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext as _
+
 from django_delayq import clock, signals
 from django_delayq.announcing import push, withdraw
 from django_delayq.delays import check_length, parse_delay, shifted
@@ -83,9 +85,10 @@ def postpone(
     """
     given = parse_delay(dict(delay))
     if given is None:
-        raise InvalidDelay("By how much, or to when? Give units, after= or at=.")
+        raise InvalidDelay(_("By how much, or to when? Give units, after= or at=."))
     if given.at is not None and given.at <= clock.now():
-        raise InvalidDelay(f"{given.at} has passed already. To have it fire now is another verb: fire_now.")
+        words = _("{moment} has passed already. To have it fire now is another verb: fire_now.")
+        raise InvalidDelay(words.format(moment=given.at))
     verb = _Postpone(given)
     return steer(target, verb, by=checked_actor(by), reason=reason, dry_run=dry_run, progress=progress)
 
