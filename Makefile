@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix guarantees lint bench chaos clean
+.PHONY: help demo test test-matrix guarantees lint bench chaos messages clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -34,6 +34,10 @@ bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or maria
 chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, SEED=... to repeat one)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
+
+messages: ## Bring every language's catalogue up to the sources and compile it (needs gettext)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tools/messages.py
 
 clean: ## Remove what the other commands created
 	rm -rf $(VENV) .venv-newest .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,157 @@
+"""Whatever a person reads is there in every language: nothing missing, nothing left over, nothing half."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import translation
+
+from django_delayq.admin import describing
+from django_delayq.models import Timeout
+from tools.messages import LANGUAGES, PACKAGE, ROOT
+
+Catalogue = dict[tuple[str, ...], tuple[str, ...]]
+"""Of each text in English, alone or with its plural, what it is in the language: as many as that has forms."""
+
+each_language = pytest.mark.parametrize("language", LANGUAGES)
+
+
+def catalogue(compiled: bytes) -> Catalogue:
+    """What a compiled catalogue holds. It leaves out what is untranslated, fuzzy or obsolete."""
+    count, originals, translations = struct.unpack_from("<8x3I", compiled)
+
+    def texts(table: int) -> Iterator[tuple[str, ...]]:
+        for place in range(count):
+            length, start = struct.unpack_from("<2I", compiled, table + 8 * place)
+            yield tuple(compiled[start : start + length].decode().split("\0"))
+
+    return dict(zip(texts(originals), texts(translations), strict=True))
+
+
+def file_of(language: str, ending: str) -> Path:
+    return PACKAGE / "locale" / language / "LC_MESSAGES" / f"django.{ending}"
+
+
+def placeholders(text: str) -> list[str]:
+    return sorted(re.findall(r"%(?:\(\w+\))?[sdf]|\{[^{}]*\}", text))
+
+
+@pytest.fixture(scope="module")
+def gettext() -> None:
+    """GNU gettext. Without it: skipped here, failed with `CI=true`."""
+    if shutil.which("xgettext") and shutil.which("msgfmt") and shutil.which("msgen"):
+        return
+    words = "GNU gettext is not installed: apt install gettext"
+    if os.environ.get("CI") == "true":
+        pytest.fail(words)
+    pytest.skip(words)
+
+
+@pytest.fixture(scope="module")
+def compiled(gettext: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Catalogue]:
+    """`compiled(po)`: what the catalogue holds, compiled just now, and checked as strictly as gettext can."""
+    made = tmp_path_factory.mktemp("compiled") / "django.mo"
+
+    def compile_one(po: Path) -> Catalogue:
+        done = subprocess.run(["msgfmt", "--check", "-o", made, po], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return catalogue(made.read_bytes())
+
+    return compile_one
+
+
+@pytest.fixture(scope="module")
+def in_english(compiled: Callable[[Path], Catalogue], tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    """Every text that the sources mark."""
+    said = tmp_path_factory.mktemp("extracted") / "said.po"
+    command = [sys.executable, str(ROOT / "tools/messages.py"), "extract", str(said)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    filled = said.with_name("filled.po")
+    subprocess.run(["msgen", "-o", filled, said], check=True)
+    return compiled(filled)
+
+
+@each_language
+def test_every_text_is_translated_and_none_is_left_over(
+    language: str, in_english: Catalogue, compiled: Callable[[Path], Catalogue]
+) -> None:
+    held = compiled(file_of(language, "po"))
+    assert {"missing": in_english.keys() - held.keys(), "left over": held.keys() - in_english.keys()} == {
+        "missing": set(),
+        "left over": set(),
+    }, "make messages, then translate what is empty"
+    written = file_of(language, "po").read_text()
+    assert "\n#~" not in written
+    assert "fuzzy" not in written
+
+
+@each_language
+def test_every_plural_form_of_the_language_is_there(language: str) -> None:
+    held = catalogue(file_of(language, "mo").read_bytes())
+    (forms,) = re.findall(r"nplurals=(\d)", held["",][0])
+    assert {len(said) for text, said in held.items() if len(text) == 2} == {int(forms)}
+    assert [text for text, said in held.items() if not all(form.strip() for form in said)] == []
+
+
+@each_language
+def test_a_translation_has_the_placeholders_of_its_text(language: str) -> None:
+    held = catalogue(file_of(language, "mo").read_bytes())
+    wrong = [
+        (text, form)
+        for text, said in held.items()
+        for form in said
+        if text != ("",) and placeholders(form) not in [placeholders(one) for one in text]
+    ]
+    assert wrong == []
+
+
+@each_language
+def test_what_is_installed_was_compiled_from_what_is_written(
+    language: str, compiled: Callable[[Path], Catalogue]
+) -> None:
+    assert compiled(file_of(language, "po")) == catalogue(file_of(language, "mo").read_bytes())
+
+
+def test_there_are_just_the_catalogues_that_are_tested() -> None:
+    assert {path.name for path in (PACKAGE / "locale").iterdir()} == set(LANGUAGES)
+
+
+@each_language
+def test_words_for_the_script_keep_their_separator(language: str) -> None:
+    held = catalogue(file_of(language, "mo").read_bytes())
+    assert [said for said in held.values() if any("|" in form for form in said) and "plural=" not in said[0]] == []
+
+
+@pytest.mark.parametrize(
+    ("language", "seconds", "words"),
+    [
+        ("ru", 86401, "(86401 секунда)"),
+        ("ru", 86402, "(86402 секунды)"),
+        ("ru", 86405, "(86405 секунд)"),
+        ("ru", 86405.5, "(86405.5 секунды)"),
+        ("de", 86405, "(86405 Sekunden)"),
+        ("en", 0.5, "(0.5 seconds)"),
+        ("zh-hans", 86405, "(86405 秒)"),
+    ],
+)
+def test_a_length_is_counted_as_the_language_counts(language: str, seconds: float, words: str) -> None:
+    with translation.override(language):
+        assert describing.length(timedelta(seconds=seconds)).endswith(words)
+
+
+def test_a_row_is_named_in_the_readers_language() -> None:
+    row = Timeout(policy="shop.order.cancel", object_id="17", key="k", state="pending")
+    assert str(row) == "shop.order.cancel of 17 (k): pending"
+    with translation.override("de"):
+        assert str(row) == "shop.order.cancel von 17 (k): ausstehend"
