@@ -41,6 +41,8 @@ NAMES = {
     **{state.value: state.label for state in State},
 }
 """What happened, in the reader's language; what has no name here shows as it is written in the row."""
+ACTORS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a change of its object")}
+"""Who did it where that was no operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class StoryEvent:
         if "late" in self.details:
             parts.append(_("{seconds} s after the deadline").format(seconds=f"{self.details['late']:.3f}"))
         if self.by:
-            parts.append(_("by {who}").format(who=self.by))
+            parts.append(told_by(self.by))
         return ", ".join(parts) + (f" ({self.reason})" if self.reason else "")
 
 
@@ -83,6 +85,11 @@ class Story:
 
     def __str__(self) -> str:
         return "\n".join([self.title, *(f"  {event}" for event in self.events), f"  {self.outlook}"])
+
+
+def told_by(who: str) -> str:
+    """Who did it, in the reader's language."""
+    return str(ACTORS[who]) if who in ACTORS else _("by {who}").format(who=who)
 
 
 def explain_timeout(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Story:

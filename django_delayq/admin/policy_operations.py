@@ -39,7 +39,8 @@ class PauseForm(ReasonForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["until"].help_text = f"{local_time()} {_('Empty: until somebody resumes it.')}"
+        empty = _("Empty: until somebody resumes it.")
+        self.fields["until"].help_text = f"{local_time()} {empty}"
 
     def clean_until(self) -> Any:
         """A moment yet to come."""

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_delayq.admin.wording import countdown, time_tag
 from django_delayq.models import Timeout
-from django_delayq.story import NAMES, explain_timeout
+from django_delayq.story import NAMES, explain_timeout, told_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def _parts(event: StoryEvent) -> Iterator[SafeString | str]:
     if isinstance(event.details.get("late"), float):
         yield _("{seconds} s after the deadline").format(seconds=f"{event.details['late']:.3f}")
     if event.by:
-        yield _("by {who}").format(who=event.by)
+        yield told_by(event.by)
 
 
 def _moment(value: Any) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -94,6 +95,28 @@ def test_every_text_is_translated_and_none_is_left_over(
     written = file_of(language, "po").read_text()
     assert "\n#~" not in written
     assert "fuzzy" not in written
+
+
+def calls_of_gettext(source: Path) -> Iterator[ast.Call]:
+    """Every call of a function that translates, however it was imported."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            if name == "_" or re.fullmatch(r"n?p?n?gettext(_lazy|_noop)?", name):
+                yield node
+
+
+def test_no_marked_text_escapes_the_extraction(in_english: Catalogue) -> None:
+    """What the extractor does not see is never translated: it looks not into f-strings, nor at other names."""
+    known = {text for texts in in_english for text in texts}
+    calls = [(path, call) for path in sorted(PACKAGE.rglob("*.py")) for call in calls_of_gettext(path)]
+    escaped = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path, call in calls
+        if not isinstance(call.args[0], ast.Constant) or call.args[0].value not in known
+    ]
+    assert len(calls) > 200
+    assert escaped == []
 
 
 @each_language

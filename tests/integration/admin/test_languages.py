@@ -1,0 +1,98 @@
+"""The admin in the visitor's language: no page has a word of English that a catalogue could have replaced."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.test import Client
+from django.urls import reverse
+from django.utils import translation
+
+from django_delayq import steering
+from django_delayq.models import Timeout
+from tests.integration.admin.conftest import DETAIL, LIST, STEER
+from tests.unit.test_translations import catalogue, each_language, file_of, placeholders
+from tools.messages import LANGUAGES
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db
+POLICIES = "admin:django_delayq_policycontrol_changelist"
+OPERATE = "admin:django_delayq_policycontrol_operate"
+VERBS = ("cancel", "fire", "postpone", "retry")
+LABEL = "testapp.order.remind"
+
+
+def pages(row: Timeout) -> list[str]:
+    """Every address of this admin."""
+    steered = [f"{reverse(STEER, args=[verb])}?ids={row.pk}" for verb in VERBS]
+    operated = [reverse(OPERATE, args=[LABEL, name]) for name in ("pause", "hold", "resume", "delay")]
+    return [reverse(LIST), reverse(DETAIL, args=[row.pk]), reverse(POLICIES), *steered, *operated]
+
+
+def words_of(page: bytes) -> str:
+    """What a person reads of it, or hears: the texts, and those attributes that are read out."""
+    text = re.sub(r"(?s)<(script|style)\b.*?</\1>", " ", page.decode())
+    said = re.findall(r'\b(?:aria-label|title|alt|data-delayq-words)="([^"]*)"', text)
+    said += re.findall(r'<input type="submit"[^>]*value="([^"]*)"', text)
+    return html.unescape("\n".join([re.sub(r"<[^>]*>", "\n", text), *said]))
+
+
+def english_of(language: str) -> set[str]:
+    """The English sentences of the catalogue that its language says otherwise."""
+    held = catalogue(file_of(language, "mo").read_bytes())
+    return {
+        text
+        for (text, *_plural), (said, *_forms) in held.items()
+        if " " in text and said != text and not placeholders(text)
+    }
+
+
+@pytest.fixture
+def browser(staff: Callable[..., Client], settings: Settings) -> Iterator[Client]:
+    """A visitor who may do everything, of a site that speaks every language."""
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
+    ours = Permission.objects.filter(content_type__app_label="django_delayq")
+    with translation.override(translation.get_language()):  # the middleware leaves its last visitor's behind
+        yield staff(*ours.values_list("codename", flat=True))
+
+
+@each_language
+def test_every_page_of_the_admin_is_in_the_visitors_language(language: str, browser: Client, row: Timeout) -> None:
+    steering.pause(LABEL, by="admin:alice", reason="-")
+    code = translation.to_language(language)
+    english = english_of(language)
+    for address in pages(row):
+        answer = browser.get(address, headers={"accept-language": code})
+        assert answer.status_code == 200, address
+        assert answer.headers["content-language"] == code
+        shown = words_of(answer.content)
+        lines = {line.strip() for line in re.split(r"\n|\|", shown)}
+        assert [text for text in english if text in lines or f" {text} " in shown] == [], address
+    with translation.override(code):
+        deadline, pending = translation.gettext("deadline"), translation.gettext("pending")
+    listed = words_of(browser.get(reverse(LIST), headers={"accept-language": code}).content)
+    assert deadline != "deadline" and deadline.lower() in listed.lower()
+    assert pending != "pending" and pending.lower() in listed.lower()
+
+
+def test_a_refusal_and_a_story_are_told_in_the_visitors_language(browser: Client, row: Timeout) -> None:
+    steering.hold(LABEL, by="admin:alice")
+    asked = {"reason": "a storm", "confirmed": "yes"}
+    refused = browser.post(reverse(OPERATE, args=[LABEL, "hold"]), asked, headers={"accept-language": "de"})
+    assert f"{LABEL} ist bereits eingefroren." in words_of(refused.content)
+    story = words_of(browser.get(reverse(DETAIL, args=[row.pk]), headers={"accept-language": "de"}).content)
+    assert "verlängert" in story
+    assert "von Hand" in story
+
+
+def test_the_pages_are_english_without_a_catalogue(browser: Client, row: Timeout) -> None:
+    """What the test above looks for is there to be found."""
+    found = words_of(browser.get(reverse(LIST), headers={"accept-language": "en"}).content)
+    assert any(text in found for text in english_of(LANGUAGES[0]))
