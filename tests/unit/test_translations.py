@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import django
 import pytest
 from django.utils import translation
 
@@ -148,6 +149,16 @@ def test_what_is_installed_was_compiled_from_what_is_written(
 
 def test_there_are_just_the_catalogues_that_are_tested() -> None:
     assert {path.name for path in (PACKAGE / "locale").iterdir()} == set(LANGUAGES)
+
+
+@each_language
+def test_a_word_that_django_itself_has_is_translated_as_there(language: str) -> None:
+    """All catalogues are one at runtime, and an app's goes before Django's: ours would change its "and" everywhere."""
+    theirs = catalogue((Path(django.__file__).parent / f"conf/locale/{language}/LC_MESSAGES/django.mo").read_bytes())
+    ours = catalogue(file_of(language, "mo").read_bytes())
+    both = {text for text in ours.keys() & theirs.keys() if text != ("",) and len(text) == 1}
+    assert ("and",) in both
+    assert {text: ours[text] for text in both} == {text: theirs[text] for text in both}
 
 
 @each_language
