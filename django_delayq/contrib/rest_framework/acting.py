@@ -61,7 +61,10 @@ class PostponeSerializer(VerbSerializer):
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """The delay stands together, under `delay`."""
-        attrs["delay"] = {name: attrs.pop(name) for name in (*UNITS, "at") if name in attrs}
+        delay = {name: attrs.pop(name) for name in (*UNITS, "at") if name in attrs}
+        if not delay or ("at" in delay and len(delay) > 1):
+            raise ValidationError({"delay": [_("By how much, or to when? Give one of the two.")]})
+        attrs["delay"] = delay
         return attrs
 
 
