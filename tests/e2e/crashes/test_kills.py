@@ -106,7 +106,7 @@ def test_terminated_under_load_it_leaves_nothing_to_wait_for(start_worker: Start
 
 @pytest.mark.parametrize("step", ["planned", "marked"])
 def test_a_worker_that_slept_past_its_lease_fires_nothing_twice(start_worker: StartWorker, step: str) -> None:
-    if step == "marked" and connection.vendor == "sqlite":
+    if connection.vendor == "sqlite":  # also that of another thread of its process, at whatever step this one sleeps
         pytest.skip("a SQLite transaction that sleeps keeps everybody waiting until it wakes")
     (row,) = due_now("remind")
     sleeper = start_worker(STOP_AT=step)
