@@ -42,7 +42,7 @@ def main() -> int:
     inside = str(HOME / "bin" / "python")
     subprocess.run([inside, "-m", "pip", "install", "--quiet", DJANGO], cwd=ROOT, check=True)
     folders = [folder for folder in FOLDERS if (ROOT / folder).is_dir()]
-    tests = [inside, "-m", "pytest", "-n", "2", *folders]
+    tests = [inside, "-m", "pytest", "-n", "2", "-m", "not browser", *folders]
     print(f"newest: {python} with {DJANGO}", flush=True)
     servers = [inside, "tests/servers.py", "run", "--only", "redis", "--", *tests]
     return subprocess.run(servers, cwd=ROOT, check=False).returncode

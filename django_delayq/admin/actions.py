@@ -42,7 +42,8 @@ def _action(operation: Operation, *, of_the_objects: bool) -> Action:
         return ask(request, operation, ids[:MOST], model_admin.admin_site, back=request.get_full_path())
 
     act.__name__ = f"{operation.name}_timeouts"
-    act.short_description = operation.action  # type: ignore[attr-defined]
+    words = _("Timeouts: {what}").format(what=operation.button) if of_the_objects else operation.action
+    act.short_description = words  # type: ignore[attr-defined]
     return act
 
 

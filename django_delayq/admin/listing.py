@@ -164,10 +164,11 @@ class TimeoutAdmin(_ModelAdmin):
         context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
         return super().render_change_form(request, context, *args, **kwargs)
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         """Those that the visitor may do."""
+        place = () if action_location is None else (action_location,)  # Django 6.1 says where they are to be shown
         allowed = {f"{name}_timeouts" for name, operation in OPERATIONS.items() if operation.is_allowed(request)}
-        return {name: action for name, action in super().get_actions(request).items() if name in allowed}
+        return {name: action for name, action in super().get_actions(request, *place).items() if name in allowed}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

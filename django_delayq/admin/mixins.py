@@ -95,16 +95,17 @@ class TimeoutAdminMixin(_Mixin):
         given = [*super().get_list_filter(request)]
         return [*given, TimeoutsFilter] if self._sees_timeouts(request) else given
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         """With those on timeouts that the visitor may do."""
-        found: dict[str, Any] = super().get_actions(request)
+        place = () if action_location is None else (action_location,)  # Django 6.1 says where they are to be shown
+        found: dict[str, Any] = super().get_actions(request, *place)
         if self.actions is None or IS_POPUP_VAR in request.GET:
             return found
         for action in steering_actions(of_the_objects=True):
             operation = OPERATIONS[action.__name__.removesuffix("_timeouts")]
-            if operation.is_allowed(request):
-                words = _("Timeouts: {what}").format(what=operation.button)
-                found[action.__name__] = (action, action.__name__, words)
+            made = self.get_action(action, *place)
+            if made is not None and operation.is_allowed(request):
+                found[action.__name__] = made
         return found
 
     @property
