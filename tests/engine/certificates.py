@@ -27,7 +27,9 @@ class Authority(Certificate):
     @classmethod
     def create(cls, folder: Path, name: str = "ca") -> Authority:
         made = cls(folder / f"{name}.key", folder / f"{name}.crt")
-        _openssl("req", "-x509", *_new_key(made), "-subj", f"/CN={name}", "-days", "2")
+        # Python 3.13 and later refuse an authority that does not say that it may sign.
+        may_sign = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+        _openssl("req", "-x509", *_new_key(made), "-subj", f"/CN={name}", "-days", "2", *may_sign)
         return made
 
     def sign(self, name: str, address: str = "127.0.0.1") -> Certificate:
@@ -37,7 +39,8 @@ class Authority(Certificate):
         request = folder / f"{name}.csr"
         _openssl("req", *_new_key(Certificate(made.key, request)), "-subj", f"/CN={name}")
         extensions = folder / f"{name}.ext"
-        extensions.write_text(f"subjectAltName=IP:{address}\n")
+        identifiers = "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+        extensions.write_text(f"subjectAltName=IP:{address}\n{identifiers}")
         words = ["-CA", str(self.certificate), "-CAkey", str(self.key), "-CAcreateserial", "-days", "2"]
         _openssl(
             "x509", "-req", "-in", str(request), *words, "-extfile", str(extensions), "-out", str(made.certificate)
