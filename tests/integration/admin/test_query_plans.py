@@ -17,7 +17,9 @@ from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
 ROWS = 6000
-LABELS = ("testapp.order.remind", "testapp.order.cancel_unpaid", "testapp.parcel.chase")
+# One policy is rare: what is asked of one that has a third of all rows, PostgreSQL reads as cheaply from another index,
+# and which of the two it takes changes with the sample of its statistics.
+RARE, OTHERS = "testapp.order.remind", ("testapp.order.cancel_unpaid", "testapp.parcel.chase")
 SETTLED = {"fired": "due", "cancelled": "hand", "dead": "retries"}
 STATES = ["pending", "pending", "pending", "fired", "cancelled", "dead"]
 SORTING = {"postgresql": "Sort", "mysql": "filesort", "sqlite": "TEMP B-TREE"}
@@ -36,7 +38,7 @@ def ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
 
 
 def _row(number: int, now: Any, kind: int) -> Timeout:
-    state, label = STATES[number % 6], LABELS[number // 7 % 3]
+    state, label = STATES[number % 6], RARE if number % 11 == 0 else OTHERS[number // 7 % 2]
     due = now + timedelta(minutes=number * 7919 % 86400 - 43200)
     settled = {"settled_at": due, "cause": SETTLED[state], "slot_taken": None} if state in SETTLED else {}
     moments = {"due_at": due, "run_at": due, "first_due_at": due, "created_at": now}
@@ -78,9 +80,9 @@ YEAR = {dates.YEAR: str(TODAY.year)}
         (windows(due="retrying"), "delayq_unsettled"),
         (windows(state__exact="fired"), "delayq_settled"),
         (windows(due="dead"), "delayq_settled"),
-        (windows(policy=LABELS[0], state__exact="pending"), "delayq_policy"),
-        (windows(policy=LABELS[0], state__exact="dead"), "delayq_policy"),
-        (windows(policy=LABELS[0]), "delayq_policy"),
+        (windows(policy=RARE, state__exact="pending"), "delayq_policy"),
+        (windows(policy=RARE, state__exact="dead"), "delayq_policy"),
+        (windows(policy=RARE), "delayq_policy"),
         (windows(**YEAR), "delayq_due"),
         (lambda: dates.links(Timeout.objects.all(), {}, lambda *_: ""), "delayq_due"),
         (lambda: dates.links(Timeout.objects.all(), YEAR, lambda *_: ""), "delayq_due"),
@@ -92,7 +94,7 @@ YEAR = {dates.YEAR: str(TODAY.year)}
 def test_a_read_of_the_list_goes_through_its_index(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], index: str
 ) -> None:
-    monkeypatch.setattr(reading, "WINDOW", 24)
+    monkeypatch.setattr(reading, "WINDOW", 8)
     with CaptureQueriesContext(connection) as captured:
         call()
     looks = [query["sql"] for query in captured if "django_delayq_timeout" in query["sql"]]
