@@ -9,6 +9,8 @@ from typing import Any, TypedDict
 
 from django.conf import settings
 from django.utils import timezone
+from django.utils.duration import duration_string
+from django.utils.translation import gettext as _
 
 from django_delayq.exceptions import InvalidDelay
 
@@ -59,10 +61,17 @@ def shifted(moment: datetime, by: timedelta) -> datetime:
     except OverflowError:
         due = None
     if due is None or due.year > LATEST_YEAR - 1:
-        raise InvalidDelay(
-            f"A deadline {by} from {moment:%Y-%m-%d} lies too far away; the last year is {LATEST_YEAR - 1}."
-        )
+        raise InvalidDelay(_too_far(moment, by))
     return due
+
+
+def _too_far(moment: datetime, by: timedelta) -> str:
+    """In the reader's language, as what somebody has typed into a form may lead here."""
+    day, last = f"{moment:%Y-%m-%d}", LATEST_YEAR - 1
+    if not by:
+        return _("{moment} lies too far away; the last year is {year}.").format(moment=day, year=last)
+    words = _("A deadline {length} from {moment} lies too far away; the last year is {year}.")
+    return words.format(length=duration_string(by), moment=day, year=last)
 
 
 def parse_delay(given: dict[str, Any]) -> Delay | None:
@@ -117,4 +126,5 @@ def _summed(units: dict[str, Any]) -> timedelta:
     try:
         return timedelta(**units)
     except OverflowError as error:
-        raise InvalidDelay(f"That is longer than time goes: {units}.") from error
+        given = ", ".join(f"{name}={value}" for name, value in units.items())
+        raise InvalidDelay(_("That is longer than time goes: {units}.").format(units=given)) from error

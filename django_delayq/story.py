@@ -16,6 +16,7 @@ from django_delayq import clock
 from django_delayq.arming import decide
 from django_delayq.conf import get_settings
 from django_delayq.controls import policy_state
+from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import observe_many
@@ -41,6 +42,11 @@ NAMES = {
     **{state.value: state.label for state in State},
 }
 """What happened, in the reader's language; what has no name here shows as it is written in the row."""
+REASONS = {
+    SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
+    RENAMED: gettext_lazy("the policy was renamed"),
+}
+"""Why, where the library itself wrote it down, in the reader's language; people's reasons stay as they gave them."""
 ACTORS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a change of its object")}
 """Who did it where that was no operator."""
 
@@ -66,7 +72,7 @@ class StoryEvent:
             parts.append(_("{seconds} s after the deadline").format(seconds=f"{self.details['late']:.3f}"))
         if self.by:
             parts.append(told_by(self.by))
-        return ", ".join(parts) + (f" ({self.reason})" if self.reason else "")
+        return ", ".join(parts) + (f" ({told_reason(self.reason)})" if self.reason else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,11 @@ def told_by(who: str) -> str:
     return str(ACTORS[who]) if who in ACTORS else _("by {who}").format(who=who)
 
 
+def told_reason(reason: str) -> str:
+    """Why, in the reader's language where the library gave the reason; what people wrote, as they did."""
+    return str(REASONS.get(reason, reason))
+
+
 def explain_timeout(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Story:
     """What happened to this timeout, when, by whom and why, and what will happen. Reads only.
 
@@ -105,7 +116,8 @@ def explain_timeout(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, 
     rounds = list(subject.rounds().order_by("id"))
     events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
     newest = rounds[-1] if rounds else None
-    return Story(str(subject), tuple(events), _outlook(subject, newest))
+    title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.about)
+    return Story(title, tuple(events), _outlook(subject, newest))
 
 
 def events_of(row: Timeout) -> Iterator[StoryEvent]:

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq.admin.about import of_object
 from django_delayq.admin.wording import badge, deadline
 from django_delayq.models import Timeout
+from django_delayq.story import told_reason
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -71,7 +72,7 @@ class TimeoutInline(GenericTabularInline):
     formset: Any = NewestTimeouts
     template = "admin/django_delayq/timeouts_inline.html"
     shown = NEWEST
-    fields = ("policy_name", "key", "state_badge", "deadline_shown", "attempts", "reason")
+    fields = ("policy_name", "key", "state_badge", "deadline_shown", "attempts", "reason_shown")
     readonly_fields = fields
     verbose_name_plural = _("timeouts, the newest first")
     extra = max_num = 0
@@ -99,6 +100,10 @@ class TimeoutInline(GenericTabularInline):
     @admin.display(description=_("deadline"))
     def deadline_shown(self, row: Timeout) -> str:
         return deadline(row)
+
+    @admin.display(description=_("reason"))
+    def reason_shown(self, row: Timeout) -> str:
+        return told_reason(row.reason) or "-"
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

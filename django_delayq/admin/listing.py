@@ -21,6 +21,7 @@ from django_delayq.admin.reading import WindowPaginator
 from django_delayq.admin.steering_pages import buttons, steer_view
 from django_delayq.admin.wording import badge, deadline, time_tag
 from django_delayq.models import Timeout
+from django_delayq.story import told_reason
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -48,7 +49,7 @@ class TimeoutAdmin(_ModelAdmin):
     show_facets = admin.ShowFacets.NEVER  # they would count the table, once for each choice of each filter
     list_select_related = False  # a join would hide the rows whose kind of object is gone
     fieldsets = (
-        (None, {"fields": ("policy", "object_shown", "key", "state_badge", "cause", "reason")}),
+        (None, {"fields": ("policy", "object_shown", "key", "state_badge", "cause", "reason_shown")}),
         (_("Story"), {"fields": ("story",)}),
         (_("Failures"), {"fields": ("attempts", "failures")}),
         (_("Times"), {"fields": ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")}),
@@ -111,7 +112,11 @@ class TimeoutAdmin(_ModelAdmin):
         """The state, and below it why."""
         if not row.reason:
             return badge(row.state)
-        return format_html('{}<br><span class="delayq-more">{}</span>', badge(row.state), row.reason)
+        return format_html('{}<br><span class="delayq-more">{}</span>', badge(row.state), told_reason(row.reason))
+
+    @admin.display(description=_("reason"))
+    def reason_shown(self, row: Timeout) -> str:
+        return told_reason(row.reason) or "-"
 
     @admin.display(description=_("deadline"))
     def deadline(self, row: Timeout) -> str:

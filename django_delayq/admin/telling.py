@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_delayq.admin.wording import countdown, time_tag
 from django_delayq.models import Timeout
-from django_delayq.story import NAMES, explain_timeout, told_by
+from django_delayq.story import NAMES, explain_timeout, told_by, told_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,8 @@ def _line(event: StoryEvent) -> SafeString:
     line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
     for part in _parts(event):
         line = format_html("{}, {}", line, part)
-    return format_html('{}<q class="delayq-quote">{}</q>', line, event.reason) if event.reason else line
+    why = told_reason(event.reason)
+    return format_html('{}<q class="delayq-quote">{}</q>', line, why) if why else line
 
 
 def _parts(event: StoryEvent) -> Iterator[SafeString | str]:

@@ -63,7 +63,7 @@ def unfinished_changes(using: str) -> Iterator[Finding]:
     """Changes that still move rows although nobody carries them on."""
     left = PolicyChange.objects.using(using).filter(finished_at__isnull=True)
     for change in left.filter(touched_at__lt=database_now(using) - FORGOTTEN):
-        text = f"The change {change.get_what_display()} of {change.policy} has moved {change.moved} rows and stopped."
+        text = f"The change {change.what} of {change.policy} has moved {change.moved} rows and stopped."
         yield error("changes", text, f"A worker carries it on; without one, delayq_resume {change.policy} does.")
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MAX_EVENTS = 40
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
+# The reasons that the library itself gives; `story.REASONS` has them in the reader's language.
+SINCE_CHANGED = "what it counts from has changed"
+RENAMED = "the policy was renamed"
 
 
 def event(what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> dict[str, Any]:

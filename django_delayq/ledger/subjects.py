@@ -54,8 +54,14 @@ class Subject:
         """The row that waits, if there is one; found by the unique slot."""
         return self.rounds().filter(slot_taken=1)
 
+    @property
+    def about(self) -> str:
+        """The object's id, and the key if there is one."""
+        return f"{self.object_id}{f' ({self.key})' if self.key else ''}"
+
     def __str__(self) -> str:
-        return f"{self.labels[0]} of {self.object_id}{f' ({self.key})' if self.key else ''}"
+        """For errors, which are English; people read `Story.title`."""
+        return f"{self.labels[0]} of {self.about}"
 
 
 def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:

@@ -12,7 +12,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_delayq import clock
 from django_delayq.ledger.columns import update_each
-from django_delayq.ledger.history import appended, clipped, event
+from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, appended, clipped, event
 from django_delayq.ledger.locking import as_it_is, for_update, in_state
 from django_delayq.models import Timeout, new_idempotency_key
 
@@ -125,7 +125,7 @@ def restart(row: Timeout, since_at: datetime, due_at: datetime) -> None:
     """The pending `row`, which the caller has locked, begins the round that counts from `since_at`."""
     row.since_at, row.first_due_at, row.attempts, row.extensions = since_at, due_at, 0, 0
     row.idempotency_key = new_idempotency_key()
-    move(row, due_at, what="rescheduled", by="save", reason="what it counts from has changed")
+    move(row, due_at, what="rescheduled", by="save", reason=SINCE_CHANGED)
     row.extensions = 0
     _update(row, "since_at", "first_due_at", "attempts", "extensions", "idempotency_key")
 
@@ -217,7 +217,7 @@ def adopt(subject: Subject) -> Timeout | None:
         if row.slot == subject.slot:
             continue
         if present is not None:
-            cancel([row.pk], subject.using, Cause.SUPERSEDED, "the policy was renamed")
+            cancel([row.pk], subject.using, Cause.SUPERSEDED, RENAMED)
             continue
         row.policy, row.slot, present = subject.labels[0], subject.slot, row
         _update(row, "policy", "slot")

@@ -170,7 +170,7 @@ def _tell(change: PolicyChange) -> None:
             "%s by %s: %s %s",
             change.policy,
             change.by,
-            change.get_what_display(),
+            change.what,
             change.reason,
             extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
         )

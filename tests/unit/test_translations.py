@@ -19,6 +19,7 @@ from django.utils import translation
 
 from django_delayq.admin import describing
 from django_delayq.models import Timeout
+from django_delayq.story import ACTORS, NAMES, REASONS, told_reason
 from tools.messages import LANGUAGES, PACKAGE, ROOT
 
 Catalogue = dict[tuple[str, ...], tuple[str, ...]]
@@ -189,3 +190,19 @@ def test_a_row_is_named_in_the_readers_language() -> None:
     assert str(row) == "shop.order.cancel of 17 (k): pending"
     with translation.override("de"):
         assert str(row) == "shop.order.cancel von 17 (k): ausstehend"
+
+
+def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None:
+    sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    noted = r"\bevent\(\s*\"(\w+)\"|\bwhat=\"(\w+)\"|\b_note\(row, \"(\w+)\"|\b_shift\([^\n]*, \"(\w+)\""
+    kinds = {next(filter(None, found)) for found in re.findall(noted, sources)}
+    assert {"extended", "failed", "postponed", "rescheduled", "snoozed", "suspected"} <= kinds
+    assert kinds - NAMES.keys() == set()
+    assert set(re.findall(r"\bby=\"(\w+)\"", sources)) - {"nobody"} == ACTORS.keys()  # nobody: a dry run
+
+
+def test_a_reason_that_the_library_gives_is_told_in_the_readers_language_and_others_as_they_are() -> None:
+    assert {text: told_reason(text) for text in REASONS} == {text: text for text in REASONS}
+    with translation.override("de"):
+        assert told_reason("the policy was renamed") == "die Regel wurde umbenannt"
+        assert told_reason("a storm") == "a storm"

@@ -46,7 +46,7 @@ class ReasonSerializer(serializers.Serializer[Any]):
 class VerbSerializer(ReasonSerializer):
     """A verb for one timeout."""
 
-    dry_run = serializers.BooleanField(required=False, default=False, help_text="Only say what would happen.")
+    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only say what would happen."))
 
 
 class PostponeSerializer(VerbSerializer):
@@ -101,7 +101,7 @@ class PolicyActedSerializer(serializers.Serializer[Any]):
     """What came of a verb for a policy, and how the policy stands now."""
 
     changed = serializers.BooleanField()
-    finished = serializers.BooleanField(help_text="false: its rows are still being moved.")
+    finished = serializers.BooleanField(help_text=_("false: its rows are still being moved."))
     policy = PolicySerializer()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django.utils.translation import gettext_lazy as _
 from rest_framework.permissions import BasePermission
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class StaffWithPermission(BasePermission):
 class Nobody(BasePermission):
     """Refuses everybody, superusers too: the project has not said yet who may look."""
 
-    message = "This address needs permission_classes of the project's own."
+    message = _("This address needs permission_classes of the project's own.")
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -28,7 +29,7 @@ class WorkerSerializer(serializers.Serializer[Any]):
     """A worker that lives."""
 
     name = serializers.CharField()
-    queues = serializers.ListField(child=serializers.CharField(), allow_null=True, help_text="null: all.")
+    queues = serializers.ListField(child=serializers.CharField(), allow_null=True, help_text=_("null: all."))
     concurrency = serializers.IntegerField()
     held = serializers.IntegerField()
     uses_redis = serializers.BooleanField()

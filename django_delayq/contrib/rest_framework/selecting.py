@@ -67,22 +67,22 @@ class ObjectReference(serializers.CharField):
 class Selection(serializers.Serializer[Any]):
     """The parameters of the list. What contradicts itself, or is not known, is refused."""
 
-    state = serializers.ChoiceField(State.choices, required=False, help_text="Only rows in this state.")
+    state = serializers.ChoiceField(State.choices, required=False, help_text=_("Only rows in this state."))
     policy = serializers.CharField(
-        required=False, max_length=200, help_text="A label; rows under the policy's former labels are its too."
+        required=False, max_length=200, help_text=_("A label; rows under the policy's former labels are its too.")
     )
     queue = serializers.CharField(required=False, max_length=100)
     object = ObjectReference(
-        required=False, max_length=400, help_text="The timeouts of one object, like `shop.order:17`."
+        required=False, max_length=400, help_text=_("The timeouts of one object, like `shop.order:17`.")
     )
     key = serializers.CharField(required=False, max_length=200)
-    due_from = Moment(required=False, help_text="Waiting rows whose next attempt is due then or later.")
-    due_until = Moment(required=False, help_text="Waiting rows whose next attempt is due before.")
+    due_from = Moment(required=False, help_text=_("Waiting rows whose next attempt is due then or later."))
+    due_until = Moment(required=False, help_text=_("Waiting rows whose next attempt is due before."))
     overdue = serializers.BooleanField(
-        required=False, help_text="true: pending rows that are due by the database's clock."
+        required=False, help_text=_("true: pending rows that are due by the database's clock.")
     )
-    settled_from = Moment(required=False, help_text="Rows that were settled then or later.")
-    settled_until = Moment(required=False, help_text="Rows that were settled before.")
+    settled_from = Moment(required=False, help_text=_("Rows that were settled then or later."))
+    settled_until = Moment(required=False, help_text=_("Rows that were settled before."))
 
     OTHERS = ("cursor", "page_size", "format")
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.contenttypes.models import ContentType
+from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from django_delayq import clock
@@ -17,7 +18,7 @@ from django_delayq.story import explain_timeout
 class ObjectSerializer(serializers.Serializer[Timeout]):
     """What a timeout is about, as its row has it. The object is not loaded; it may be gone."""
 
-    model = serializers.SerializerMethodField(help_text="`app.model`; null: there is no such model any more.")
+    model = serializers.SerializerMethodField(help_text=_("`app.model`; null: there is no such model any more."))
     id = serializers.CharField(source="object_id")
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -75,7 +76,7 @@ class EventSerializer(serializers.Serializer[Any]):
     what = serializers.CharField()
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
-    text = serializers.CharField(source="__str__", help_text="All of it as a line for people.")
+    text = serializers.CharField(source="__str__", help_text=_("All of it as a line for people."))
 
 
 class StorySerializer(serializers.Serializer[Any]):
@@ -121,19 +122,23 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     former_labels = serializers.SerializerMethodField()
     queue = serializers.CharField(source="policy.queue")
     automatic = serializers.BooleanField(
-        source="policy.is_automatic", help_text="Armed and cancelled by saving its object."
+        source="policy.is_automatic", help_text=_("Armed and cancelled by saving its object.")
     )
-    declared_seconds = serializers.SerializerMethodField(help_text="null: a function says so, or each scheduling does.")
-    seconds = serializers.SerializerMethodField(help_text="The delay in force, where every object has the same.")
-    since = serializers.SerializerMethodField(help_text="The field that it counts from; null: a function, or nothing.")
-    condition = serializers.SerializerMethodField(help_text="null: none.")
+    declared_seconds = serializers.SerializerMethodField(
+        help_text=_("null: a function says so, or each scheduling does.")
+    )
+    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, where every object has the same."))
+    since = serializers.SerializerMethodField(
+        help_text=_("The field that it counts from; null: a function, or nothing.")
+    )
+    condition = serializers.SerializerMethodField(help_text=_("null: none."))
     handler = serializers.SerializerMethodField()
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
     stop = StopField(allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
-    until = serializers.DateTimeField(allow_null=True, help_text="When a pause ends by itself.")
+    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends by itself."))
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -166,6 +171,6 @@ class CountdownSerializer(serializers.Serializer[Any]):
     """What an object's owner may know of a deadline."""
 
     due_at = serializers.DateTimeField(allow_null=True)
-    seconds_left = serializers.FloatField(allow_null=True, help_text="null: nothing is pending.")
-    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text="null: there never was one.")
+    seconds_left = serializers.FloatField(allow_null=True, help_text=_("null: nothing is pending."))
+    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there never was one."))
     server_time = serializers.DateTimeField(source="now")

@@ -65,6 +65,13 @@ class TimeoutViewSet(OptionalScope, RetrieveModelMixin, _Timeouts):
         rows: TimeoutQuerySet = Timeout.objects.using(database_of(Timeout))
         return rows
 
+    def get_object(self) -> Timeout:
+        """The row. Raises Http404 without words, which REST framework has in the asker's language; Django's has not."""
+        try:
+            return super().get_object()
+        except Http404:
+            raise Http404 from None
+
     def list(self, request: Request) -> Response:
         """A page of timeouts, without what may be large.
 

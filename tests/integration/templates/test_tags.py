@@ -14,6 +14,7 @@ from django.utils import timezone, translation
 import django_delayq as dq
 from django_delayq import clock
 from django_delayq.countdown import Countdown
+from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db
@@ -140,3 +141,11 @@ def test_naive_moments_are_of_the_default_zone(settings: Any) -> None:
     settings.USE_TZ = False
     moment = datetime(2030, 1, 1, 12, 0)  # noqa: DTZ001 - as USE_TZ=False has it
     assert 'datetime="2030-01-01T15:00:00+00:00"' in render("{% countdown moment %}", moment=moment)
+
+
+def test_the_element_asks_for_a_translation_of_every_word(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '{% countdown order "remind" %}'
+    assert {"until", "left", "time", "is", "up"} <= set(english_in(words_of(render(text, order=order).encode())))
+    speak_it(monkeypatch)
+    # What stays is the place where the script puts the time.
+    assert english_in(words_of(render(text, order=order).encode()), [r"\{time\}"]) == []

@@ -1,0 +1,150 @@
+"""REST says nothing to people that no catalogue could replace: it is asked in a language that nobody speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from rest_framework import serializers
+from rest_framework.test import APIClient
+
+from django_delayq.contrib.rest_framework import acting, reporting, selecting
+from django_delayq.contrib.rest_framework import serializers as shown
+from django_delayq.models import Timeout
+from tests.pseudo import english_in, speak_it
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+POLICY = "/api/policies/testapp.order.remind/"
+LIST = "/api/timeouts/"
+EVERYTHING = (
+    *("view_timeout", "cancel_timeout", "fire_timeout", "postpone_timeout", "retry_timeout"),
+    *("view_policycontrol", "pause_policy"),
+)
+FAR, PAST = "2500-01-01T00:00Z", "2020-01-01T00:00Z"
+DATA = (
+    r"testapp\.order\.remind",
+    r'"[\w/]+"',  # what was sent, such as a method or a choice
+    r"YYYY-MM-DDThh:mm\S*",
+    r"rest:user-\d+",
+    r"\b(weeks|permission_classes)\b",
+    r"\bshop\.order:17\b",
+)
+"""What is the project's own, or a name that a program knows."""
+NAMES_IN_HELP = (*DATA, r"`[^`]*`", r"\b(null|true|false)\b")
+
+
+@pytest.fixture
+def operator(client_with: Callable[..., APIClient], monkeypatch: pytest.MonkeyPatch) -> APIClient:
+    client = client_with(*EVERYTHING)
+    speak_it(monkeypatch)
+    return client
+
+
+def texts(answered: Any) -> Iterator[str]:
+    """Every text in it."""
+    if isinstance(answered, dict | list | tuple):
+        for part in answered.values() if isinstance(answered, dict) else answered:
+            yield from texts(part)
+    elif isinstance(answered, str):
+        yield str(answered)
+
+
+def left_in_english(answer: Any, status: int) -> list[str]:
+    assert answer.status_code == status, answer.data
+    return english_in("\n".join(texts(answer.data)), DATA)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"minutes": -1},
+        {"minutes": "#"},
+        {"weeks": 1e9},
+        {"days": 1e6},
+        {"at": FAR},
+        {"at": "9999-12-31T23:59Z"},
+        {"at": PAST},
+        {"at": "#"},
+        {"at": FAR, "days": 1},
+        {"days": 1, "reason": "#" * 300},
+        {"days": 1, "dry_run": "#"},
+    ],
+    ids=str,
+)
+def test_a_wrong_delay_is_refused_in_translated_words(
+    operator: APIClient, schedule: Callable[..., Timeout], body: dict[str, Any]
+) -> None:
+    row = schedule()
+    answer = operator.post(f"{LIST}{row.pk}/postpone/", body, format="json")
+    assert left_in_english(answer, 400) == []
+    assert list(texts(answer.data)) != []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("nonsense=1", "state=X", "cursor=X", "page_size=X", "overdue=X", f"policy={'X' * 300}"),
+        *("object=X", "object=a.b:1", "object=testapp.order:X", "due_from=X", "due_from=9999-01-01T00:00Z"),
+        f"due_from={PAST}&settled_from={PAST}",
+    ],
+)
+def test_a_wrong_filter_is_refused_in_translated_words(operator: APIClient, asked: str) -> None:
+    answer = operator.get(f"{LIST}?{asked}")
+    assert left_in_english(answer, 400) == []
+    assert list(texts(answer.data)) != []
+
+
+def test_who_may_not_or_finds_nothing_is_told_so_in_translated_words(
+    operator: APIClient, client_with: Callable[..., APIClient], schedule: Callable[..., Timeout]
+) -> None:
+    row = schedule()
+    here, order = f"{LIST}{row.pk}/", Order.objects.get().pk
+    answers = [
+        (APIClient().get(here), 403),
+        (client_with().get(here), 403),
+        (operator.put(f"{here}cancel/"), 405),
+        (operator.get(f"{LIST}999999/"), 404),
+        (operator.post(f"{LIST}999999/cancel/"), 404),
+        (operator.get("/api/policies/X/"), 404),
+        (operator.get("/orders/999999/countdown/"), 404),
+        (operator.get(f"/closed/{order}/countdown/"), 403),
+    ]
+    assert [left_in_english(*answer) for answer in answers] == [[]] * len(answers)
+
+
+def test_what_is_in_force_already_and_the_story_are_told_in_translated_words(
+    operator: APIClient, schedule: Callable[..., Timeout]
+) -> None:
+    here = f"{LIST}{schedule().pk}/"
+    for until in (FAR, PAST, "#"):
+        assert left_in_english(operator.post(f"{POLICY}pause/", {"until": until}, format="json"), 400) == []
+    assert operator.post(f"{POLICY}hold/", {}, format="json").status_code == 200
+    for verb in ("hold", "pause"):
+        assert left_in_english(operator.post(f"{POLICY}{verb}/", {}, format="json"), 409) == []
+    told = list(operator.get(here).data["story"].items())
+    for verb, status in (("fire", 409), ("retry", 409), ("cancel", 200), ("cancel", 409)):
+        answer = operator.post(f"{here}{verb}/", {}, format="json")
+        assert answer.status_code == status
+        told += list((answer.data["refusal"] or {}).items())
+    told += list(operator.get(here).data["story"].items())
+    words = [value for name, value in told if name in {"outlook", "detail"}]
+    words += [event["text"] for name, value in told if name == "events" for event in value]
+    assert len(words) >= 8
+    assert english_in("\n".join(words), DATA) == []
+
+
+def every_field() -> Iterator[serializers.Field[Any, Any, Any, Any]]:
+    """The fields of all serializers of this package."""
+    for module in (acting, reporting, selecting, shown):
+        for found in vars(module).values():
+            if isinstance(found, type) and issubclass(found, serializers.Serializer):
+                yield from found().fields.values()
+
+
+def test_what_helps_to_fill_in_a_field_is_translated(operator: APIClient) -> None:
+    helps = {str(field): str(field.help_text) for field in every_field() if field.help_text}
+    assert len(helps) >= 20
+    assert {field: text for field, text in helps.items() if english_in(text, NAMES_IN_HELP)} == {}
