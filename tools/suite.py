@@ -22,8 +22,8 @@ RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 MINUTE = 60
-ONE_BY_ONE = ("tests/e2e", "tests/shop")
-TOUCH_THE_DATABASE = ("tests/integration", *ONE_BY_ONE)
+OF_PROCESSES = ("tests/e2e", "tests/shop")
+TOUCH_THE_DATABASE = ("tests/integration", *OF_PROCESSES)
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,16 @@ class Stage:
 
 
 def _pytest(*paths: str, options: Sequence[str] = ()) -> list[list[str]]:
-    """In parallel, but for what starts, times and kills processes of its own: that wants the machine to itself."""
-    alone = [path for path in ONE_BY_ONE if (ROOT / path).is_dir()]
-    ignored = [f"--ignore={path}" for path in alone]
-    side_by_side = [path for path in paths if (ROOT / path).is_dir() and path not in ONE_BY_ONE]
-    commands = [["pytest", "-n", WORKERS, *options, *ignored, *side_by_side]] if side_by_side else []
-    return commands + ([["pytest", *options, *alone]] if alone else [])
+    """In parallel; and then what starts, times and kills processes of its own, two files at a time.
+
+    Those mostly wait, but more than two would crowd the machine with workers, servers and browsers.
+    """
+    ignored = [f"--ignore={path}" for path in OF_PROCESSES]
+    light = [path for path in paths if path not in OF_PROCESSES]
+    return [
+        ["pytest", "-n", WORKERS, *options, *ignored, *light],
+        ["pytest", "-n", "2", "--dist", "loadfile", *options, *OF_PROCESSES],
+    ]
 
 
 def _stages() -> list[Stage]:

@@ -129,7 +129,7 @@ def test_a_file_of_another_kind_is_refused_in_words(shop: Shop, tmp_path: Path, 
 
 
 @pytest.mark.real_orders
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(not os.environ.get("ORDERS"), reason="ORDERS and REVIEWS name no files")
 def test_real_orders_count_what_the_oracle_counts(shop: Shop) -> None:
     orders, reviews = Path(os.environ["ORDERS"]), Path(os.environ["REVIEWS"])
