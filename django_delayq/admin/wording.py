@@ -93,7 +93,9 @@ def countdown(moment: datetime) -> SafeString:
 def deadline(row: Timeout) -> SafeString:
     """When the row is due, how long that is from now, and what else there is to say about it."""
     written = time_tag(row.due_at)
-    if row.state == Timeout.State.PENDING and row.run_at > row.due_at and row.attempts:
+    # Tried and to be tried again; or snoozed by its handler, which counts no attempt: neither is late.
+    is_put_off = row.run_at > row.due_at and (row.attempts or row.due_at <= clock.now())
+    if row.state == Timeout.State.PENDING and is_put_off:
         again = _("next attempt")
         return format_html('{}<br><span class="delayq-more">{} {}</span>', written, again, countdown(row.run_at))
     if not row.is_settled:
@@ -103,6 +105,12 @@ def deadline(row: Timeout) -> SafeString:
         return format_html("{}", written)
     words = _("fired {seconds} s after it").format(seconds=f"{late:.3f}")
     return format_html('{}<br><span class="delayq-more">{}</span>', written, words)
+
+
+def policy_tag(label: str) -> SafeString:
+    """The policy's name, and below it the rest of its label."""
+    of, _dot, name = label.rpartition(".")
+    return format_html('<span title="{}">{}</span><br><span class="delayq-more">{}</span>', label, name, of)
 
 
 def badge(state: str) -> SafeString:
