@@ -121,6 +121,8 @@ class Admin:
 
         And whether the page is wider than the screen: who reads it would have to push it to and fro.
         """
+        loaded = "return document.readyState === 'complete'"
+        WebDriverWait(self.browser, PATIENCE_SECONDS).until(lambda driver: driver.execute_script(loaded))
         self._photograph()
         script = """const done = arguments[1];
             axe.run({exclude: arguments[0]}, {resultTypes: ["violations"]}).then(done, (e) => done({error: String(e)}))
