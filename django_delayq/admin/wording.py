@@ -90,14 +90,22 @@ def countdown(moment: datetime) -> SafeString:
     )
 
 
+def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeString:
+    """`in 12 min`; of what was put off, `next attempt in 12 min`.
+
+    It was tried and is to be tried again, or its handler snoozes, which counts no attempt: neither is late.
+    """
+    if run_at > due_at and (attempts or due_at <= clock.now()):
+        return format_html("{} {}", _("next attempt"), countdown(run_at))
+    return countdown(due_at)
+
+
 def deadline(row: Timeout) -> SafeString:
     """When the row is due, how long that is from now, and what else there is to say about it."""
     written = time_tag(row.due_at)
-    # Tried and to be tried again; or snoozed by its handler, which counts no attempt: neither is late.
-    is_put_off = row.run_at > row.due_at and (row.attempts or row.due_at <= clock.now())
-    if row.state == Timeout.State.PENDING and is_put_off:
-        again = _("next attempt")
-        return format_html('{}<br><span class="delayq-more">{} {}</span>', written, again, countdown(row.run_at))
+    if row.state == Timeout.State.PENDING:
+        left = pending_until(row.due_at, row.run_at, row.attempts)
+        return format_html('{}<br><span class="delayq-more">{}</span>', written, left)
     if not row.is_settled:
         return format_html('{}<br><span class="delayq-more">{}</span>', written, countdown(row.due_at))
     late = row.lateness()
