@@ -19,7 +19,7 @@ from django_delayq.admin.objects import ObjectColumn
 from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.reading import WindowPaginator
 from django_delayq.admin.steering_pages import buttons, steer_view
-from django_delayq.admin.wording import badge, deadline, time_tag
+from django_delayq.admin.wording import badge, deadline, policy_tag, time_tag
 from django_delayq.models import Timeout
 from django_delayq.story import told_reason
 
@@ -95,8 +95,7 @@ class TimeoutAdmin(_ModelAdmin):
     @admin.display(description=_("policy"))
     def policy_shown(self, row: Timeout) -> str:
         """The policy's name, and below it the rest of its label."""
-        of, _dot, name = row.policy.rpartition(".")
-        return format_html('{}<br><span class="delayq-more">{}</span>', name, of)
+        return policy_tag(row.policy)
 
     @admin.display(description=_("object"))
     def object_shown(self, row: Timeout) -> str:

@@ -15,7 +15,7 @@ from django_delayq.admin.about import kinds_of, of_each
 from django_delayq.admin.actions import steering_actions
 from django_delayq.admin.filters import due_condition
 from django_delayq.admin.operations import OPERATIONS
-from django_delayq.admin.wording import countdown, time_tag
+from django_delayq.admin.wording import pending_until, time_tag
 from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
 
@@ -74,13 +74,14 @@ class TimeoutAdminMixin(_Mixin):
     """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """With the soonest pending deadline of each object, and its policy."""
+        """With the soonest pending deadline of each object, its next attempt and its policy."""
         rows: QuerySet[Any] = super().get_queryset(request)
         if not self._sees_timeouts(request):
             return rows
         pending = of_each(self.model).filter(slot_taken=1).order_by("due_at", "id")
         found: QuerySet[Any] = rows.annotate(
             delayq_next_due=Subquery(pending.values("due_at")[:1]),
+            delayq_next_attempt=Subquery(pending.values("run_at")[:1]),
             delayq_next_policy=Subquery(pending.values("policy")[:1]),
         )
         return found
@@ -120,7 +121,8 @@ class TimeoutAdminMixin(_Mixin):
         if due is None:
             return "-"
         name = obj.delayq_next_policy.rpartition(".")[2]
-        return format_html('{}<br><span class="delayq-more">{} {}</span>', time_tag(due), name, countdown(due))
+        left = pending_until(due, obj.delayq_next_attempt, attempts=0)
+        return format_html('{}<br><span class="delayq-more">{} {}</span>', time_tag(due), name, left)
 
     def _sees_timeouts(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("django_delayq.view_timeout"))

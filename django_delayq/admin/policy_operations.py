@@ -90,6 +90,11 @@ class DelayForm(ReasonForm):
         return given
 
     @property
+    def mode_chosen(self) -> str:
+        """What becomes of the deadlines that are pending, in words."""
+        return str(dict(self.MODES)[self.cleaned_data["mode"]])
+
+    @property
     def after(self) -> Any:
         """The delay that was asked for; None: as declared."""
         given = self.cleaned_data

@@ -90,12 +90,22 @@ def countdown(moment: datetime) -> SafeString:
     )
 
 
+def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeString:
+    """`in 12 min`; of what was put off, `next attempt in 12 min`.
+
+    It was tried and is to be tried again, or its handler snoozes, which counts no attempt: neither is late.
+    """
+    if run_at > due_at and (attempts or due_at <= clock.now()):
+        return format_html("{} {}", _("next attempt"), countdown(run_at))
+    return countdown(due_at)
+
+
 def deadline(row: Timeout) -> SafeString:
     """When the row is due, how long that is from now, and what else there is to say about it."""
     written = time_tag(row.due_at)
-    if row.state == Timeout.State.PENDING and row.run_at > row.due_at and row.attempts:
-        again = _("next attempt")
-        return format_html('{}<br><span class="delayq-more">{} {}</span>', written, again, countdown(row.run_at))
+    if row.state == Timeout.State.PENDING:
+        left = pending_until(row.due_at, row.run_at, row.attempts)
+        return format_html('{}<br><span class="delayq-more">{}</span>', written, left)
     if not row.is_settled:
         return format_html('{}<br><span class="delayq-more">{}</span>', written, countdown(row.due_at))
     late = row.lateness()
@@ -103,6 +113,12 @@ def deadline(row: Timeout) -> SafeString:
         return format_html("{}", written)
     words = _("fired {seconds} s after it").format(seconds=f"{late:.3f}")
     return format_html('{}<br><span class="delayq-more">{}</span>', written, words)
+
+
+def policy_tag(label: str) -> SafeString:
+    """The policy's name, and below it the rest of its label."""
+    of, _dot, name = label.rpartition(".")
+    return format_html('<span title="{}">{}</span><br><span class="delayq-more">{}</span>', label, name, of)
 
 
 def badge(state: str) -> SafeString:

@@ -128,7 +128,7 @@ def _answer(request: HttpRequest, take: Callable[[], None], thanks: str) -> None
     except DeadlinePassed as passed:
         deadline = timezone.localtime(passed.timeout.due_at)
         messages.error(
-            request, f"Sorry, this came too late: the deadline was {deadline:%H:%M:%S}. Nothing was changed."
+            request, f"Sorry, this came too late: the deadline was {deadline:%H:%M:%S %Z}. Nothing was changed."
         )
     except StepRefused as refused:
         messages.error(request, str(refused))

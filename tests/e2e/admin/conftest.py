@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +22,18 @@ from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 __all__ = ["calm_shop"]
 PATIENCE_SECONDS = 30
+DESKTOP, PHONE = 1280, 390
+SCREENS = os.environ.get("DELAYQ_TEST_SCREENS", "")
 STOCK = """
+from datetime import timedelta
 from django.contrib.auth.models import User
 from django.utils import timezone
 User.objects.create_superuser("boss", "", "secret")
 customer = Customer.objects.create(name="Ada Byron", phone="+44 20 7946 0000")
 orders = [Order.objects.place(customer, "Moka pot", 1999) for _ in range(40)]
 rows = {int(row.object_id): row.pk for row in Timeout.objects.filter(policy="shop.order.cancel_unpaid")}
+far = Order.objects.place(customer, "Coffee grinder, by hand", 8999)
+Timeout.objects.filter(object_id=far.pk).update(due_at=timezone.now() + timedelta(days=20))
 stock = [(order.pk, rows[order.pk], order.reference) for order in orders]
 error = {"at": timezone.now().isoformat(), "what": "failed", "error": "GatewayError", "message": "503",
          "traceback": "Traceback (most recent call last):\\n  GatewayError: 503"}
@@ -47,6 +56,15 @@ class Admin:
 
     def __init__(self, browser: Chrome, shop: Shop, axe: str) -> None:
         self.browser, self.shop, self._axe = browser, shop, axe
+        self._seen_on, self._seen = "", 0
+
+    def show_on(self, width: int, *, dark: bool = False) -> None:
+        """Pages that are opened from now on are as wide as this, and dark for whoever likes it so."""
+        screen = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+        self._seen_on = f"{width}-{'dark' if dark else 'light'}"
 
     def open(self, path: str) -> None:
         self.browser.get(f"{self.shop.url}{path}")
@@ -93,21 +111,47 @@ class Admin:
     def state_shown(self) -> str:
         return self.browser.find_element(By.CSS_SELECTOR, ".field-state_badge .delayq-badge").text
 
+    def inspect(self, path: str, *left_out: str) -> list[str]:
+        """Open a page; gives its `faults`."""
+        self.open(path)
+        return self.faults(*left_out)
+
     def faults(self, *left_out: str) -> list[str]:
-        """The serious and critical faults that axe-core finds, but for those in elements that are Django's own."""
-        script = (
-            "const done = arguments[1]; axe.run({exclude: arguments[0]}).then(done, (e) => done({error: String(e)}))"
-        )
+        """The serious and critical faults that axe-core finds, but for those in elements that are Django's own.
+
+        And whether the page is wider than the screen: who reads it would have to push it to and fro.
+        """
+        loaded = "return document.readyState === 'complete'"
+        WebDriverWait(self.browser, PATIENCE_SECONDS).until(lambda driver: driver.execute_script(loaded))
+        self._photograph()
+        script = """const done = arguments[1];
+            axe.run({exclude: arguments[0]}, {resultTypes: ["violations"]}).then(done, (e) => done({error: String(e)}))
+        """
         self.browser.execute_script(self._axe)
         found: dict[str, Any] = self.browser.execute_async_script(script, [[selector] for selector in left_out])
         assert "error" not in found, found
         assert found["passes"], "axe-core has looked at nothing"
-        return [
+        page = "document.documentElement"
+        excess = self.browser.execute_script(f"return {page}.scrollWidth - {page}.clientWidth")
+        return [f"wider than the screen by {excess} px"] * (excess > 0) + [
             f"{fault['impact']}: {fault['id']}: {node['html'][:200]}"
             for fault in found["violations"]
             if fault["impact"] in {"serious", "critical"}
             for node in fault["nodes"]
         ]
+
+    def _photograph(self) -> None:
+        """Leave a picture of the page for whoever wants to look at all of them."""
+        if not SCREENS:
+            return
+        height = self.browser.execute_script("return Math.min(document.documentElement.scrollHeight, 4000)")
+        clip = {"x": 0, "y": 0, "width": self.browser.execute_script("return innerWidth"), "height": height, "scale": 1}
+        taken = self.browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        name = re.sub(r"\W+", "-", self.browser.current_url.partition(self.shop.url)[2]).strip("-") or "index"
+        folder = Path(SCREENS)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._seen += 1
+        (folder / f"{self._seen:03}-{name}-{self._seen_on}.png").write_bytes(base64.b64decode(taken["data"]))
 
 
 def _is_gone(element: Any) -> bool:
@@ -161,5 +205,6 @@ def _logged_in(chrome: Chrome, calm_shop: Shop, stock: Stock) -> Admin:
 @pytest.fixture
 def admin(_logged_in: Admin) -> Admin:
     """The admin's first page, after whatever the test before has done."""
+    _logged_in.show_on(DESKTOP)
     _logged_in.open("/admin/")
     return _logged_in

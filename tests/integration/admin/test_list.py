@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import dates, reading, searching
+from django_delayq.admin import dates, reading, searching, wording
 from django_delayq.models import Timeout, slot_of
 from tests.integration.admin.conftest import DETAIL, LIST
 from tests.testapp.models import Order, Parcel
@@ -180,6 +180,17 @@ def test_what_wants_attention(viewer: Client) -> None:
     Timeout.objects.filter(pk=retried).update(attempts=2)
     found = {value: shown(viewer, f"?due={value}") for value in ("hour", "overdue", "retrying", "dead")}
     assert found == {"hour": [soon], "overdue": [late], "retrying": [retried], "dead": dead}
+
+
+@pytest.mark.parametrize("attempts", [0, 2], ids=["snoozed", "retried"])
+def test_what_is_put_off_says_when_it_is_tried_again_and_is_not_late(viewer: Client, attempts: int) -> None:
+    (row,) = fill(1)
+    now = timezone.now()
+    due, again = now - timedelta(minutes=3), now + timedelta(minutes=20)
+    Timeout.objects.update(due_at=due, run_at=again, attempts=attempts)
+    told = wording.deadline(Timeout.objects.get(pk=row))
+    assert "next attempt" in told and re.search(r">in (20|19) min</span>", told) and "late</span>" not in told, told
+    assert "next attempt" in viewer.get(reverse(LIST)).content.decode()
 
 
 def test_a_uuid_is_found_however_it_is_written(viewer: Client) -> None:

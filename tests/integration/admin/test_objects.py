@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -167,6 +168,14 @@ def test_the_column_shows_the_soonest_pending_deadline(admin_client: Client) -> 
     dq.cancel_timeout(over)
     seen = admin_client.get(ORDERS).context["cl"].result_list[0]
     assert (seen.delayq_next_due, seen.delayq_next_policy) == (soon.due_at, "testapp.order.linger")
+
+
+def test_a_snoozed_deadline_in_the_column_says_when_it_is_tried_again(admin_client: Client) -> None:
+    dq.schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
+    now = timezone.now()
+    Timeout.objects.update(due_at=now - timedelta(minutes=3), run_at=now + timedelta(minutes=20))
+    page = admin_client.get(ORDERS).content.decode()
+    assert re.search(r"next attempt <span[^>]*>in (20|19) min</span>", page) and "late</span>" not in page
 
 
 def test_keys_of_any_kind_have_their_deadlines(admin_client: Client) -> None:
