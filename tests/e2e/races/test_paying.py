@@ -12,7 +12,7 @@ from tests.e2e.races.paying import RIGHT_WAYS
 from tests.e2e.races.racing import race
 from tests.e2e.races.stage import Actor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 
 ORDERS = 500
