@@ -72,8 +72,14 @@ def translated(client: Client) -> Iterator[None]:
         if is_passing(error):
             _forget_demoted_server(client, error)
             kind = EngineFull if is_full(error) else EngineUnavailable
-            raise kind(f"Redis is not available: {error}") from error
+            raise kind(f"Redis is not available: {_words_of(error)}") from error
         raise EngineError(f"Redis refused: {error}") from error
+
+
+def _words_of(error: Exception) -> str:
+    if isinstance(error, ClusterError) and "TTL" in str(error):  # it was sent on, or told to come again, too often
+        return "a slot of the cluster is on its way to another node"
+    return str(error).rstrip(".")
 
 
 def _forget_demoted_server(client: Client, error: Exception) -> None:

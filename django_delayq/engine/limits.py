@@ -17,6 +17,8 @@ MAX_DUE_MS: Final = 2**42 - 1
 MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
 """A lease that ends later than this from now is a forgery or a mended clock, and `ensure` overrides it."""
 
+NO_LEASE: Final = 2**52
+"""The token of a lease that ended in 1970, which nobody has."""
 MAX_AHEAD_MS: Final = 1000
 
 DUE_UNIT: Final = 1024

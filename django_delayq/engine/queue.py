@@ -12,6 +12,7 @@ from django_delayq.engine.limits import (
     MAX_BATCH,
     MAX_LEASE_MS,
     MAX_PEEK,
+    NO_LEASE,
     batches,
     checked_ahead_ms,
     checked_id,
@@ -119,6 +120,14 @@ class DelayQueue:
         """
         token, count = self._one("extend", (lease.token, checked_lease_ms(lease_ms)))
         return (Lease(token) if count else lease), count
+
+    def probe(self) -> None:
+        """Returns if entries can be taken out of this queue just now; changes none.
+
+        It writes, and needs both keys at once, as `reserve` does: while a cluster's slot is on its way, a command on
+        one of them may be answered although `reserve` is refused.
+        """
+        self._one("extend", (NO_LEASE, 1))
 
     def stats(self) -> QueueStats:
         """Counts of this moment, at a cost that does not grow with them."""

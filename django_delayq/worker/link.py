@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from django_delayq.engine import Engine
-from django_delayq.engine.limits import MAX_ID
 from django_delayq.exceptions import EngineFull
 
 logger = logging.getLogger("django_delayq.worker")
@@ -78,15 +77,15 @@ class Link:
     def probe(self, queues: Iterable[str]) -> None:
         """Returns if Redis does for all these queues what a worker needs; else raises EngineError.
 
-        The next probe is to come later. It writes, though nothing is changed by it: a replica, and a server that
-        cannot save, answer a ping as if all were well.
+        The next probe is to come later. A ping is not enough: a replica, and a server that cannot save, answer it as
+        if all were well.
         """
         assert self.engine is not None
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         self.engine.ping()
         for queue in queues:
             for shard in range(self.engine.shards):
-                self.engine.queue(queue, shard).remove([MAX_ID])
+                self.engine.queue(queue, shard).probe()
 
     def back(self) -> None:
         """Redis answers, and knows again what is due."""

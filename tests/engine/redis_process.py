@@ -71,8 +71,9 @@ def cluster_port() -> int:
 
     Below those that the kernel gives to outgoing connections: one of these could take the second at any moment.
     """
+    luck = random.SystemRandom()  # what is seeded for each test may give the same numbers to tests side by side
     while True:
-        port = random.randrange(11_000, 22_000)
+        port = luck.randrange(11_000, 22_000)
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", port))
             other.bind(("127.0.0.1", port + 10_000))

@@ -7,7 +7,7 @@ are put in again at the end, as the sweep does from the ledger.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
@@ -126,6 +126,30 @@ def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(nod
     use(12)
     assert queue.peek() == [(2, 2), (1, 7)]
     queue.remove([1, 2])
+    engine.close()
+
+
+@pytest.mark.timeout(180)
+def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gives_nothing_out(
+    nodes: Clustered,
+) -> None:
+    """And says so to whoever probes, or a worker would be told in turns that all is well and that nothing is."""
+    engine = engine_of(nodes.url, SHARDS)
+    queue = engine.queue("lopsided", 0)
+    queue.ensure([(1, 1)])
+    queue.probe()
+    migration = nodes.migrating(slot_of(engine, "lopsided", 0))
+    migration.begin()
+    takings: list[Callable[[], object]] = [lambda: queue.reserve(5, 60_000), queue.probe]
+    for take in takings:
+        with pytest.raises(EngineUnavailable, match="a slot of the cluster is on its way"):
+            take()
+    assert queue.ensure([(1, 0)]) == 1
+    assert migration.move_keys() == 1
+    migration.finish()
+    queue.probe()
+    assert [entry.id for entry in queue.reserve(5, 60_000).entries] == [1]
+    queue.remove([1])
     engine.close()
 
 

@@ -53,6 +53,14 @@ def test_entries_of_every_delivery_count_belong_to_their_lease(virtual: VirtualQ
     assert virtual.queue.acknowledge(lease) == 8
 
 
+def test_a_probe_touches_no_entry_not_even_one_of_1970(virtual: VirtualQueue) -> None:
+    virtual.queue.ensure([(1, 0), (2, virtual.now)])
+    virtual.queue.reserve(1, 1000)
+    before = virtual.snapshot()
+    virtual.queue.probe()
+    assert virtual.snapshot() == before
+
+
 @pytest.mark.parametrize("count", [999, 1000])
 def test_a_full_lease_is_acknowledged_released_and_extended_whole(virtual: VirtualQueue, count: int) -> None:
     ids = range(1, count + 1)

@@ -28,7 +28,7 @@ from tests.e2e.chaos.verdict import Violation
 from tools import processes
 
 WARM_UP_SECONDS = 60.0
-SETTLE_SECONDS = 90.0
+SETTLE_SECONDS = 120.0
 """Everything is settled so long after the last deadline at the latest: the workers' full look comes once a minute."""
 
 

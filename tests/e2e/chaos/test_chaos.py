@@ -16,6 +16,8 @@ from tests.e2e.chaos.run import run
 from tests.e2e.chaos.stage import Postgres, Redis
 
 SECONDS = 30.0
+LEAST_TIMEOUTS = 200
+"""A tenth of what two busy cores do in that time."""
 
 
 @pytest.fixture
@@ -44,8 +46,11 @@ def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: py
         sys.stdout.write(f"{result}\n")
     assert [str(violation) for violation in result.violations] == []
     for server in ("worker", "redis", "postgres"):
-        assert any(name.startswith(server) for name in result.faults), f"no fault of {server} has happened"
-    assert len(result.evidence.effects) > 20, "too little has happened to prove anything"
+        kinds = [name for name in result.faults if name.startswith(server)]
+        assert len(kinds) > 1, f"of the faults of {server} only these have happened: {kinds}"
+    assert sum(result.cuts.values()) > 5, "hardly any connection was cut"
+    assert len(result.evidence.ledger) > LEAST_TIMEOUTS, "too little has happened to prove anything"
+    assert len(result.evidence.effects) > LEAST_TIMEOUTS / 2, "too little has fired to prove anything"
 
 
 def test_the_steps_at_which_workers_die_are_those_of_a_firing() -> None:

@@ -94,7 +94,7 @@ def test_terminated_under_load_it_leaves_nothing_to_wait_for(start_worker: Start
     """With a lease of five minutes, whoever comes next could not finish within the test if one were left."""
     rows = due_now("linger", 300)
     variables = {"WITHOUT_REDIS": "1"} if source == "ledger" else {}
-    first = start_worker(seconds=LONG_LEASE, **variables)
+    first = start_worker(seconds=LONG_LEASE, LINGER="0.2", **variables)  # it cannot be through before it is told
     wait_until(lambda: len(effects("linger")) >= 10, "it is in the middle of it")
     assert end(first) == 0
     assert len(effects("linger")) < 300, "it was not in the middle of it"

@@ -20,6 +20,7 @@ from tests.testapp.models import Effect, Order
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.timeout(300),
     pytest.mark.usefixtures("redis_client"),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from django.db import connection
 
 from django_delayq.connections import ProducerEngine, forget_engine, get_engine
+from tests.integration.worker.running import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -48,6 +50,11 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
 
     yield use
     forget_engine()
+
+
+def await_errands() -> None:
+    """Returns when nobody is on his way to Redis any more, be it that his caller waits for him no longer."""
+    wait_until(lambda: "delayq-errand" not in {thread.name for thread in threading.enumerate()})
 
 
 class LookUps:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import struct
+import termios
 import threading
+import time
 from types import TracebackType
 
 
 class Wire:
     """Listens on a port of its own and forwards to `port`; without one it accepts and says nothing.
 
+    What it has counted is all that clients had done when it is read: its threads may be behind on a busy machine.
+
     Attributes:
-        opened: how many connections were opened.
-        asked: how often a client said something.
         dropped: how many bytes of replies were not handed on.
     """
 
@@ -21,9 +25,11 @@ class Wire:
         self._target = port
         self._silent = self._silent_to_subscribers = False
         self._sockets: list[socket.socket] = []
+        self._clients: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
-        self.opened = self.asked = self.dropped = 0
+        self._opened = self._asked = self.dropped = 0
+        self._ours: dict[tuple[str, int], threading.Event] = {}
 
     def __enter__(self) -> Wire:
         threading.Thread(target=self._accept, name="wire", daemon=True).start()
@@ -32,6 +38,32 @@ class Wire:
     def __exit__(self, *exc: type[BaseException] | BaseException | TracebackType | None) -> None:
         for each in [self._listener, *self._sockets]:
             _close(each)
+
+    @property
+    def opened(self) -> int:
+        """How many connections were opened.
+
+        One of our own is opened behind them, and not counted: when it is accepted, all before it have been.
+        """
+        with contextlib.suppress(ConnectionRefusedError), socket.socket() as ours:
+            ours.bind(("127.0.0.1", 0))
+            accepted = self._ours[ours.getsockname()] = threading.Event()
+            ours.connect(("127.0.0.1", self.port))
+            assert accepted.wait(30)
+        return self._opened
+
+    @property
+    def asked(self) -> int:
+        """How often a client said something."""
+        deadline = time.monotonic() + 30
+        while self.opened and any(map(_unread, list(self._clients))):
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        return self._asked
+
+    @asked.setter
+    def asked(self, count: int) -> None:
+        self._asked = count
 
     @property
     def url(self) -> str:
@@ -58,9 +90,14 @@ class Wire:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
-                self.opened += 1
+                client, address = self._listener.accept()
+                if address in self._ours:
+                    self._ours.pop(address).set()
+                    client.close()
+                    continue
+                self._opened += 1
                 self._sockets.append(client)
+                self._clients.append(client)
                 if self._target is None:
                     threading.Thread(target=self._listen_only, args=(client,), daemon=True).start()
                 else:
@@ -79,13 +116,18 @@ class Wire:
 
     def _listen_only(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while client.recv(65_536):
-                self.asked += 1
+            while self._hear(client):
+                pass
+
+    def _hear(self, client: socket.socket) -> bytes:
+        """What it says next. It is counted before it is read: what is read already has been counted."""
+        if client.recv(1, socket.MSG_PEEK):
+            self._asked += 1
+        return client.recv(65_536)
 
     def _forward(self, client: socket.socket, server: socket.socket, subscribed: threading.Event) -> None:
         with contextlib.suppress(OSError):
-            while data := client.recv(65_536):
-                self.asked += 1
+            while data := self._hear(client):
                 if b"SUBSCRIBE" in data:
                     subscribed.set()
                 server.sendall(data)
@@ -99,6 +141,13 @@ class Wire:
                 else:
                     client.sendall(data)
         _close(client)
+
+
+def _unread(client: socket.socket) -> int:
+    """How many bytes wait to be read from it."""
+    with contextlib.suppress(OSError, ValueError):  # it is closed
+        return int(struct.unpack("i", fcntl.ioctl(client, termios.FIONREAD, bytes(4)))[0])
+    return 0
 
 
 def _close(each: socket.socket) -> None:

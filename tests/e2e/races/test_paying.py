@@ -12,7 +12,7 @@ from tests.e2e.races.paying import RIGHT_WAYS
 from tests.e2e.races.racing import race
 from tests.e2e.races.stage import Actor
 
-pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
 logger = logging.getLogger(__name__)
 
 ORDERS = 500
@@ -21,8 +21,9 @@ PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
 """What two cores stand without falling behind: a payer who comes late for every order runs no race."""
 FAIR = 0.1
 """Each side must win at least this share, or it was no race."""
-ATTEMPTS = 4
+ATTEMPTS = 5
 STEP = 0.015
+"""Seconds by which the payers move at first: then by twice as many, and by half as many once they went too far."""
 
 
 @pytest.mark.usefixtures("two_workers")
@@ -31,7 +32,7 @@ def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
     way: str, actors: Callable[[int], list[Actor]]
 ) -> None:
     payers = actors(PAYERS)
-    shift, shares = 0.0, []
+    shift, step, shares = 0.0, 0.0, []
     for attempt in range(ATTEMPTS):
         outcome = race(
             way, payers, count=ORDERS, per_second=PER_SECOND[connection.vendor], shift=shift, seed=f"{way} {attempt}"
@@ -41,5 +42,7 @@ def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
         if FAIR <= outcome.share_paid <= 1 - FAIR:
             return
         # Too many were paid: the workers were slower than the payers, so these shall come later, and vice versa.
-        shift += STEP if outcome.share_paid > 0.5 else -STEP
+        wanted = STEP if outcome.share_paid > 0.5 else -STEP
+        step = wanted if not step else 2 * step if (step > 0) == (wanted > 0) else -step / 2
+        shift += step
     pytest.fail(f"no race in {ATTEMPTS} attempts: the shares that were paid are {shares}")

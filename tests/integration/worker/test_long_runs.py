@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
-LEASE = timedelta(milliseconds=150)
+LEASE = timedelta(milliseconds=400)
 
 
 @pytest.mark.usefixtures("with_redis")

@@ -78,7 +78,7 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
 
 @once
 def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
-    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
+    start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, prefix: str
 ) -> None:
     """So that with the look into the ledger, once a second, nothing is later than two seconds."""
     engine = get_worker_engine()
@@ -93,6 +93,9 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         running = start_worker()
         due_orders("remind", 1)
         wait_until(all_are("fired"))
+        with own_redis.client() as client:  # what it asks once, and what it has to tell still, is none of the outage's
+            wait_until(lambda: client.exists(f"{prefix}:turn:sync", f"{prefix}:turn:prune") == 2)
+            wait_until(lambda: not client.exists(engine.queue("default", 0).keys.entries))
         wire.go_silent()
         wire.asked = 0
         due_orders("remind", 20, seconds=0.5)

@@ -1,0 +1,41 @@
+"""A slot that somebody began to move and left half-way: timeouts fire all the same, and the log stays short."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from redis.crc import key_slot
+
+from django_delayq.connections import get_engine
+from tests.e2e.deployments.conftest import Stage, wait_until
+from tests.engine.topologies import clustered
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(connection.vendor != "sqlite", reason="what Redis does is the same with each database"),
+]
+SHARDS = 3
+
+
+def test_a_slot_left_half_way_is_told_of_once_and_makes_nothing_wait_for_it(stage: Stage) -> None:
+    """Of its two keys only one is there, as nothing waits: so Redis tells whoever wants both to come again."""
+    with clustered(replicas=False) as nodes:
+        stage.choose(nodes.url, shards=SHARDS)
+        stage.start_worker()
+        engine = get_engine()
+        assert engine is not None
+        migration = nodes.migrating(key_slot(engine.queue("default", 0).keys.entries.encode()))
+        migration.begin()
+        wait_until(lambda: "on its way to another node" in stage.log_text(), "the worker has noticed")
+        for _ in range(3):
+            stage.schedule(6, within=1.0)
+            stage.await_all_fired_once_and_none_early()
+        assert stage.log_text().count("Redis is") == 1, "told once, however often it has looked"
+        migration.move_keys()
+        migration.finish()
+        stage.await_worker_on_redis()
+        stage.schedule(6, within=1.0)
+        stage.await_all_fired_once_and_none_early()
+        assert "Redis is back" in stage.end_worker()[-1]
