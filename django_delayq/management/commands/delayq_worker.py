@@ -8,15 +8,16 @@ import os
 import sys
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.worker import Worker
 
 SWITCH_SECONDS: Final = 0.0005
 
 
-class Command(BaseCommand):
+class Command(TypedCommand):
     """Arguments in, a `Worker` out."""
 
     help = (
