@@ -28,7 +28,11 @@ class Command(TypedCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--queue", action="append", metavar="Q", help="serve only this queue; may be repeated (default: all queues)"
+            "--queue",
+            action="extend",
+            nargs="+",
+            metavar="Q",
+            help="serve only these queues; may be repeated (default: all queues)",
         )
         parser.add_argument(
             "--concurrency", type=_threads, metavar="N", help="handlers at once (default: DELAYQ['CONCURRENCY'])"
