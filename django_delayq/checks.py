@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
@@ -11,6 +12,7 @@ from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
+from django_delayq.connections.clients import check_source
 from django_delayq.connections.eviction import evicting_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import get_policies
@@ -57,10 +59,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             import_string(settings.executor)
         except ImportError as error:
             found.append(Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003"))
-    try:
-        get_scrubber()
-    except ConfigError as error:
-        found.append(Error(str(error), id="django_delayq.E007"))
+    found += _check_sources(settings.redis)
     if not django_settings.USE_TZ:
         found.append(
             Warning(
@@ -70,6 +69,15 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             )
         )
     return found
+
+
+def _check_sources(redis: Any) -> Iterator[CheckMessage]:
+    """The address of Redis can be read, and the function that errors go through is one. Neither is asked or called."""
+    for code, check in (("E001", partial(check_source, redis)), ("E007", get_scrubber)):
+        try:
+            check()
+        except ConfigError as error:
+            yield Error(str(error), id=f"django_delayq.{code}")
 
 
 def check_policies(**_: Any) -> list[CheckMessage]:

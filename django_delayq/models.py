@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
@@ -106,6 +106,21 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
     def of_key(self, key: str) -> TimeoutQuerySet:
         """Rows of every policy and object with this key; none for the empty one. Found by its index."""
         return self.filter(KeyIndex.rows, key=key)
+
+
+def refuse_write(*_: object, **__: object) -> NoReturn:
+    """What stands in the place of every writing method of a relation: raises TypeError."""
+    raise TypeError("Timeouts are not written through a relation: use schedule_timeout, cancel_timeout and the like.")
+
+
+class RelatedTimeoutQuerySet(TimeoutQuerySet):
+    """What `order.timeouts` and its filters give: rows to read and to hand to the verbs; writing methods refuse.
+
+    A class of a module, and not made on the fly, so that objects with prefetched timeouts can be pickled.
+    """
+
+    # Their async twins call these.
+    create = get_or_create = update_or_create = bulk_create = bulk_update = update = delete = refuse_write
 
 
 class Timeout(models.Model):

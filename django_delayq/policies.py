@@ -6,7 +6,7 @@ import difflib
 import functools
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
 
 from django.apps import apps
 from django.db.models import Model
@@ -48,6 +48,9 @@ class TimeoutPolicy(Generic[M]):
     max_extensions: int | None = None
     aliases: tuple[str, ...] = ()
 
+    do_not_call_in_templates: ClassVar[bool] = True
+    """A template that is given a policy means the policy, and not what its handler returns."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
 
@@ -55,15 +58,16 @@ class TimeoutPolicy(Generic[M]):
         return f"<TimeoutPolicy {self.label}>"
 
     def __post_init__(self) -> None:
-        # Frozen for everybody else: these two complete what was given.
+        # Frozen for everybody else: these complete what was given.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
         former = (self.aliases,) if isinstance(self.aliases, str) else tuple(self.aliases)
         object.__setattr__(self, "aliases", former)
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The handler: so that `inspect.signature` and documentation tools see through the policy."""
-        return self.handler
+        # So that `inspect.signature` and documentation tools see through the policy; not on the class, whose own
+        # signature they would no longer find.
+        object.__setattr__(self, "__wrapped__", self.handler)
+        for attribute in ("__name__", "__qualname__", "__doc__"):
+            if hasattr(self.handler, attribute):
+                object.__setattr__(self, attribute, getattr(self.handler, attribute))
 
     @functools.cached_property
     def concrete_model(self) -> type[Model]:
@@ -162,6 +166,7 @@ class _Registry:
 
 
 registry = _Registry()
+_NO_NAME = "A policy is named by a text or by itself, not by {}."
 
 
 def _where(policy: TimeoutPolicy[Any]) -> str:
@@ -183,14 +188,20 @@ def get_policies(model: type[Model] | None = None) -> list[TimeoutPolicy[Any]]:
     return [policy for policy in registry if model is None or policy.fits(model)]
 
 
-def get_policy(policy: str | tuple[type[Model], str]) -> TimeoutPolicy[Any]:
+def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
     """The policy of a label (`"shop.order.cancel_unpaid"`) or of `(Order, "cancel_unpaid")`; aliases serve too.
+
+    A policy itself is returned as it is.
 
     Raises:
         UnknownPolicy: no such policy; the message offers near names.
     """
+    if isinstance(policy, TimeoutPolicy):
+        return policy
     if isinstance(policy, tuple):
         return resolve_policy(policy[1], policy[0])
+    if not isinstance(policy, str):
+        raise UnknownPolicy(_NO_NAME.format(type(policy).__name__))
     found = registry.get(policy)
     if found is None:
         raise UnknownPolicy(_unknown(policy, [label for known in registry for label in known.labels]))
@@ -208,7 +219,7 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
             return policy
         raise UnknownPolicy(f"{policy.label} is declared for {policy.model.__name__}, not for {model.__name__}.")
     if not isinstance(policy, str):
-        raise UnknownPolicy(f"A policy is named by a text or by itself, not by {type(policy).__name__}.")
+        raise UnknownPolicy(_NO_NAME.format(type(policy).__name__))
     fitting = get_policies(model)
     named = [known for known in fitting if policy in known.labels or policy in _bare_names(known)]
     # A child's own policy wins over its parent's of the same name, as an overriding method would.

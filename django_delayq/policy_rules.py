@@ -42,11 +42,11 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     yield not (is_model or is_label), f'the model must be a model class or "app.Model", not {model!r}.'
     yield is_model and model._meta.abstract, f"{model} is abstract and has no table; declare one per concrete model."
     yield not NAME.match(str(policy.name)), "a name has letters, digits, _ and - only, and no digit first; give name=."
-    yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
     yield (
         not all(isinstance(alias, str) and _is_alias(alias) for alias in policy.aliases),
         'aliases are former names ("name") or labels ("app.model.name").',
     )
+    yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
     yield (
         after is not None and not isinstance(after, timedelta) and not callable(after),
         f"after must be a timedelta or a callable, not {after!r}.",

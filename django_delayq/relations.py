@@ -21,25 +21,30 @@ WRITES = (
 )
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise TypeError("Timeouts are not written through a relation: use schedule_timeout, cancel_timeout and the like.")
-
-
 class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
     """`order.timeouts` whose manager reads and whose writing methods refuse."""
 
     @cached_property
     def related_manager_cls(self) -> Any:
+        # Not at the top: models that have a relation to the ledger may be loaded before it.
+        from django_delayq.models import RelatedTimeoutQuerySet, refuse_write
+
         manager = create_generic_related_manager(self.rel.model._default_manager.__class__, self.rel)
         names = [name for write in WRITES for name in (write, f"a{write}")]
-        return type("TimeoutRelationManager", (manager,), dict.fromkeys(names, staticmethod(_refuse)))
+        own: dict[str, Any] = {
+            **dict.fromkeys(names, staticmethod(refuse_write)),
+            "_queryset_class": RelatedTimeoutQuerySet,
+        }
+        return type("TimeoutRelationManager", (manager,), own)
 
     def __set__(self, instance: Any, value: Any) -> NoReturn:
-        _refuse()
+        from django_delayq.models import refuse_write
+
+        refuse_write()
 
 
 class TimeoutRelation(GenericRelation):
-    """A generic relation to the ledger that never cascades and refuses writes.
+    """A generic relation to the ledger that never cascades and refuses writes, its querysets too.
 
     Deleting the object cancels what is pending and keeps the rows: the story outlives the object.
     """

@@ -37,6 +37,8 @@ def pending_timeouts(
 
     Raises:
         UnknownPolicy: no such policy, or a bare name without a target that says whose.
+        ValueError: an object is not saved.
+        TypeError: the objects are of several models, or no objects of a model.
     """
     model, pks = _model_and_keys(target)
     rows = Timeout.objects.pending().order_by("run_at", "id")
@@ -76,13 +78,15 @@ def _model_and_keys(target: Target) -> tuple[type[Model] | None, Any]:
         return target, None
     if isinstance(target, QuerySet):
         return target.model, target
-    if isinstance(target, Model):
-        return type(target), [target.pk]
-    objects = list(target)
+    objects = [target] if isinstance(target, Model) else list(target)
     kinds = {obj._meta.concrete_model for obj in objects if isinstance(obj, Model)}
     if len(kinds) > 1 or any(not isinstance(obj, Model) for obj in objects):
         raise TypeError("The objects must be saved instances of one model.")
-    return (kinds.pop() if kinds else None), [obj.pk for obj in objects]
+    for obj in objects:
+        if obj.pk is None:
+            raise ValueError(f"{obj!r} is not saved: its timeouts are kept by its primary key.")
+    kind = type(target) if isinstance(target, Model) else next(iter(kinds), None)
+    return kind, [obj.pk for obj in objects]
 
 
 def _of_objects(

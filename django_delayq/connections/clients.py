@@ -93,6 +93,18 @@ def make_client(source: Any, patience: Patience) -> Client:
     return _server_client(address, patience)
 
 
+def check_source(source: Any) -> None:
+    """The setting means a client, as far as can be seen without asking a server or calling a function of the project.
+
+    Raises:
+        ConfigError: the setting means none.
+    """
+    if isinstance(source, str) and "://" in source:
+        parse_url(source)
+    elif isinstance(source, str) and source not in caches.settings:
+        _imported(source)
+
+
 def _server_client(address: ServerAddress, patience: Patience) -> redis.Redis:
     pool = redis.ConnectionPool(
         connection_class=address.connection_class, max_connections=MAX_CONNECTIONS, **patience.options(address.options)

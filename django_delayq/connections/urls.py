@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from redis.connection import Connection
+from redis.connection import Connection, SSLConnection
 from redis.connection import parse_url as parse_redis_url
+from redis.exceptions import RedisError
 
 from django_delayq.conf import ConfigError
 
@@ -75,7 +76,7 @@ def parse_url(url: str) -> Address:
     if tls:
         options["ssl"] = True
     if match["kind"] == "sentinel":
-        return _sentinel(match, options)
+        return _sentinel(match, options, SSLConnection if tls else Connection)
     if (match["path"] or "/") != "/" or "db" in options:
         raise _wrong("has a database, which a cluster does not know")
     return ClusterAddress(_hosts(match["hosts"], REDIS_PORT), options)
@@ -88,10 +89,12 @@ def _server(url: str, scheme: str) -> ServerAddress:
     options = _options(url)
     if scheme == "unix" and not options.get("path"):
         raise _wrong("has no path of a socket")
-    return ServerAddress(options.pop("connection_class", Connection), options)
+    connection_class = options.pop("connection_class", Connection)
+    _check_options(connection_class, options)
+    return ServerAddress(connection_class, options)
 
 
-def _sentinel(match: re.Match[str], options: dict[str, Any]) -> SentinelAddress:
+def _sentinel(match: re.Match[str], options: dict[str, Any], connection_class: type[Any]) -> SentinelAddress:
     service, _, db = (match["path"] or "").strip("/").partition("/")
     if not service:
         raise _wrong("has no name of a service behind its sentinels")
@@ -100,9 +103,18 @@ def _sentinel(match: re.Match[str], options: dict[str, Any]) -> SentinelAddress:
     if db:
         options["db"] = int(db)
     login = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    _check_options(connection_class, {name: value for name, value in options.items() if name != "ssl"})
     shared = {name: value for name, value in options.items() if name.startswith(("ssl", "socket_"))}
     logged_in = {name: value for name, value in login.items() if value is not None}
     return SentinelAddress(_hosts(match["hosts"], SENTINEL_PORT), service, options, {**shared, **logged_in})
+
+
+def _check_options(connection_class: type[Any], options: dict[str, Any]) -> None:
+    """Refuses what a connection would not take, before the first one is needed. Makes one and does not open it."""
+    try:
+        connection_class(**options)
+    except (TypeError, ValueError, RedisError):
+        raise _wrong("has an option behind its ? that redis-py does not know, or a wrong value of one") from None
 
 
 def _login(text: str | None) -> str:
@@ -123,6 +135,7 @@ def _options(url: str) -> dict[str, Any]:
         # Not "from error": its message may quote a part of the URL, and that part may be the password.
         what = "cannot be read (special characters in user or password: write %40 and the like)"
         raise _wrong(what) from None
+    options.pop("max_connections", None)  # of a pool, and ours have their own
     return options
 
 

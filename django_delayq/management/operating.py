@@ -8,10 +8,11 @@ import sys
 from abc import abstractmethod
 from typing import Any, ClassVar, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.counting import Count, count
 from django_delayq.exceptions import DelayqError
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.selecting import add_selection, selected
 from django_delayq.models import TimeoutQuerySet
 from django_delayq.steering import Refusal, Steered
@@ -28,11 +29,13 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
-class OperatorCommand(BaseCommand):
-    """Changes something, and so asks before it changes much, and keeps who did it and why."""
+class AskingCommand(TypedCommand):
+    """Changes something, and so asks before it changes much."""
+
+    may_be_alone: ClassVar[bool] = False
+    """Whether it goes on where there is nobody to ask: what workers do by themselves, scripts may do too."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--reason", default="", help="kept with what is changed, for people")
         parser.add_argument("--dry-run", action="store_true", help="change nothing, only count")
         parser.add_argument("--yes", action="store_true", help="do not ask, however much it is")
 
@@ -41,6 +44,8 @@ class OperatorCommand(BaseCommand):
         if options["yes"] or options["dry_run"] or (number.value <= MANY and not number.is_capped):
             return
         if not sys.stdin.isatty():
+            if self.may_be_alone:
+                return
             raise CommandError(
                 f"That would {what} {number} timeouts. Nobody is there to ask: give --yes, or --dry-run."
             )
@@ -52,6 +57,14 @@ class OperatorCommand(BaseCommand):
     def say(self, line: str, options: dict[str, Any]) -> None:
         """`line`, and that nothing was changed if so."""
         self.stdout.write(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line)
+
+
+class OperatorCommand(AskingCommand):
+    """Is steered by a person, and so keeps who did it and why."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--reason", default="", help="kept with what is changed, for people")
+        super().add_arguments(parser)
 
 
 class VerbCommand(OperatorCommand):

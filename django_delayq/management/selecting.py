@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.apps import apps
 from django.contrib.contenttypes.models import ContentType
 from django.core.management.base import CommandError, CommandParser
 from django.db import router
-from django.db.models import Q
+from django.db.models import Model, Q
 
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.subjects import object_id_of
@@ -17,14 +17,19 @@ from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.status import labels_in_ledger
 
-CHOICES = ("policy", "id", "object", "model", "key", "queue", "due_before", "due_after")
+CHOICES = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
 
 
 def add_selection(parser: CommandParser, *, states: tuple[str, ...], default: tuple[str, ...]) -> None:
     """The options that choose timeouts; `states` that may be asked for, and those that are meant if none is."""
     group = parser.add_argument_group("which timeouts (all of these together)")
     group.add_argument("--id", action="append", type=int, metavar="N", help="this one; may be repeated")
-    group.add_argument("--policy", action="append", metavar="LABEL", help="of this policy; may be repeated")
+    group.add_argument(
+        "--policy",
+        action="append",
+        metavar="LABEL",
+        help="of this policy (with --model, its name will do); may be repeated",
+    )
     group.add_argument("--model", metavar="APP.MODEL", help="about objects of this model")
     group.add_argument(
         "--object", action="append", metavar="ID", help="about this object; with --policy or --model; may be repeated"
@@ -50,7 +55,7 @@ def selected(options: dict[str, Any]) -> TimeoutQuerySet:
     using = router.db_for_write(Timeout)
     states = options["state"] or list(options["default_states"])
     rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=states)
-    labels = [label for name in options["policy"] or () for label in _labels(name, using)]
+    labels = _labels(options, using)
     if labels:
         rows = rows.of_labels(labels)
     if options["model"] is not None or options["object"] is not None:
@@ -67,7 +72,7 @@ def first_of(rows: TimeoutQuerySet, options: dict[str, Any], limit: int) -> list
     rows in order to show fifty takes a second.
     """
     using, found = rows.db, []
-    names = [label for name in options["policy"] or () for label in _labels(name, using)]
+    names = _labels(options, using)
     for state in options["state"] or options["default_states"]:
         part = rows.filter(state=state).order_by("run_at", "id").defer("history", "payload")
         if names or Timeout.State(state).is_settled:
@@ -78,29 +83,39 @@ def first_of(rows: TimeoutQuerySet, options: dict[str, Any], limit: int) -> list
     return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
-def policy_named(label: str) -> TimeoutPolicy[Any]:
-    """The declared policy of that label. Raises CommandError, with near names."""
+def policy_named(label: str, model: type[Model] | None = None) -> TimeoutPolicy[Any]:
+    """The declared policy of that label, or name for `model`. Raises CommandError, with near names."""
     try:
-        return get_policy(label)
+        return get_policy(label if model is None else (model, label))
     except UnknownPolicy as error:
         raise CommandError(str(error)) from error
 
 
-def _labels(name: str, using: str) -> tuple[str, ...]:
+def _labels(options: dict[str, Any], using: str) -> list[str]:
     """Present and former labels; of a policy that nobody declares any more its own, if rows name it."""
-    if registry.get(name) is None and name in labels_in_ledger(using):
-        return (name,)
-    return policy_named(name).labels
+    found: list[str] = []
+    for name in options["policy"] or ():
+        if registry.get(name) is None and name in labels_in_ledger(using):
+            found.append(name)
+        elif "." not in name and options["model"] is not None:
+            found += policy_named(name, _model(options["model"])).labels
+        else:
+            found += policy_named(name).labels
+    return found
+
+
+def _model(label: str) -> type[Model]:
+    try:
+        return cast("type[Model]", apps.get_model(label)._meta.concrete_model)
+    except (LookupError, ValueError) as error:
+        raise CommandError(f"There is no model {label!r}: give app.Model.") from error
 
 
 def _about(options: dict[str, Any], using: str) -> Q:
     """The objects, by the tables that they are in: an id alone could be anybody's."""
     models = [policy_named(name).concrete_model for name in options["policy"] or () if registry.get(name)]
     if options["model"] is not None:
-        try:
-            models = [apps.get_model(options["model"])._meta.concrete_model]
-        except (LookupError, ValueError) as error:
-            raise CommandError(f"There is no model {options['model']!r}: give app.Model.") from error
+        models = [_model(options["model"])]
     if not models:
         raise CommandError("--object needs --policy or --model: an id alone could be anybody's.")
     wanted = Q(pk__in=[])

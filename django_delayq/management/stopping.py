@@ -26,7 +26,8 @@ class PolicyCommand(OperatorCommand):
     """Whether it may move pending rows, which is worth asking for."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("policy", nargs="+", metavar="LABEL")
+        parser.add_argument("label", nargs="*", metavar="LABEL", help="these policies")
+        parser.add_argument("--policy", action="append", metavar="LABEL", help="the same as a LABEL; may be repeated")
         super().add_arguments(parser)
 
     @abstractmethod
@@ -34,8 +35,11 @@ class PolicyCommand(OperatorCommand):
         """The change is made; None: there was nothing to change."""
 
     def handle(self, *args: Any, **options: Any) -> None:
+        labels = [*options["label"], *(options["policy"] or ())]
+        if not labels:
+            raise CommandError("Which policies? Give their labels, such as shop.order.cancel_unpaid.")
         # All are looked up before the first is changed: a wrong name changes nothing.
-        for policy in [policy_named(label) for label in options["policy"]]:
+        for policy in [policy_named(label) for label in dict.fromkeys(labels)]:
             using = database_of(policy.concrete_model)
             before = policy_state(policy, using)
             waiting = count(Timeout.objects.using(using).pending().of_labels(policy.labels))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
 from django_delayq.doctor import Level, examine
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.showing import as_json
 
 WORDS = {Level.OK: "ok", Level.WARNING: "warning", Level.ERROR: "ERROR"}
 
 
-class Command(BaseCommand):
+class Command(TypedCommand):
     """Reads only."""
 
     help = (

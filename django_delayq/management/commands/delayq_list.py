@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.selecting import add_selection, first_of, selected
 from django_delayq.management.showing import as_json, local, table
 from django_delayq.models import Timeout
@@ -13,13 +14,14 @@ from django_delayq.models import Timeout
 COLUMNS = ("id", "policy", "object_id", "key", "state", "due_at", "run_at", "attempts", "reason")
 
 
-class Command(BaseCommand):
+class Command(TypedCommand):
     """Reads only."""
 
     help = "Lists timeouts by the moment of their next attempt, which for settled ones is that of the last."
 
     def add_arguments(self, parser: CommandParser) -> None:
         add_selection(parser, states=tuple(Timeout.State.values), default=("pending", "firing"))
+        parser.set_defaults(all=True)  # it only reads, and no more than the limit
         parser.add_argument("--limit", type=int, default=50, metavar="N", help="no more than this (default: 50)")
         parser.add_argument("--json", action="store_true", help="for programs")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.showing import as_json, seconds, table
 from django_delayq.status import PolicyStatus, policy_statuses
 
 HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")
 
 
-class Command(BaseCommand):
+class Command(TypedCommand):
     """Reads only."""
 
     help = "Lists the policies: delay, whether paused or held, counts, lag, and what falls due in the coming 24 hours."

@@ -5,31 +5,29 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
 from django.db import router
 
 from django_delayq.conf import get_settings
-from django_delayq.management.operating import actor
+from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.models import Timeout
 from django_delayq.recovery.prune import count_old, prune
 
 logger = logging.getLogger("django_delayq.steering")
 
 
-class Command(BaseCommand):
-    """Says how many were deleted."""
+class Command(AskingCommand):
+    """Says how many were deleted. Asks at a terminal only: cron may run it."""
 
     help = "Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="delete nothing, only count")
+    may_be_alone = True
 
     def handle(self, *args: Any, **options: Any) -> None:
         using, days = router.db_for_write(Timeout), get_settings().retention.days
+        old = count_old(using)
         if options["dry_run"]:
-            old = count_old(using)
             self.stdout.write(f"{old} timeouts settled more than {days} days ago (dry run: nothing was changed)")
             return
+        self.ask("delete", old, options)
         deleted = prune(using)
         logger.info("%d timeouts were pruned by %s", deleted, actor(), extra={"event": "pruned", "by": actor()})
         self.stdout.write(f"{deleted} timeouts settled more than {days} days ago were deleted")

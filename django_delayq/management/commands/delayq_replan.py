@@ -25,7 +25,8 @@ class Command(OperatorCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("policy", metavar="LABEL")
+        parser.add_argument("label", nargs="?", metavar="LABEL", help="the policy")
+        parser.add_argument("--policy", metavar="LABEL", help="the same as LABEL")
         delay = parser.add_mutually_exclusive_group()
         delay.add_argument("--after", type=length, metavar="LENGTH", help="the new delay: 45m, 1h30m, 2d")
         delay.add_argument("--declared", action="store_true", help="the delay of the declaration holds again")
@@ -36,7 +37,10 @@ class Command(OperatorCommand):
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        policy, mode = policy_named(options["policy"]), options["mode"]
+        labels = {options["label"], options["policy"]} - {None}
+        if len(labels) != 1:
+            raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
+        policy, mode = policy_named(labels.pop()), options["mode"]
         after = options["after"]
         if after is None and not options["declared"]:
             if mode != "recompute":

@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.showing import as_json, local, seconds
 from django_delayq.status import Snapshot, snapshot
 
 WATCH_SECONDS = 2.0
 
 
-class Command(BaseCommand):
+class Command(TypedCommand):
     """Reads only."""
 
     help = "Shows workers, what waits, what is overdue, how late things fired, what is stopped, and what Redis holds."

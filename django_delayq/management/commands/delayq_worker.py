@@ -8,15 +8,16 @@ import os
 import sys
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
+from django_delayq.management.arguments import TypedCommand
 from django_delayq.worker import Worker
 
 SWITCH_SECONDS: Final = 0.0005
 
 
-class Command(BaseCommand):
+class Command(TypedCommand):
     """Arguments in, a `Worker` out."""
 
     help = (
@@ -27,7 +28,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--queue", action="append", metavar="Q", help="serve only this queue; may be repeated (default: all queues)"
+            "--queue",
+            action="extend",
+            nargs="+",
+            metavar="Q",
+            help="serve only these queues; may be repeated (default: all queues)",
         )
         parser.add_argument(
             "--concurrency", type=_threads, metavar="N", help="handlers at once (default: DELAYQ['CONCURRENCY'])"

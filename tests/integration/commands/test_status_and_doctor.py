@@ -203,6 +203,16 @@ def test_a_redis_that_throws_out_keys_is_an_error(settings: Settings) -> None:
         assert "noeviction" in worst("redis.eviction")[1]
 
 
+def test_a_redis_that_never_saves_is_not_said_to_persist(settings: Settings) -> None:
+    with RedisProcess() as server, server.client() as client:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://127.0.0.1:{server.port}/0"}
+        for answer in ("no", "yes"):
+            client.config_set("appendonly", answer)
+            level, words = worst("redis.persistence")
+            assert level == Level.OK
+            assert f"append-only file is {'on' if answer == 'yes' else 'off'};" in words
+
+
 def test_an_old_or_full_redis_is_named() -> None:
     told = {"redis_version": "5.0.14", "maxmemory": 100, "used_memory": 95, "maxmemory_policy": "noeviction"}
     levels = {finding.name: finding.level for finding in redis._of_server(told)}

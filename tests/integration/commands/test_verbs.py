@@ -140,7 +140,6 @@ def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
     ("arguments", "words"),
     [
         (["delayq_cancel"], "Which timeouts"),
-        (["delayq_list"], "Which timeouts"),
         (["delayq_cancel", "--policy", "testapp.order.remin"], "Did you mean 'testapp.order.remind'"),
         (["delayq_cancel", "--object", "7"], "an id alone could be anybody's"),
         (["delayq_cancel", "--object", "seven", "--model", "testapp.Order"], "seven is no key of Order"),

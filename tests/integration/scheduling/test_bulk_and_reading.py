@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -143,6 +144,33 @@ def test_no_objects_select_no_timeouts_and_never_all_of_them(orders: list[Order]
     for nothing in ([], (), Order.objects.none(), Order.objects.filter(status="nope")):
         assert dq.cancel_timeouts(dq.pending_timeouts(nothing)) == 0
     assert dq.pending_timeouts(Order).count() == 5
+
+
+@pytest.mark.parametrize("target", [Order(), [Order()]])
+def test_what_is_pending_for_an_unsaved_object_is_no_question(target: Any) -> None:
+    with pytest.raises(ValueError, match="not saved"):
+        dq.pending_timeouts(target)
+
+
+def test_what_a_relation_gives_is_for_reading_and_for_the_verbs(orders: list[Order]) -> None:
+    order = orders[0]
+    dq.schedule_timeouts(orders, "remind", hours=1)
+    mine = order.timeouts.filter(state="pending")
+    for write in (
+        lambda: order.timeouts.all().delete(),
+        lambda: mine.update(state="fired"),
+        lambda: mine.create(policy="x"),
+        lambda: mine.order_by("pk").bulk_update([], ["state"]),
+        lambda: async_to_sync(TimeoutQuerySet.aupdate)(mine, state="fired"),
+        lambda: Order.objects.prefetch_related("timeouts")[0].timeouts.all().delete(),
+    ):
+        with pytest.raises(TypeError, match="not written through a relation"):
+            write()
+    prefetched = Order.objects.prefetch_related("timeouts").get(pk=order.pk)
+    assert list(pickle.loads(pickle.dumps(prefetched)).timeouts.all()) == list(mine)
+    assert dq.extend_timeouts(mine, minutes=1) == 1
+    assert dq.cancel_timeouts(mine) == 1
+    assert Timeout.objects.filter(state="pending").count() == 4
 
 
 def test_children_are_found_under_their_parents_policy() -> None:

@@ -20,6 +20,11 @@ from django_delayq.connections.urls import ClusterAddress, SentinelAddress, Serv
             {"host": "host", "username": "me", "password": "p@ss"},
         ),
         ("redis://host?socket_timeout=1.5", Connection, {"host": "host", "socket_timeout": 1.5}),
+        (
+            "redis://host?max_connections=20&retry_on_timeout=true",
+            Connection,
+            {"host": "host", "retry_on_timeout": True},
+        ),
         ("unix:///run/redis.sock?db=2", UnixDomainSocketConnection, {"path": "/run/redis.sock", "db": 2}),
     ],
 )
@@ -63,6 +68,10 @@ def test_a_cluster_is_known_by_some_of_its_nodes() -> None:
         "unix://",
         "redis+magic://me:secret@a",
         "redis://host?socket_timeout=secret",
+        "redis://host?no_such_option=secret",
+        "rediss://host?ssl_cert_reqs=secret",
+        "unix:///run/redis.sock?no_such_option=secret",
+        "rediss+sentinel://a/shop?no_such_option=secret",
     ],
 )
 def test_a_wrong_url_is_refused_without_showing_what_may_be_a_password(url: str) -> None:
