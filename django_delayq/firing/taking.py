@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from django_delayq.controls import look_again_at, read_stopped
 from django_delayq.firing.objects import lock_objects_of
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Candidate, Findings
@@ -56,10 +57,13 @@ def take(policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str
     objects, held = lock_objects_of(policy, candidates, using)
     reach("locked")
     free = [candidate for candidate in candidates if candidate.id not in held]
-    rows, now = settling.lock_rows([candidate.id for candidate in free], using)
+    rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
     taken = Taken(now)
     findings.now = now
     due = _sorted_out(free, rows, taken, findings)
+    if due and vars(due[0])["is_stopped"]:
+        _put_aside(due, policy, using, findings)
+        due = []
     places = {timeout_id: place for place, timeout_id in enumerate(objects)}
     matching = _matching(policy, [objects[row.pk].pk for row in due if row.pk in objects], using)
     for row in due:
@@ -96,6 +100,15 @@ def _sorted_out(
         else:
             due.append(row)
     return due
+
+
+def _put_aside(rows: Sequence[Timeout], policy: TimeoutPolicy[Any], using: str, findings: Findings) -> None:
+    """`rows` come again when it is worth a look whether `policy` goes on: at once if it does so just now."""
+    stopped, now = read_stopped(using), findings.moment()
+    for row in rows:
+        is_stopped = policy.label in stopped
+        findings.again[row.pk] = look_again_at(now, stopped[policy.label]) if is_stopped else now
+        findings.blameless.add(row.pk)
 
 
 def _matching(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:

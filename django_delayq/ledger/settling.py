@@ -14,21 +14,30 @@ from django.db.models import F
 
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
+from django_delayq.controls import IsStopped
 from django_delayq.ledger.locking import for_update, in_state, waiting_for_nobody
 from django_delayq.models import Timeout, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from django_delayq.policies import TimeoutPolicy
+
 State, Cause = Timeout.State, Timeout.Cause
 
 
-def lock_rows(ids: Collection[int], using: str, *, history: bool = False) -> tuple[dict[int, Timeout], datetime]:
+def lock_rows(
+    ids: Collection[int], using: str, *, history: bool = False, policy: TimeoutPolicy[Any] | None = None
+) -> tuple[dict[int, Timeout], datetime]:
     """The rows `ids` by id, fresh and locked, and the database's moment. Those that others hold are left out.
 
-    The history, which may be large, is loaded only on demand, or here with `history`.
+    The history, which may be large, is loaded only on demand, or here with `history`. With `policy` each row has an
+    attribute `is_stopped`: whether that policy is. The statement reads it after its moment, so nothing that was
+    committed before that moment is missed.
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow()).order_by("pk")
+    if policy is not None:
+        rows = rows.annotate(is_stopped=IsStopped(policy))
     found = list(for_update(rows if history else rows.defer("history"), using, wait=False))
     now: datetime = vars(found[0])["database_now"] if found else clock.now()
     return {row.pk: row for row in found}, now

@@ -1,8 +1,8 @@
 """Pause, hold, resume: nothing of a policy fires until it goes on.
 
-Its rows stay pending, and people may cancel and postpone them. Workers follow within two seconds: what they have begun
-by then ends as always. A pause only waits, so what fell due meanwhile fires when it is over. A hold stops the clock:
-when it is over, every pending deadline lies later by as much of it as the row has lived through.
+Its rows stay pending, and people may cancel and postpone them. What a worker takes up after the commit does not fire;
+what it has taken up before ends as always. A pause only waits, so what fell due meanwhile fires when it is over. A hold
+stops the clock: when it is over, every pending deadline lies later by as much of it as the row has lived through.
 """
 
 from __future__ import annotations
