@@ -73,11 +73,14 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def _check_sources(redis: Any) -> Iterator[CheckMessage]:
     """The address of Redis can be read, and the function that errors go through is one. Neither is asked or called."""
-    for code, check in (("E001", partial(check_source, redis)), ("E007", get_scrubber)):
+    for check, error in (
+        (partial(check_source, redis), partial(Error, id="django_delayq.E001")),
+        (get_scrubber, partial(Error, id="django_delayq.E007")),
+    ):
         try:
             check()
-        except ConfigError as error:
-            yield Error(str(error), id=f"django_delayq.{code}")
+        except ConfigError as wrong:
+            yield error(str(wrong))
 
 
 def check_policies(**_: Any) -> list[CheckMessage]:
