@@ -15,12 +15,11 @@ from django_delayq import clock, reschedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Poll
+from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.integration.worker.running import due_orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -111,25 +110,14 @@ def test_claims_are_extended_as_long_as_they_are_held() -> None:
     assert poll().take(10).deliveries == {kept.pk: 1}, "it is given back under its new expiry"
 
 
-@pytest.fixture
-def impatient() -> Iterator[None]:
-    """Whoever waits for a lock gives up after a second, with an error."""
-    wait = {"postgresql": "lock_timeout = '1s'", "mysql": "innodb_lock_wait_timeout = 1"}[connection.vendor]
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET {wait}")
-    yield
-    connection.close()
-
-
 @needs_row_locks
-@pytest.mark.usefixtures("impatient")
 def test_giving_back_waits_for_nobody_and_is_made_good_later() -> None:
     """A row is put back because somebody holds it: a worker that waited for him would fire nothing else meanwhile."""
     held, other = due_orders("remind", 2)
     one = poll()
     one.take(10)
     one.settle((), dict.fromkeys([held.pk, other.pk], clock.now()))
-    with locking(held):
+    with locking(held), impatient():
         one.flush()
         assert poll().take(10).deliveries == {other.pk: 1}
     one.flush()
@@ -137,14 +125,13 @@ def test_giving_back_waits_for_nobody_and_is_made_good_later() -> None:
 
 
 @needs_row_locks
-@pytest.mark.usefixtures("impatient")
 def test_extending_waits_for_no_handler_that_runs() -> None:
     """It holds its row until it is through: the others' claims would lapse, and the worker stand still meanwhile."""
     runs, other = due_orders("remind", 2)
     one = poll()
     one.take(10)
     before: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
-    with locking(runs):
+    with locking(runs), impatient():
         one.extend()
     after: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
     assert after[runs.pk] == before[runs.pk]
