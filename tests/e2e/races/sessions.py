@@ -17,8 +17,8 @@ needs_row_locks = pytest.mark.skipif(
 
 _WAITS_FOR_US = {
     "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))",
-    "mysql": "SELECT count(DISTINCT requesting_trx_id) FROM information_schema.innodb_lock_waits JOIN information_schema.innodb_trx "
-    "ON trx_id = blocking_trx_id WHERE trx_mysql_thread_id = connection_id()",
+    "mysql": "SELECT count(DISTINCT requesting_trx_id) FROM information_schema.innodb_lock_waits "
+    "JOIN information_schema.innodb_trx ON trx_id = blocking_trx_id WHERE trx_mysql_thread_id = connection_id()",
 }
 
 

@@ -223,9 +223,7 @@ def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
     changes = []
     with transaction.atomic():
         steering.change_delay(always, 2 * hour, by="a test")
-        other = Session(
-            lambda: changes.append(steering.change_delay(always, 5 * hour, by="another", mode="shift"))
-        )
+        other = Session(lambda: changes.append(steering.change_delay(always, 5 * hour, by="another", mode="shift")))
         other.wait_until_it_waits()
     other.end()
     assert [change.details["before"] for change in changes] == [2 * hour.total_seconds()]
