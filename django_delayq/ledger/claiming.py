@@ -93,35 +93,60 @@ def _claim(wanted: Sequence[tuple[TimeoutQuerySet, int]], seconds: timedelta, us
     return Claimed({id: count + 1 for id, count in found.items()}, until, now)
 
 
-def keep(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> datetime:
-    """Those of `ids` that are still claimed `until` then are claimed for `seconds` from now; returns until when."""
-    longer = database_now(using) + seconds
+def keep(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> tuple[datetime, list[int]]:
+    """Those of `ids` that are still claimed `until` then are claimed for `seconds` from now; until when, and which.
+
+    Rows that others lock stay as they are: whoever fires one holds it for as long as its handler runs, and nobody
+    claims what somebody holds.
+    """
+    longer, kept = database_now(using) + seconds, []
     for chunk in _chunks(list(ids)):
-        Timeout.objects.using(using).filter(pk__in=chunk, claimed_until=until).update(claimed_until=longer)
-    return longer
+        with transaction_of(using):
+            free = _locked(Timeout.objects.using(using).filter(pk__in=chunk, claimed_until=until), using)
+            Timeout.objects.using(using).filter(pk__in=free, claimed_until=until).update(claimed_until=longer)
+        kept += free
+    return longer, kept
 
 
-def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> None:
+def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:
     """Those that are still claimed `until` then are free, each from its moment on, and that claim is not counted.
 
-    A row that waits for that moment anyway is free at once: somebody may move it forward.
+    A row that waits for that moment anyway is free at once: somebody may move it forward. Returns those that others
+    lock, which stay as they are: a row is often put back because somebody holds it.
     """
+    held: list[int] = []
     for ids in _chunks(list(again)):
         moments = [When(pk=id, then=Value(again[id], output_field=DateTimeField())) for id in ids]
         free_from = Case(*moments, output_field=DateTimeField())
-        rows = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
-        rows.filter(run_at__gte=free_from).update(claims=F("claims") - 1, claimed_until=None)
-        rows.update(claims=F("claims") - 1, claimed_until=free_from)
-
-
-def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]
+        claimed = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
+        with transaction_of(using):
+            free = _locked(claimed, using)
+            rows = claimed.filter(pk__in=free)
+            rows.filter(run_at__gte=free_from).update(claims=F("claims") - 1, claimed_until=None)
+            rows.update(claims=F("claims") - 1, claimed_until=free_from)
+        if len(free) < len(ids):
+            held += claimed.exclude(pk__in=free).values_list("pk", flat=True)
+    return held
 
 
 def free(ids: Sequence[int], using: str) -> int:
     """Those of `ids` that were given back until a later moment may be claimed now; returns how many.
 
-    What somebody has claimed just now stays his.
+    What somebody has claimed just now stays his, and what somebody locks stays as it is.
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
-    return int(rows.update(claimed_until=None))
+    with transaction_of(using):
+        return int(rows.filter(pk__in=_locked(rows, using)).update(claimed_until=None))
+
+
+def _locked(rows: TimeoutQuerySet, using: str) -> list[int]:
+    """The ids of those of `rows` that nobody else locks, locked.
+
+    An UPDATE of many rows would wait for the others: for a handler that runs, or for a request that waits for one of
+    the rows which the UPDATE has already.
+    """
+    return list(for_update(rows.order_by("pk"), using, wait=False).values_list("pk", flat=True))
+
+
+def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:
+    return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]

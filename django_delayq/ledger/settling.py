@@ -15,7 +15,7 @@ from django.db.models import F
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
 from django_delayq.controls import IsStopped
-from django_delayq.ledger.locking import for_update, in_state, waiting_for_nobody
+from django_delayq.ledger.locking import for_update, in_state, transaction_of, waiting_for_nobody
 from django_delayq.models import Timeout, slot_of
 
 if TYPE_CHECKING:
@@ -117,10 +117,18 @@ def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[
     return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
 
 
-def extend(ids: Collection[int], until: datetime, using: str) -> int:
-    """Those of `ids` that are firing expire at `until`; returns how many."""
-    rows = Timeout.objects.using(using).filter(pk__in=ids)
-    return int(in_state(rows, State.FIRING, using).update(run_at=until))
+def extend(ids: Collection[int], until: datetime, using: str) -> None:
+    """Those of `ids` that are firing expire at `until`.
+
+    Rows that others hold are waited for, but only when all the rest is written, and one by one: whoever holds one may
+    be waiting for another of them.
+    """
+    firing = in_state(Timeout.objects.using(using).filter(pk__in=ids), State.FIRING, using)
+    with transaction_of(using):
+        free = list(for_update(firing.order_by("pk"), using, wait=False).values_list("pk", flat=True))
+        Timeout.objects.using(using).filter(pk__in=free).update(run_at=until)
+    for id in firing.exclude(pk__in=free).values_list("pk", flat=True):
+        in_state(Timeout.objects.using(using).filter(pk=id), State.FIRING, using).update(run_at=until)
 
 
 def _due(rows: Sequence[Timeout], using: str) -> Any:

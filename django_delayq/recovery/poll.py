@@ -90,13 +90,13 @@ class Poll:
                     self._next_look = min(self._next_look, time.monotonic() + wait)
 
     def flush(self) -> None:
-        """What was settled is written."""
-        while self._again:
+        """What was settled is written; what others hold just now, the next time."""
+        for until, again in list(self._again.items()):
+            held = claiming.give_back(again, until, self._using)
             with self._lock:
-                until, again = next(iter(self._again.items()))
-            claiming.give_back(again, until, self._using)
-            with self._lock:
-                del self._again[until]
+                left = {id: moment for id, moment in self._again.pop(until).items() if id in held}
+                if left:
+                    self._again[until] = left
 
     def extend(self) -> None:
         """Everything claimed here and not settled stays so for one `LEASE` from now."""
@@ -105,5 +105,5 @@ class Poll:
             for id, until in self._claimed.items():
                 by_claim.setdefault(until, []).append(id)
             for until, ids in by_claim.items():
-                longer = claiming.keep(ids, until, get_settings().lease, self._using)
-                self._claimed.update(dict.fromkeys(ids, longer))
+                longer, kept = claiming.keep(ids, until, get_settings().lease, self._using)
+                self._claimed.update(dict.fromkeys(kept, longer))

@@ -119,7 +119,8 @@ def change_delay(
     using = database_of(found.concrete_model)
     _checked(found, after, mode, None, is_shift_known=False)
     with control_of(found, by, reason) as (control, change):
-        before = policy_state(found, using).delay
+        # By the locked row: a plain read may show what was before somebody else's change that was waited for.
+        before = _same_for_all(found, control.after)
         new = _checked(found, after, mode, before)
         control.after = after
         change.what = PolicyChange.What.DELAY
@@ -150,11 +151,16 @@ def _checked(
         raise ValueError(words.format(policy=policy.label))
     if after is not None:
         check_length(after, "after")
-    new = after if after is not None else policy.after if isinstance(policy.after, timedelta) else None
+    new = _same_for_all(policy, after)
     if mode == "shift" and is_shift_known and (new is None or before is None):
         words = _("The delay of {policy} differs from object to object: there is no one shift for all.")
         raise ValueError(words.format(policy=policy.label))
     return new
+
+
+def _same_for_all(policy: TimeoutPolicy[Any], after: timedelta | None) -> timedelta | None:
+    """The delay with `after` in the place of the declared one; None: it differs from object to object."""
+    return after if after is not None else policy.after if isinstance(policy.after, timedelta) else None
 
 
 def _microseconds(length: timedelta) -> int:

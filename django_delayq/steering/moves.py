@@ -21,7 +21,7 @@ from django_delayq.engine import Change
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import claiming, writing
 from django_delayq.ledger.history import appended, clipped, event
-from django_delayq.ledger.locking import begin_write, for_update
+from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policies import registry
 from django_delayq.steering.pages import Living, living_of
@@ -98,8 +98,7 @@ def _run(change_id: int, using: str, progress: Progress | None) -> None:
 
 def _move_page(change_id: int, using: str) -> int | None:
     """The next rows are moved and the place is kept, in one transaction; returns how many, None: all are moved."""
-    with transaction.atomic(using=using):
-        begin_write(using)
+    with transaction_of(using):
         change = for_update(PolicyChange.objects.using(using).filter(pk=change_id), using).get()
         policy = registry.get(change.policy)
         if change.finished_at is not None or policy is None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils.translation import gettext as _
 
 from django_delayq import clock, controls
@@ -21,7 +21,7 @@ from django_delayq.clock import database_now
 from django_delayq.delays import check_moment
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger.history import clipped
-from django_delayq.ledger.locking import begin_write, database_of, for_update
+from django_delayq.ledger.locking import database_of, for_update, transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.steering.actors import checked_actor
@@ -142,8 +142,8 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     found, actor = resolved(policy), checked_actor(by)
     using = database_of(found.concrete_model)
     go_on_with_moves(using, found)
-    with transaction.atomic(using=using):
-        begin_write(using)
+    # The second is a savepoint: what is refused below leaves nothing behind in a caller's transaction.
+    with transaction_of(using), transaction.atomic(using=using):
         control = lock_control(found, using)
         if unfinished(found, using):
             words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
@@ -181,8 +181,15 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
     rows = PolicyControl.objects.using(using)
     known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
     if known is None:
-        # Two who come first at the same time: the second finds the row of the first.
-        rows.bulk_create([PolicyControl(policy=policy.label, changed_at=database_now(using))], ignore_conflicts=True)
+        # Of several who come first at the same time, the others find the row of the first. Each writes it: MySQL and
+        # MariaDB would lock what is only ignored for all who wait at once, and then nobody could have it alone.
+        features = connections[using].features
+        rows.bulk_create(
+            [PolicyControl(policy=policy.label, changed_at=database_now(using))],
+            update_conflicts=True,
+            update_fields=("policy",),
+            unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
+        )
         return for_update(rows.filter(policy=policy.label), using).get()
     return for_update(rows.filter(pk=known), using).get()
 

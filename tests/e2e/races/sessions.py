@@ -17,8 +17,8 @@ needs_row_locks = pytest.mark.skipif(
 
 _WAITS_FOR_US = {
     "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))",
-    "mysql": "SELECT count(*) FROM information_schema.innodb_lock_waits JOIN information_schema.innodb_trx "
-    "ON trx_id = blocking_trx_id WHERE trx_mysql_thread_id = connection_id()",
+    "mysql": "SELECT count(DISTINCT requesting_trx_id) FROM information_schema.innodb_lock_waits "
+    "JOIN information_schema.innodb_trx ON trx_id = blocking_trx_id WHERE trx_mysql_thread_id = connection_id()",
 }
 
 
@@ -46,13 +46,16 @@ class Session:
         if self._error is not None:
             raise self._error
 
-    def wait_until_it_waits(self) -> None:
-        """Returns when the session waits for a lock of our transaction, or needs none and is done."""
+    def wait_until_it_waits(self, sessions: int = 1) -> None:
+        """Returns when the session waits for a lock of our transaction, or needs none and is done.
+
+        `sessions`: how many of them wait then, this one included.
+        """
 
         def waits() -> bool:
             with connection.cursor() as cursor:
                 cursor.execute(_WAITS_FOR_US[connection.vendor])
-                return bool(cursor.fetchone()[0]) or not self._thread.is_alive()
+                return bool(cursor.fetchone()[0] >= sessions) or not self._thread.is_alive()
 
         # MariaDB brings these tables up to date only when nobody has read them for a tenth of a second.
         wait_until(waits, "the other session waits for our lock", pause=0.15)

@@ -13,12 +13,13 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import steering
 from django_delayq.arming import arm_one
 from django_delayq.firing import plan, run
-from django_delayq.models import Timeout
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.receivers import arm_saved
 from django_delayq.testing import fire_due
-from tests.e2e.races.sessions import Session, impatient, needs_row_locks, transaction_with
+from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
 from tests.testapp.models import ExpressOrder, Order
 from tests.testapp.timeouts import cancel_unpaid
 
@@ -213,3 +214,18 @@ def test_burying_a_dead_timeout_waits_for_no_other(
     with next_is_moving(policy):
         assert dq.cancel_timeout(order, policy)
     assert Timeout.objects.filter(policy=policy.label, object_id=str(order.pk)).get().state == "cancelled"
+
+
+def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
+    """Its row is made then. What several find in the way at once, none of them could lock for himself alone."""
+    before, sessions = deadlocks(), []
+    with transaction.atomic():
+        steering.pause(cancel_unpaid, by="the first")
+        for number in (1, 2):
+            sessions.append(Session(lambda: steering.pause(cancel_unpaid, by="another")))
+            sessions[-1].wait_until_it_waits(sessions=number)
+    for session in sessions:
+        session.end()
+    assert deadlocks() == before
+    assert PolicyChange.objects.count() == 3
+    assert PolicyControl.objects.get().by == "another"

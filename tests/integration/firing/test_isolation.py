@@ -16,6 +16,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import steering
 from django_delayq.arming import arm_one
 from django_delayq.firing import points
 from django_delayq.ledger.claiming import claim
@@ -213,3 +214,44 @@ def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str)
         session = Session(lambda: VERBS[verb](row))
         session.wait_until_it_waits()
     session.end()
+
+
+def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
+    """The second shifts by the difference to what the first has put in force, not to what held when he came."""
+    hour = timedelta(hours=1)
+    steering.change_delay(always, hour, by="a test")
+    changes = []
+    with transaction.atomic():
+        steering.change_delay(always, 2 * hour, by="a test")
+        other = Session(lambda: changes.append(steering.change_delay(always, 5 * hour, by="another", mode="shift")))
+        other.wait_until_it_waits()
+    other.end()
+    assert [change.details["before"] for change in changes] == [2 * hour.total_seconds()]
+    assert steering.preview_delay(always, None).before == 5 * hour
+
+
+def test_an_operator_goes_by_what_was_changed_since_his_transaction_began(always: Any) -> None:
+    hour = timedelta(hours=1)
+    steering.change_delay(always, hour, by="a test")
+    changes = []
+    with an_older_view():
+        in_another_thread(lambda: steering.change_delay(always, 2 * hour, by="another"))
+        changes.append(steering.change_delay(always, 5 * hour, by="a test", mode="shift"))
+    befores = [change.details["before"] for change in changes]
+    assert befores == ([] if connection.vendor == "postgresql" else [2 * hour.total_seconds()])
+
+
+def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:
+    """Each page of a move waits for whoever holds its objects, and then goes by what he has done."""
+    order = Order.objects.create(status="new", created_at=timezone.now())
+    row = Timeout.objects.get()
+    moves: list[Session] = []
+    hour = timedelta(hours=1)
+    with transaction.atomic():
+        dq.reschedule_timeout(order, "always", hours=3)
+        moves.append(Session(lambda: steering.change_delay(always, 2 * hour, by="another", mode="shift")))
+        moves[0].wait_until_it_waits()
+        moved = Timeout.objects.get(pk=row.pk).due_at
+    moves[0].end()
+    row.refresh_from_db()
+    assert row.due_at == moved + hour * 1.5

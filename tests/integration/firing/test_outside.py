@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import extend_firing, plan, points, run, settle_expired
 from django_delayq.models import Timeout
+from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import (
     another_session,
     due,
@@ -162,6 +163,20 @@ def test_a_living_workers_row_does_not_expire(order: Order) -> None:
     before = other.run_at
     state(other)
     assert other.run_at == before, "only rows that are firing are moved"
+
+
+@needs_row_locks
+def test_a_row_that_somebody_holds_keeps_no_other_from_being_extended(orders: list[Order]) -> None:
+    rows = [due(order, "send_outside") for order in orders[:3]]
+    for row in rows:
+        die_at(row, "committed")
+        expire(row)
+    held = rows[0]
+    with locking(held), impatient(), pytest.raises(OperationalError):
+        extend_firing([row.pk for row in rows], "default")
+    moments = dict(Timeout.objects.values_list("pk", "run_at"))
+    soon = timezone.now() + LEASE / 2
+    assert [moments[row.pk] > soon for row in rows] == [False, True, True]
 
 
 def test_whoever_cancels_during_the_firing_forbids_further_attempts(order: Order, declare: Declare) -> None:

@@ -11,6 +11,8 @@ from django_delayq import clock
 from django_delayq.ledger import forgetting
 from django_delayq.models import Timeout
 from django_delayq.recovery.prune import prune
+from tests.e2e.races.sessions import impatient
+from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.integration.worker.running import due_orders
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -52,6 +54,17 @@ def test_many_rows_go_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prune("default") == 18
     assert Timeout.objects.count() == 5
     assert prune("default") == 0
+
+
+@needs_row_locks
+def test_a_row_that_somebody_holds_stays_until_the_next_time() -> None:
+    held, *others = due_orders("remind", 3, hours=1)
+    for row in (held, *others):
+        settle(row, settled=40, due=40)
+    with locking(held), impatient():
+        assert prune("default") == len(others)
+    assert list(Timeout.objects.values_list("pk", flat=True)) == [held.pk]
+    assert prune("default") == 1
 
 
 def test_another_age_may_be_asked_for() -> None:
