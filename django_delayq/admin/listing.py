@@ -36,7 +36,7 @@ else:
 class TimeoutAdmin(_ModelAdmin):
     """Who waits for what until when, and the story behind each row."""
 
-    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts", "key")
+    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts")
     list_filter = (DueFilter, "state", PolicyFilter, QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
     search_help_text = _("In full, as the ledger has it.")
@@ -94,8 +94,10 @@ class TimeoutAdmin(_ModelAdmin):
 
     @admin.display(description=_("policy"))
     def policy_shown(self, row: Timeout) -> str:
-        """The policy's name, and below it the rest of its label."""
-        return policy_tag(row.policy)
+        """The policy's name, and below it the rest of its label and the key: most rows have none."""
+        if not row.key:
+            return policy_tag(row.policy)
+        return format_html('{}<br><span class="delayq-more">{}: {}</span>', policy_tag(row.policy), _("key"), row.key)
 
     @admin.display(description=_("object"))
     def object_shown(self, row: Timeout) -> str:

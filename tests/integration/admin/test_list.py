@@ -200,6 +200,13 @@ def test_a_uuid_is_found_however_it_is_written(viewer: Client) -> None:
         assert shown(viewer, f"?q={written}") == [row.pk], written
 
 
+def test_a_row_with_a_key_says_so_below_its_policy(viewer: Client) -> None:
+    fill(1)
+    fill(1, key="<b>7")
+    page = viewer.get(reverse(LIST)).content.decode()
+    assert page.count("key: ") == 1 and "key: &lt;b&gt;7</span>" in page
+
+
 def test_a_search_is_capped_and_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(5, key="same")
     monkeypatch.setattr(searching, "MOST_FOUND", 3)
