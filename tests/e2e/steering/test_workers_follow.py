@@ -24,12 +24,12 @@ from tests.testapp.models import Effect, Parcel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 
-CROWD = 2000
+STOPS = () if DB == "sqlite" else (pause, hold)
+"""What is done in mid-flood. On SQLite a flood has the one writer for itself, and an operator may come too late."""
+CROWD = 2000 if STOPS else 50
 HOUR = timedelta(hours=1)
 SELDOM: Any = {"seconds": {"LEASE": 300.0, "SWEEP_INTERVAL": 3600.0}}
 """For a worker that hears of it from whoever steers, or not within this test."""
-THREADS = "1" if DB == "sqlite" else "4"
-"""Several threads would leave an operator hardly a moment at which SQLite's one writer is none of them."""
 
 
 def witness() -> None:
@@ -72,8 +72,8 @@ def test_of_a_crowd_nothing_fires_after_its_policy_was_stopped(
     paused_at = committed(pause, "remind")
     crowd("remind", 300)
     crowd("linger", CROWD)
-    worker = start_worker("--concurrency", THREADS, LINGER="0.02" if THREADS == "4" else "0.005", **SELDOM, **source)
-    for stop in (pause, hold):
+    worker = start_worker("--concurrency", "4", LINGER="0.02", **SELDOM, **source)
+    for stop in STOPS:
         before = count("linger")
         wait_until(lambda before=before: count("linger") > before + 20, "the worker is at it")  # type: ignore[misc]
         moment = committed(stop, "linger")
