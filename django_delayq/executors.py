@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -10,14 +9,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
 from math import inf
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from django_delayq import clock
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.db_connections import check_connections, open_connection
 from django_delayq.firing import Report, Work, run
 from django_delayq.scrubbing import shown
 
@@ -25,9 +24,6 @@ logger = logging.getLogger("django_delayq.worker")
 
 Done: TypeAlias = Callable[[Work, Report], None]
 """Told what became of a work, in any thread."""
-
-IDLE_SECONDS: Final = 60.0
-"""After this long without a query a connection is tried before it is used: firewalls cut what is silent."""
 
 
 class Executor(Protocol):
@@ -171,45 +167,3 @@ def make_executor(using: str, concurrency: int) -> Executor:
     except ImportError as error:
         raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be imported: {error}") from error
     return executor
-
-
-def open_connection(using: str) -> bool:
-    """This thread's connection to the database is open; False: it cannot be opened just now."""
-    try:
-        connections[using].ensure_connection()
-    except Exception as error:  # noqa: BLE001 - the next query will say it again to somebody who can act on it
-        logger.debug("no connection to database %r yet: %s", using, error)
-        return False
-    return True
-
-
-def check_connections(idle_seconds: float = 0.0) -> None:
-    """This thread's database connections are sound, or closed, so that their next use opens them anew.
-
-    Django closes a connection after each request unless CONN_MAX_AGE says otherwise. A worker has no requests, and
-    opening one would cost more than most firings; so a connection stays open as long as it works, or for
-    CONN_MAX_AGE seconds if that is set.
-    """
-    for connection in connections.all(initialized_only=True):
-        if connection.connection is None or connection.in_atomic_block:
-            continue
-        if _is_too_old(connection) or (
-            (connection.errors_occurred or idle_seconds > IDLE_SECONDS) and not _is_usable(connection)
-        ):
-            with contextlib.suppress(Exception):
-                connection.close()
-
-
-def _is_too_old(connection: BaseDatabaseWrapper) -> bool:
-    has_age = bool(connection.settings_dict["CONN_MAX_AGE"])
-    return has_age and connection.close_at is not None and time.monotonic() >= connection.close_at
-
-
-def _is_usable(connection: BaseDatabaseWrapper) -> bool:
-    try:
-        usable = connection.is_usable()
-    except Exception:  # noqa: BLE001 - then it is not
-        return False
-    if usable:
-        connection.errors_occurred = False
-    return usable

@@ -13,9 +13,10 @@ from django.db import router
 
 from django_delayq.conf import get_settings
 from django_delayq.connections import get_worker_engine
+from django_delayq.db_connections import check_connections, open_connection
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
-from django_delayq.executors import Executor, check_connections, make_executor, open_connection
+from django_delayq.executors import Executor, make_executor
 from django_delayq.models import Timeout
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Taken

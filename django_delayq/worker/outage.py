@@ -9,7 +9,7 @@ from typing import Final
 
 from django.db import Error, connections
 
-from django_delayq.executors import check_connections
+from django_delayq.db_connections import check_connections
 from django_delayq.scrubbing import message_of, shown
 
 logger = logging.getLogger("django_delayq.worker")
