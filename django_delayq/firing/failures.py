@@ -45,11 +45,12 @@ class Trouble(Exception):
 
 @dataclass(slots=True)
 class _Verdict:
-    """What becomes of a row: its columns, an event for its history, and who is told."""
+    """What becomes of a row: its columns, an event for its history, the signal to send, and the error to log."""
 
     values: dict[str, Any]
     events: list[dict[str, Any]] = field(default_factory=list)
     signal: Signal | None = None
+    error: BaseException | None = None
 
 
 def record(
@@ -87,7 +88,7 @@ def _record(
     charged: bool,
     superseded: bool = False,
 ) -> Findings:
-    findings, is_recorded = Findings(), False
+    findings, verdict, is_recorded = Findings(), None, False
     reach("undone")
     with firing_transaction(using):
         rows, now = settling.lock_rows([timeout_id], using, history=True)
@@ -101,14 +102,18 @@ def _record(
                 labels = policy.labels if policy else ()
                 taken = superseded or settling.slot_is_taken(row, labels, using)
                 verdict = _of_firing(row, verdict, now, slot_is_taken=taken)
+                if verdict.values["state"] != State.PENDING:
+                    verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: nothing runs then
             if verdict.events:
                 verdict.values["history"] = appended(row.history, *verdict.events)
             is_recorded = settling.compare_and_set(row, using, **verdict.values)
             if is_recorded and verdict.signal:
                 findings.news.append((verdict.signal, row))
     reach("recorded")
-    if is_recorded or not isinstance(error, WorkerDied):  # all workers look for the dead, and one of them has told
-        _log(row, error, policy)
+    if verdict is not None and is_recorded:
+        _log(row, verdict.error)
+    elif not isinstance(error, WorkerDied | Outcome | Trouble):  # every worker looks for the dead, and one has logged
+        _log(row, error)
     if row.is_settled:
         findings.done.append(row.pk)
     else:
@@ -142,7 +147,7 @@ def _verdict(
         return _Verdict({**values, **counted}, [], signals.timeout_skipped)
     if isinstance(error, GiveUp):
         values = {**settling.settled(State.DEAD, Cause.HANDLER, now), "reason": clipped(error.reason)}
-        return _Verdict({**values, **counted}, [], signals.timeout_dead)
+        return _Verdict({**values, **counted}, [], signals.timeout_dead, error)
     return _failure(policy, row, error, now, attempt)
 
 
@@ -156,10 +161,10 @@ def _failure(
         failed = event("failed", now, attempt=attempt, **error_details(error, row))
         reason = clipped(f"{type(error).__name__}: {message_of(error, row)}")
         values = {**settling.settled(State.DEAD, Cause.RETRIES, now), "reason": reason, "attempts": attempt}
-        return _Verdict(values, [failed], signals.timeout_dead)
+        return _Verdict(values, [failed], signals.timeout_dead, error)
     run_at = now + delay
     failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
-    return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], signals.timeout_failed)
+    return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], signals.timeout_failed, error)
 
 
 def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, *, slot_is_taken: bool) -> _Verdict:
@@ -173,25 +178,48 @@ def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, *, slot_is_taken:
     attempts = {"attempts": verdict.values["attempts"]}
     if row.final_attempt:
         values = settling.settled(State.CANCELLED, Cause.HAND, now)
-        return _Verdict({**values, **attempts}, verdict.events, signals.timeout_cancelled)
+        return _Verdict({**values, **attempts}, verdict.events, signals.timeout_cancelled, verdict.error)
     if verdict.values["state"] == State.PENDING and slot_is_taken:
         values = settling.settled(State.SKIPPED, Cause.SUPERSEDED, now)
-        return _Verdict({**values, **attempts}, verdict.events, signals.timeout_skipped)
+        return _Verdict({**values, **attempts}, verdict.events, signals.timeout_skipped, verdict.error)
     return verdict
 
 
-def _log(row: Timeout, error: BaseException, policy: TimeoutPolicy[Any] | None) -> None:
-    if isinstance(error, Outcome | Trouble):
+def _log(row: Timeout, error: BaseException | None) -> None:
+    """Log a failed attempt as a warning, and a dead timeout as an error; None: the attempt did not fail."""
+    if error is None:
         return
-    logger.log(
-        logging.ERROR if row.state == State.DEAD else logging.WARNING,
-        "Timeout %s (%s) failed at attempt %s and is %s now: %s: %s",
-        row.pk,
-        policy.label if policy else row.policy,
-        row.attempts,
-        row.state,
-        type(error).__name__,
-        message_of(error, row),
-        exc_info=shown(error, row),
-        extra={"event": "timeout_failed", "timeout_id": row.pk, "policy": row.policy},
-    )
+    extra = {"timeout_id": row.pk, "policy": row.policy}
+    words = message_of(error, row)
+    if isinstance(error, GiveUp):
+        logger.error(
+            "Timeout %s (%s) is dead: its handler gave up at attempt %s: %s",
+            row.pk,
+            row.policy,
+            row.attempts,
+            words,
+            extra={"event": "timeout_dead", **extra},
+        )
+    elif row.state == State.DEAD:
+        logger.error(
+            "Timeout %s (%s) is dead: attempt %s failed, and none is left: %s: %s",
+            row.pk,
+            row.policy,
+            row.attempts,
+            type(error).__name__,
+            words,
+            exc_info=shown(error, row),
+            extra={"event": "timeout_dead", **extra},
+        )
+    else:
+        logger.warning(
+            "Timeout %s (%s) failed at attempt %s and is %s now: %s: %s",
+            row.pk,
+            row.policy,
+            row.attempts,
+            row.state,
+            type(error).__name__,
+            words,
+            exc_info=shown(error, row),
+            extra={"event": "timeout_failed", **extra},
+        )

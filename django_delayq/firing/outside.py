@@ -124,9 +124,9 @@ def _settle(member: Member, using: str) -> Findings:
         if row is None:
             findings.put_back([row_id], using, "others hold its row")
             return findings
-        if _is_same_attempt(row, member.row) and settling.compare_and_set(
-            row, using, **settling.settled(State.FIRED, Cause.DUE, now)
-        ):
+        # While it was firing, `run_at` was the end of the lease. Nothing will run then any more.
+        values = {**settling.settled(State.FIRED, Cause.DUE, now), "run_at": min(row.run_at, now)}
+        if _is_same_attempt(row, member.row) and settling.compare_and_set(row, using, **values):
             findings.fired.append(row_id)
             findings.news.append((signals.timeout_fired, row))
     if row.is_settled:

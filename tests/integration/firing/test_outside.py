@@ -116,6 +116,23 @@ def test_outcomes_settle_as_inside_a_transaction(
     assert (state(row), row.attempts) == (expected, attempts)
 
 
+@pytest.mark.parametrize(
+    "outcome", [None, dq.Skip("no need"), dq.GiveUp("no"), RuntimeError("failed")], ids=["fired", "skip", "dead", "retry"]
+)
+def test_a_settled_row_was_not_to_run_in_the_future(order: Order, declare: Declare, outcome: Exception | None) -> None:
+    """While the handler runs, `run_at` is the end of the lease; nothing will run then."""
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if outcome is not None:
+            raise outcome
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry.never()))
+    fire(row)
+    row.refresh_from_db()
+    assert row.settled_at is not None
+    assert row.due_at <= row.run_at <= row.settled_at
+
+
 def test_while_it_fires_nobody_fires_it_again(order: Order) -> None:
     row = due(order, "send_outside")
     Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1, run_at=timezone.now() + LEASE)
