@@ -12,8 +12,6 @@ from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
-from django_delayq.connections.clients import check_source
-from django_delayq.connections.eviction import evicting_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import reads_other_tables
@@ -73,6 +71,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def _check_sources(redis: Any) -> Iterator[CheckMessage]:
     """The address of Redis can be read, and the function that errors go through is one. Neither is asked or called."""
+    from django_delayq.connections.clients import check_source  # loads redis-py, which no web process needs for this
+
     for check, error in (
         (partial(check_source, redis), partial(Error, id="django_delayq.E001")),
         (get_scrubber, partial(Error, id="django_delayq.E007")),
@@ -112,6 +112,8 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
 
 def check_redis(**_: Any) -> list[CheckMessage]:
     """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
+    from django_delayq.connections.eviction import evicting_policy  # loads redis-py
+
     try:
         engine = get_engine()
         policy = None if engine is None else evicting_policy(engine)

@@ -188,6 +188,11 @@ def get_policies(model: type[Model] | None = None) -> list[TimeoutPolicy[Any]]:
     return [policy for policy in registry if model is None or policy.fits(model)]
 
 
+def declared_queues() -> list[str]:
+    """Return the default queue and those of all declared policies, each once."""
+    return list(dict.fromkeys(["default", *(policy.queue for policy in registry)]))
+
+
 def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
     """The policy of a label (`"shop.order.cancel_unpaid"`) or of `(Order, "cancel_unpaid")`; aliases serve too.
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
 from django_delayq.controls import labels_of, read_stopped
-from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
+
+if TYPE_CHECKING:
+    from django_delayq.engine import Engine
 
 COMPARED: Final = 100
 """So many rows, the next that fall due, are looked for in Redis."""

@@ -89,6 +89,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "rest_framework",
+    "drf_spectacular",
     "django_delayq",
     "tests.testapp",
 ]

@@ -14,8 +14,7 @@ from django_delayq import clock
 from django_delayq.admin.dates import FIELD, condition
 from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies, registry
-from django_delayq.worker.queues import declared_queues
+from django_delayq.policies import declared_queues, get_policies, registry
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

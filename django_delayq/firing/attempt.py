@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django_delayq import signals
+from django_delayq.db_errors import link_of
 from django_delayq.firing.calling import call, firing_transaction
 from django_delayq.firing.points import reach
 from django_delayq.firing.reach import Reach
 from django_delayq.firing.report import Candidate, Findings
 from django_delayq.firing.taking import Member, Taken, take
-from django_delayq.firing.trouble import link_of
 from django_delayq.firing.watching import Watch
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_delayq import signals
 from django_delayq.conf import get_settings
+from django_delayq.db_errors import link_of, trouble_of
 from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.calling import call, firing_transaction
 from django_delayq.firing.failures import Trouble, record
@@ -21,7 +22,6 @@ from django_delayq.firing.patience import TROUBLE_CEILING, patience
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings
 from django_delayq.firing.single import concluded, trouble_with
-from django_delayq.firing.trouble import link_of, trouble_of
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome

@@ -18,6 +18,7 @@ from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
 from django_delayq.models import Timeout
+from django_delayq.policies import declared_queues
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Taken
 from django_delayq.signals import worker_started
@@ -30,7 +31,7 @@ from django_delayq.worker.heartbeat import Heartbeat
 from django_delayq.worker.leases import lease_keeper, third_of_a_lease
 from django_delayq.worker.link import Link
 from django_delayq.worker.outage import Outage
-from django_delayq.worker.queues import declared_queues, warn_of_unknown
+from django_delayq.worker.queues import warn_of_unknown
 from django_delayq.worker.shutdown import stopping_on_signals
 from django_delayq.worker.sources import Sources
 from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS

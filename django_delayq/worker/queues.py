@@ -11,17 +11,12 @@ from typing import Final
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies
+from django_delayq.policies import declared_queues
 
 logger = logging.getLogger("django_delayq.worker")
 
 MOST_ROWS: Final = 10_000
 """Read in one look for queues; behind a longer backlog a forgotten queue is found when the backlog is gone."""
-
-
-def declared_queues() -> list[str]:
-    """The default queue, and those of all declared policies."""
-    return list(dict.fromkeys(["default", *(policy.queue for policy in get_policies())]))
 
 
 def forgotten_queues(using: str, known: Collection[str]) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from django_delayq.connections import WORKER
 from django_delayq.connections.clients import make_client
+from django_delayq.connections.engines import WORKER
 from django_delayq.connections.eviction import evicting_policy
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError

@@ -13,8 +13,8 @@ from itertools import count
 import pytest
 from redis.crc import key_slot
 
-from django_delayq.connections import WORKER
 from django_delayq.connections.clients import make_client
+from django_delayq.connections.engines import WORKER
 from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.load import loaded

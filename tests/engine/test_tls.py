@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_delayq.connections import WORKER
 from django_delayq.connections.clients import make_client
+from django_delayq.connections.engines import WORKER
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.certificates import Authority, Certificate, find_openssl

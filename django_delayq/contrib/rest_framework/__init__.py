@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from django.apps import apps
 
 from django_delayq.contrib.rest_framework.countdown import CountdownView
 from django_delayq.contrib.rest_framework.fields import DeadlineField
@@ -10,7 +10,7 @@ from django_delayq.contrib.rest_framework.permissions import StaffWithPermission
 from django_delayq.contrib.rest_framework.reporting import StatusView
 from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
 
-if find_spec("drf_spectacular"):
+if apps.is_installed("drf_spectacular"):  # installed as a package, it may be used by nobody here
     from django_delayq.contrib.rest_framework import schema as schema
 
 __all__ = ["CountdownView", "DeadlineField", "PolicyViewSet", "StaffWithPermission", "StatusView", "TimeoutViewSet"]

@@ -16,9 +16,9 @@ from rest_framework.response import Response
 from django_delayq import steering
 from django_delayq.contrib.rest_framework.selecting import Moment
 from django_delayq.contrib.rest_framework.serializers import PolicySerializer, TimeoutSerializer
+from django_delayq.db_errors import link_of, trouble_of
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.trouble import link_of, trouble_of
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.models import Timeout
 

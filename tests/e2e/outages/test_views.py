@@ -22,7 +22,7 @@ from django.test import AsyncClient, Client
 from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.connections import ProducerEngine
+from django_delayq.connections.engines import ProducerEngine
 from django_delayq.engine import Change
 from django_delayq.models import Timeout
 from django_delayq.outbox import push

@@ -1,0 +1,93 @@
+"""What the app adds to the start of a web process: CPU time and memory, beside the same project without it.
+
+python benchmarks/startup.py [--times 15] [--against ../other-checkout]
+
+Each figure is the median over fresh processes; they take turns. "started" has loaded apps,
+models, receivers, admin and URLs (`tests/startup/process.py`); "saved" has saved an object with a policy, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.ground import show  # noqa: E402
+from tests.servers import serving  # noqa: E402
+
+
+def start(folder: Path, file: str, *parts: str) -> dict[str, Any]:
+    """A fresh process; `folder` holds the version of the app that it finds."""
+    command = [sys.executable, "-m", "tests.startup.process", file, *parts]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return {} if parts == ("prepare",) else json.loads(done.stdout)
+
+
+def measure(folders: Sequence[Path], file: str, parts: Sequence[str], more: Sequence[str], times: int) -> list[Any]:
+    """For each folder, the medians of a process with `parts` and `more`, less those of one with `parts` alone."""
+    runs: dict[Path | None, list[dict[str, Any]]] = {}
+    for _ in range(times):
+        runs.setdefault(None, []).append(start(folders[0], file, *parts))
+        for folder in folders:
+            runs.setdefault(folder, []).append(start(folder, file, *parts, *more))
+
+    def middle(of: Path | None, step: str, unit: str) -> float:
+        return statistics.median(run[step][unit] for run in runs[of])
+
+    return [
+        {"alone ms": round(middle(None, "started", "ms")), "alone MB": round(middle(None, "started", "mb"), 1)}
+        | {
+            f"{step} {unit}": round(middle(folder, step, key) - middle(None, step, key), digits)
+            for step in ("started", "saved")
+            for unit, key, digits in (("ms", "ms", None), ("MB", "mb", 1))
+        }
+        for folder in folders
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=15)
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turn with this one")
+    options = parser.parse_args()
+    checkouts = [*([options.against.resolve()] if options.against else []), ROOT]
+    with serving(["redis"]) as addresses, tempfile.TemporaryDirectory() as temporary:
+        folders = [Path(temporary, str(number)) for number in range(len(checkouts))]
+        for folder, checkout in zip(folders, checkouts, strict=True):
+            folder.mkdir()
+            (folder / "tests").symlink_to(ROOT / "tests")
+            (folder / "django_delayq").symlink_to(checkout / "django_delayq")
+        file = str(Path(temporary) / "startup.sqlite3")
+        start(folders[-1], file, "prepare")
+        redis = f"redis={ {**os.environ, **addresses}['DELAYQ_TEST_REDIS_URL'] }"
+        rows: dict[str, tuple[list[str], list[str]]] = {
+            "models": ([], ["delayq"]),
+            "models, Redis": ([], ["delayq", redis]),
+            "admin": (["admin"], ["delayq"]),
+            "REST": (["rest"], ["delayq"]),
+            "admin, REST": (["admin", "rest"], ["delayq"]),
+            "admin, REST, Redis": (["admin", "rest"], ["delayq", redis]),
+        }
+        figures: dict[str, Any] = {}
+        for name, (parts, more) in rows.items():
+            for folder in folders:
+                start(folder, file, *parts, *more)  # so that no run compiles what the next one finds compiled
+            found = measure(folders, file, parts, more, options.times)
+            names = [f"{name} (before)", name] if options.against else [name]
+            figures |= dict(zip(names, found, strict=True))
+        show("start of a web process, beside the same project without the app", figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The project's one app. It is the same with and without django_delayq."""
