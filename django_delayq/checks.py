@@ -6,13 +6,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
+from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
+from django.db import router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
 from django_delayq.ledger.locking import database_of
+from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import reads_other_tables
 from django_delayq.scrubbing import get_scrubber
@@ -90,9 +93,11 @@ def check_policies(**_: Any) -> list[CheckMessage]:
 
 def _check_policy(policy: Any) -> Iterator[CheckMessage]:
     try:
-        database_of(policy.concrete_model)
+        using = database_of(policy.concrete_model)
     except ConfigError as error:
         yield Error(str(error), obj=policy, id="django_delayq.E004")
+    else:
+        yield from _check_tables(policy, using)
     if reads_other_tables(policy):
         yield Warning(
             f"when of {policy.label} looks at related rows.",
@@ -108,6 +113,20 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
             obj=policy,
             id="django_delayq.W002",
         )
+
+
+def _check_tables(policy: Any, using: str) -> Iterator[CheckMessage]:
+    """The routers let the ledger and its content types be migrated to the database of the policy's model."""
+    for model, number in ((ContentType, "E020"), (Timeout, "E021")):
+        if not router.allow_migrate_model(using, model):
+            app = model._meta.app_label
+            yield Error(
+                f"The routers keep {app} out of database {using!r}, where {policy.model.__name__} and its timeouts are.",
+                hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
+                f"--database {using}.",
+                obj=policy,
+                id=f"django_delayq.{number}",
+            )
 
 
 def check_redis(**_: Any) -> list[CheckMessage]:

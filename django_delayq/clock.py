@@ -41,9 +41,14 @@ def now() -> datetime:
 def set_to(moment: datetime) -> Iterator[None]:
     """Everything in this process believes that it is `moment`, until the block ends. May be nested.
 
-    Replaces both clocks in all threads of the process. Raises ValueError for a moment whose awareness
-    does not fit `USE_TZ`.
+    Replaces both clocks in all threads of the process. Raises TypeError for what is no datetime,
+    and ValueError for one whose awareness does not fit `USE_TZ`.
     """
+    if not isinstance(moment, datetime):
+        raise TypeError(
+            f"set_to() takes the datetime that the clocks show, not {moment!r}. For a moment so much later than now: "
+            "set_to(clock.now() + timedelta(...))."
+        )
     global _moment  # noqa: PLW0603 - worker threads must see it too, so neither a context variable nor a thread local
     if timezone.is_aware(moment) != settings.USE_TZ:
         raise ValueError(f"With USE_TZ={settings.USE_TZ} the moment must be {'aware' if settings.USE_TZ else 'naive'}.")

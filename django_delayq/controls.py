@@ -21,7 +21,7 @@ from django.db.models import BooleanField, DurationField, Expression, Expression
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.models import PolicyControl
-from django_delayq.policies import get_policies, registry
+from django_delayq.policies import get_policies, get_policy, registry
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -96,8 +96,9 @@ def policy_states(using: str) -> list[PolicyState]:
     return [_state_of(policy, found.get(policy.label)) for policy in policies]
 
 
-def policy_state(policy: TimeoutPolicy[Any], using: str) -> PolicyState:
-    """How `policy` stands, in one query."""
+def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
+    """Return how `policy`, or the policy with that label, stands, in one query. Raises UnknownPolicy."""
+    policy = get_policy(policy)
     return _state_of(policy, _controls_of(policy, using).annotate(is_over=_is_over()).first())
 
 

@@ -127,5 +127,7 @@ def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
     for field in obj._meta.private_fields:
         if isinstance(field, TimeoutRelation) and field.name in kept:
             rows = kept[field.name]
+            if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
+                return None  # read from a replica, which may be behind
             return [row for row in rows if row.policy in subject.labels and row.key == subject.key]
     return None

@@ -10,7 +10,7 @@ from django.db.models import Model
 
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import begin_write, for_update, lock_parents
+from django_delayq.ledger.locking import begin_write, for_update, lock_object, lock_parents
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import condition_holds
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def before_deadline(
-    obj: M, policy: str | TimeoutPolicy[M], *, key: str = "", reason: str = ""
+    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
 ) -> Iterator[Timeout | None]:
     """The block runs only if the timeout has not fired, and then the timeout will not: one of the two wins.
 
@@ -36,6 +36,8 @@ def before_deadline(
     fail because arming was missed. If the block makes the policy's `when` false, the round counts as
     cancelled by its condition; it is armed again should the object fall back.
 
+    `obj` may be a `Timeout`: then its object is locked, the row itself is cancelled and refreshed.
+
     Raises:
         DeadlinePassed: the current round has fired or is firing; it is in `.timeout`.
         UnknownPolicy: no such policy.
@@ -45,19 +47,29 @@ def before_deadline(
     subject = subject_of(obj, policy, key)
     with transaction.atomic(using=subject.using):
         begin_write(subject.using)
-        lock_parents(type(obj), [obj.pk], subject.using)
-        rows = type(obj)._base_manager.using(subject.using)
-        obj.refresh_from_db(using=subject.using, from_queryset=for_update(rows.all(), subject.using))
+        if isinstance(obj, Timeout):
+            if subject.model is not None:
+                lock_object(subject.model, subject.pk, subject.using)
+        else:
+            _refresh_locked(obj, subject.using)
         cancelling = cancel_newest(subject, reason=reason)
+        if isinstance(obj, Timeout):
+            obj.refresh_from_db(using=subject.using)
         row = cancelling.row
         if not cancelling.in_time and row is not None:
             raise DeadlinePassed(f"{subject}: the deadline at {row.due_at} has passed.", row)
         yield row
         if cancelling.won and row is not None and subject.policy is not None:
-            _note_what_the_block_did(row, subject.policy, obj, subject.using)
+            _note_what_the_block_did(row, subject.policy, subject.pk, subject.using)
 
 
-def _note_what_the_block_did(row: Timeout, policy: TimeoutPolicy[Any], obj: Model, using: str) -> None:
+def _refresh_locked(obj: Model, using: str) -> None:
+    lock_parents(type(obj), [obj.pk], using)
+    rows = type(obj)._base_manager.using(using)
+    obj.refresh_from_db(using=using, from_queryset=for_update(rows.all(), using))
+
+
+def _note_what_the_block_did(row: Timeout, policy: TimeoutPolicy[Any], pk: Any, using: str) -> None:
     """Only a round that was cancelled although its condition still holds is closed for good."""
-    if policy.is_automatic and not condition_holds(policy, policy.pk_of(obj), using):
+    if policy.is_automatic and not condition_holds(policy, pk, using):
         writing.note_condition(row)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
-from django.db import models
+from django.db import models, router
 from django.db.models import Func, Q
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -227,6 +227,13 @@ class Timeout(models.Model):
         about = f"{self.object_id}{f' ({self.key})' if self.key else ''}"
         words = gettext("{policy} of {object}: {state}")
         return words.format(policy=self.policy, object=about, state=self.get_state_display())
+
+    def refresh_from_db(
+        self, using: str | None = None, fields: Iterable[str] | None = None, from_queryset: Any = None
+    ) -> None:
+        """Read the row, or one of its deferred columns, from the writer: a replica may know an older state."""
+        using = using or router.db_for_write(type(self), instance=self)
+        super().refresh_from_db(using, fields, from_queryset)
 
     @property
     def errors(self) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from django.db import connections
 from django.db.models.signals import post_delete, post_save, pre_delete
 
 from django_delayq.arming import arm_one, cancel_of_deleted
-from django_delayq.conf import ConfigError, get_settings
-from django_delayq.ledger.locking import database_of
+from django_delayq.conf import get_settings
+from django_delayq.ledger.locking import database_of, has_ledger, writer_of
 from django_delayq.policies import get_policies, registry
 from django_delayq.policy_rules import columns_read
 
@@ -83,13 +83,21 @@ def arm_saved(
     for table, policies, fields in groups_of(sender):
         if update_fields is not None and fields is not None and not fields & set(update_fields):
             continue
-        ledger = database_of(sender, instance)
-        if ledger != using:
-            raise ConfigError(
-                f"{sender.__name__} was saved to database {using!r}, but the routers keep its timeouts in {ledger!r}: "
-                "they must share one."
-            )
+        if not _has_timeouts(sender, instance, using):
+            return
         arm_one(table, policies, policies[0].pk_of(instance), using, get_settings().catch_up)
+
+
+def _has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
+    """Return whether `using`, to which `instance` was written, is the database in which its timeouts are.
+
+    A copy in an archive, or whatever else the application writes with `using`, has none. Raises ConfigError where
+    the routers separate the model from the ledger.
+    """
+    is_home = using == writer_of(sender)
+    if not is_home and (writer_of(sender, instance) != using or not has_ledger(using)):
+        return False
+    return database_of(sender, instance) == using
 
 
 # Per connection and table: the keys of rows that a delete under way has announced.
@@ -98,6 +106,8 @@ _announced: WeakKeyDictionary[Any, dict[type[Model], set[Any]]] = WeakKeyDiction
 
 def note_deletion(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Before a delete, row by row: only noted, so that a thousand rows cost one cancelling and not a thousand."""
+    if not _has_timeouts(sender, instance, using):
+        return
     by_table = _announced.setdefault(connections[using], {})
     by_table.setdefault(_table(sender), set()).add(instance.pk)
 

@@ -63,7 +63,13 @@ def schedule_timeout(
     Raises:
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict: as they say; nothing is written.
         ValueError: `obj` is not saved or gone, or the key is too long.
+        TypeError: `obj` is a `Timeout`, which exists already, or no policy is given.
     """
+    if isinstance(obj, Timeout):
+        raise TypeError(
+            "schedule_timeout() takes an object and a policy, not a Timeout: that one is scheduled already. To move "
+            "it, use reschedule_timeout() or extend_timeout()."
+        )
     subject = subject_of(obj, policy, key)
     given = parse_delay(dict(delay))
     body = check_payload(payload)
@@ -134,7 +140,7 @@ def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
         writing.bury(row, reason)
     elif row.state != State.PENDING or not writing.cancel([row.pk], subject.using, Cause.HAND, reason):
         return Cancelling(in_time=True, row=row)
-    row.refresh_from_db()
+    row.refresh_from_db(using=subject.using)
     withdraw([(row.queue, row.pk)], subject.using)
     announce(timeout_cancelled, row, subject.using)
     return Cancelling(in_time=True, row=row, won=True)

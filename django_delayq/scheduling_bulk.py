@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from django.db.models import Model, QuerySet
@@ -14,18 +14,20 @@ from django_delayq.exceptions import InvalidDelay, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import appended, event
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
-from django_delayq.ledger.subjects import Subject, model_of_kind, pk_of, subject_at, subject_of
+from django_delayq.ledger.subjects import Subject, instances, model_of_kind, objects_of, pk_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.payloads import check_payload
 from django_delayq.policies import TimeoutPolicy, registry, resolve_policy
 from django_delayq.scheduling import delay_for, may_extend, parse_span, round_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Unpack
 
     from django_delayq.delays import DelayArgs, Span
     from django_delayq.models import TimeoutQuerySet
+
+_EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
 
 
 def schedule_timeouts(
@@ -86,15 +88,24 @@ def _subjects(objects: QuerySet[Any] | Iterable[Model], policy: str | TimeoutPol
     """One per object, in the order of their keys, so that two calls lock them in the same order."""
     if isinstance(objects, QuerySet):
         resolved = resolve_policy(policy, objects.model)
-        using = database_of(objects.model)
-        rows = objects if objects.query.is_sliced else objects.order_by()
+        using = database_of(objects.model, objects)
+        rows = (objects if objects.query.is_sliced else objects.order_by()).using(using)
         pks = rows.values_list(cast("Any", resolved.concrete_model._meta.pk).name, flat=True)
         found = [subject_at(resolved, pk, key, using) for pk in pks]
     else:
-        found = [subject_of(obj, policy, key) for obj in objects]
+        found = [subject_of(obj, policy, key) for obj in map(_scheduled, instances(objects))]
     if len({(subject.model, subject.using) for subject in found}) > 1:
         raise TypeError("The objects must be of one model in one database.")
     return sorted({subject.pk: subject for subject in found}.values(), key=lambda subject: subject.pk)
+
+
+def _scheduled(obj: Model) -> Model:
+    if isinstance(obj, Timeout):
+        raise TypeError(
+            "schedule_timeouts() takes objects and a policy, not a Timeout: that one is scheduled already. To move "
+            "it, use reschedule_timeouts() or extend_timeouts()."
+        )
+    return obj
 
 
 def _taken(subjects: list[Subject], using: str) -> list[Timeout]:
@@ -180,22 +191,35 @@ def _page_by_page(rows: TimeoutQuerySet | Iterable[Timeout], change: Callable[[l
 
 
 def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, list[int]]:
-    """The database, and the ids in the order of the objects' kinds and keys, in which everybody locks them.
+    """Return the writer, and the ids in the order of the objects' kinds and keys, in which all callers lock them.
 
-    Not of the keys' texts, of which 10 would come before 9.
+    Not of the keys' texts, of which 10 would come before 9. A queryset is evaluated again, by the writer.
     """
     names = ("content_type_id", "object_id", "pk")
     if isinstance(rows, QuerySet):
         if rows.model is not Timeout:
-            raise TypeError("Expected timeouts, such as pending_timeouts(...) gives.")
-        using, plain = rows.db, rows if rows.query.is_sliced else rows.order_by()
-        found = list(plain.values_list(*names))
+            raise TypeError(_EXPECTED.format(rows.model.__name__ + " queryset"))
+        using, plain = database_of(Timeout, rows), rows if rows.query.is_sliced else rows.order_by()
+        found = list(plain.using(using).values_list(*names))
     else:
-        using, listed = database_of(Timeout), list(rows)
-        if any(not isinstance(row, Timeout) for row in listed):
-            raise TypeError("Expected timeouts, such as pending_timeouts(...) gives.")
-        found = [tuple(getattr(row, name) for name in names) for row in listed]
+        listed = _listed(rows)
+        writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
+        if len(writers) > 1:
+            raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one at a time.")
+        using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
     return using, [place[-1] for place in sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)]
+
+
+def _listed(rows: Any) -> list[Timeout]:
+    if isinstance(rows, Timeout):
+        return [rows]
+    if isinstance(rows, type | str | Model) or not isinstance(rows, Iterable):
+        raise TypeError(_EXPECTED.format(rows.__name__ if isinstance(rows, type) else type(rows).__name__))
+    listed = list(rows)
+    for row in listed:
+        if not isinstance(row, Timeout):
+            raise TypeError(_EXPECTED.format(type(row).__name__))
+    return listed
 
 
 def _place(content_type_id: int, object_id: str, row_id: int, using: str) -> tuple[int, bool, Any, int]:
@@ -215,19 +239,5 @@ def _change_page(page: Sequence[int], using: str, change: Callable[[list[Timeout
 
 
 def _lock_objects_of(rows: TimeoutQuerySet, using: str) -> None:
-    for _, model, pks in objects_of(list(rows.only("policy", "content_type_id", "object_id"))):
+    for _, model, pks in objects_of(rows.only("policy", "content_type_id", "object_id"), using):
         lock_objects(model, pks, using)
-
-
-def objects_of(rows: Iterable[Timeout]) -> Iterator[tuple[int, type[Model], list[Any]]]:
-    """Content type, model and sorted keys of the objects that `rows` are about, in the order in which all lock them."""
-    for kind, same in groupby(sorted(rows, key=_kind_of), key=_kind_of):
-        subjects = [subject_of(row, None) for row in same]
-        pks = {subject.pk for subject in subjects if subject.model is not None and subject.pk is not None}
-        models = [subject.model for subject in subjects if subject.model is not None]
-        if models:
-            yield kind, models[0], sorted(pks)
-
-
-def _kind_of(row: Timeout) -> int:
-    return row.content_type_id

@@ -11,7 +11,7 @@ from django.db.models.fields import DateTimeField
 
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import object_id_of, subject_of
+from django_delayq.ledger.subjects import instances, object_id_of, subject_of
 from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
 from django_delayq.policies import TimeoutPolicy, get_policy, resolve_policy
@@ -31,7 +31,8 @@ def pending_timeouts(
     """The pending timeouts of `target` and `policy`, soonest first, as a queryset.
 
     Args:
-        target: an object, a model, a queryset or an iterable of objects of one model; None: all.
+        target: an object, a model, a queryset or an iterable of objects of one model; None: all. Timeouts, one or
+            several or a queryset of them: those that are pending.
         policy: a policy, its label, or with a target its name; None: all.
         key: only this key; None: all.
 
@@ -41,9 +42,12 @@ def pending_timeouts(
         TypeError: the objects are of several models, or no objects of a model.
     """
     model, pks = _model_and_keys(target)
-    rows = Timeout.objects.pending().order_by("run_at", "id")
-    if model is not None:
-        rows = rows.using(database_of(model, target if isinstance(target, Model) else None))
+    source = target if isinstance(target, Model | QuerySet) else None
+    using = database_of(Timeout if model is None else model, source)
+    rows = Timeout.objects.using(using).pending().order_by("run_at", "id")
+    if model is Timeout:
+        target, model = None, None
+        rows = rows if pks is None else rows.filter(pk__in=pks.using(using) if isinstance(pks, QuerySet) else pks)
     tables = [] if model is None else _tables(model)
     if policy is not None:
         found = _policy(policy, model)
@@ -78,9 +82,9 @@ def _model_and_keys(target: Target) -> tuple[type[Model] | None, Any]:
         return target, None
     if isinstance(target, QuerySet):
         return target.model, target
-    objects = [target] if isinstance(target, Model) else list(target)
-    kinds = {obj._meta.concrete_model for obj in objects if isinstance(obj, Model)}
-    if len(kinds) > 1 or any(not isinstance(obj, Model) for obj in objects):
+    objects = instances(target)
+    kinds = {obj._meta.concrete_model for obj in objects}
+    if len(kinds) > 1:
         raise TypeError("The objects must be saved instances of one model.")
     for obj in objects:
         if obj.pk is None:
@@ -109,13 +113,13 @@ def _with_ids(keys: Any, table: type[Model], using: str) -> Q:
     if keys is None:
         return Q()
     if isinstance(keys, QuerySet):
-        plain = keys if keys.query.is_sliced else keys.order_by()
+        plain = (keys if keys.query.is_sliced else keys.order_by()).using(using)
         return Q(object_id__in=plain.annotate(delayq_id=object_id(F("pk"), table, using)).values("delayq_id"))
     return Q(object_id__in=[object_id_of(table, pk) for pk in keys])
 
 
-def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any], key: str = "") -> datetime | None:
-    """When the pending timeout of `obj` is due; None: nothing is pending.
+def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> datetime | None:
+    """When the pending timeout of `obj` is due; None: nothing is pending. `obj` may be a `Timeout` itself.
 
     Raises:
         UnknownPolicy: no such policy.
@@ -124,7 +128,9 @@ def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any], key: str = "") ->
     return subject_of(obj, policy, key).pending().values_list("due_at", flat=True).first()
 
 
-async def aget_deadline(obj: Model, policy: str | TimeoutPolicy[Any], key: str = "") -> datetime | None:
+async def aget_deadline(
+    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = ""
+) -> datetime | None:
     """`get_deadline` for async code."""
     return await sync_to_async(get_deadline)(obj, policy, key)
 

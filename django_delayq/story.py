@@ -127,7 +127,7 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         "scheduled",
         row.pk,
         reason="" if row.is_settled else row.reason,
-        details={"to": row.first_due_at},
+        details={"to": _first_deadline(row)},
     )
     for said in row.history:
         known = {"at", "what", "by", "reason"}
@@ -139,6 +139,12 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
         reason = row.reason or str(row.get_cause_display())
         yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
+
+
+def _first_deadline(row: Timeout) -> datetime:
+    """Return the deadline that this round began with; `first_due_at` may be that of a round that it replaced."""
+    moved = next((event["from"] for event in row.history if "from" in event), None)
+    return row.due_at if moved is None else _moment(moved)
 
 
 def _outlook(subject: Subject, newest: Timeout | None) -> str:

@@ -20,7 +20,7 @@ from django_delayq.conf import get_settings
 from django_delayq.controls import read_delay
 from django_delayq.counting import Count
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import pk_of
+from django_delayq.ledger.subjects import instances, objects_of, pk_of
 from django_delayq.models import Timeout
 from django_delayq.object_ids import key_of, object_id
 from django_delayq.observing import CLOSING
@@ -54,16 +54,16 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     """The timeouts of these objects are as if each had just been saved; returns how many changed.
 
     For after `QuerySet.update`, `bulk_create` and raw SQL. Takes an object, a queryset (evaluated anew) or an
-    iterable of objects. Each page of 500 is one transaction, or part of the caller's. Sends no signals.
+    iterable of objects; timeouts stand for the objects that they are about. Each page of 500 is one transaction, or part of the caller's. Sends no signals.
 
     Raises:
         ValueError: an object without a primary key; nothing is written.
+        TypeError: `target` is something else.
     """
     changed = 0
     oldest = get_settings().catch_up
-    for model, pks in list(_targets(target)):
+    for model, using, pks in list(_targets(target)):
         for table, policies in _tables(model):
-            using = database_of(table)
             for page in _pages(pks):
                 changed += arm_many(table, policies, page, using, oldest).size
     return changed
@@ -189,19 +189,34 @@ def _tables(model: type[Model]) -> Iterator[tuple[type[Model], list[TimeoutPolic
     yield from by_table.items()
 
 
-def _targets(target: Model | QuerySet[Any] | Iterable[Model]) -> Iterator[tuple[type[Model], Collection[Any]]]:
+def _targets(target: Any) -> Iterator[tuple[type[Model], str, Collection[Any]]]:
+    """Yield models, the databases that hold their rows, and the keys to look at."""
     if isinstance(target, QuerySet):
-        yield target.model, list(target.values_list("pk", flat=True))
+        using = database_of(target.model, target)
+        rows = target.using(using)
+        if target.model is Timeout:
+            yield from _objects_of(list(rows.only("policy", "content_type_id", "object_id")), using)
+        else:
+            yield target.model, using, list(rows.values_list("pk", flat=True))
         return
-    by_model: dict[type[Model], list[Any]] = {}
-    for obj in [target] if isinstance(target, Model) else target:
+    by_place: dict[tuple[type[Model], str], list[Any]] = {}
+    for obj in instances(target):
         if obj.pk is None:
             raise ValueError(
                 f"{obj!r} has no primary key: it is not saved, or comes from bulk_create() on a database that returns "
                 "no keys, as MySQL. Pass a queryset that finds the new rows."
             )
-        by_model.setdefault(type(obj), []).append(obj.pk)
-    yield from by_model.items()
+        by_place.setdefault((type(obj), database_of(type(obj), obj)), []).append(obj)
+    for (model, using), objects in by_place.items():
+        if model is Timeout:
+            yield from _objects_of(objects, using)
+        else:
+            yield model, using, [obj.pk for obj in objects]
+
+
+def _objects_of(rows: list[Any], using: str) -> Iterator[tuple[type[Model], str, Collection[Any]]]:
+    for _, model, pks in objects_of(rows, using):
+        yield model, using, pks
 
 
 def _pages(pks: Collection[Any]) -> Iterator[list[Any]]:

@@ -1,6 +1,7 @@
 """The one settings module of the tests. The environment chooses the servers (see `tests/servers.py`).
 
-`DELAYQ_TEST_DB`: `sqlite` (default), `postgresql` or `mariadb`. Child processes of a test get
+`DELAYQ_TEST_DB`: `sqlite` (default), `postgresql` or `mariadb`. `DELAYQ_TEST_ROUTER=replica` adds a replica that is
+always stale, to which every read of the library goes that does not name the writer (see `tests/routers.py`). Child processes of a test get
 `DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and keys
 (fixture `child_environment`).
 """
@@ -17,15 +18,16 @@ from urllib.parse import unquote, urlsplit
 
 DB = os.environ.get("DELAYQ_TEST_DB", "sqlite")
 DB_NAME = os.environ.get("DELAYQ_TEST_DB_NAME")
+ROUTER = os.environ.get("DELAYQ_TEST_ROUTER")
 REDIS_URL = os.environ.get("DELAYQ_TEST_REDIS_URL")
 
 
-def _sqlite() -> dict[str, Any]:
+def _sqlite(suffix: str, name: str | None) -> dict[str, Any]:
     # A file, not memory: several threads and processes must meet in it. Deleted with the test database.
-    file = Path(tempfile.gettempdir()) / f"delayq-test-{os.getpid()}.sqlite3"
+    file = Path(tempfile.gettempdir()) / f"delayq-test-{os.getpid()}{suffix}.sqlite3"
     return {
         "ENGINE": "django.db.backends.sqlite3",
-        "NAME": DB_NAME or ":memory:",
+        "NAME": name or ":memory:",
         "OPTIONS": {
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
@@ -35,30 +37,30 @@ def _sqlite() -> dict[str, Any]:
     }
 
 
-def _server(engine: str, variable: str, options: dict[str, Any]) -> dict[str, Any]:
+def _server(engine: str, variable: str, options: dict[str, Any], suffix: str, name: str | None) -> dict[str, Any]:
     address = os.environ.get(variable)
     if not address:
         raise RuntimeError(f"DELAYQ_TEST_DB={DB} needs {variable}: python3 tests/servers.py run -- ...")
     url = urlsplit(address)
     return {
         "ENGINE": f"django.db.backends.{engine}",
-        "NAME": DB_NAME or url.path.lstrip("/"),
+        "NAME": name or url.path.lstrip("/"),
         "USER": unquote(url.username or ""),
         "PASSWORD": unquote(url.password or ""),
         "HOST": url.hostname,
         "PORT": str(url.port or ""),
         "OPTIONS": options,
-        "TEST": {"NAME": f"test_delayq_{os.getpid()}"},  # several runs may share one server
+        "TEST": {"NAME": f"test_delayq_{os.getpid()}{suffix}"},  # several runs may share one server
     }
 
 
-def _database() -> dict[str, Any]:
+def _database(suffix: str = "", name: str | None = DB_NAME) -> dict[str, Any]:
     if DB == "postgresql":
-        return _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", {})
+        return _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", {}, suffix, name)
     if DB == "mariadb":
-        return _server("mysql", "DELAYQ_TEST_MARIADB_URL", {"charset": "utf8mb4"})
+        return _server("mysql", "DELAYQ_TEST_MARIADB_URL", {"charset": "utf8mb4"}, suffix, name)
     if DB == "sqlite":
-        return _sqlite()
+        return _sqlite(suffix, name)
     raise RuntimeError(f"DELAYQ_TEST_DB is {DB!r}: one of sqlite, postgresql, mariadb")
 
 
@@ -73,6 +75,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 DATABASES = {"default": _database()}
+if ROUTER == "replica":
+    DATABASES |= {alias: _database(f"_{alias}", None) for alias in ("replica", "archive")}
+    DATABASE_ROUTERS = ["tests.routers.LibraryReadsReplica"]
 CACHES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 if REDIS_URL:
     CACHES["default"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": REDIS_URL}

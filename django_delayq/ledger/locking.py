@@ -6,11 +6,12 @@ failing somebody's payment.
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
 from django.db.models import Model, QuerySet, Value
 from django.db.models.functions import Concat
 
@@ -25,20 +26,77 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=Model)
 
 
-def database_of(model: type[Model], instance: Model | None = None) -> str:
-    """The alias of the writer that holds both `model` and the ledger.
+def database_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
+    """Return the alias of the writer that holds `model` and the ledger; each decision is made and locked there.
+
+    Args:
+        model: a business model, or `Timeout` itself.
+        source: the instance or queryset at hand, for routers that decide by it. See `writer_of`.
 
     Raises:
-        ConfigError: the routers put them into two databases, where no transaction spans both.
+        ConfigError: the routers put the two into different databases, where no transaction spans both; or the
+            database has no ledger.
     """
-    hints: dict[str, Any] = {} if instance is None else {"instance": instance}
-    business, ledger = router.db_for_write(model, **hints), router.db_for_write(Timeout, **hints)
+    business, ledger = writer_of(model, source), writer_of(Timeout, source)
     if business != ledger:
         raise ConfigError(
             f"{model.__name__} is written to database {business!r} and its timeouts to {ledger!r}. They must share "
-            "one: let the router send the app django_delayq where the model lives."
+            f"one: let db_for_write() of your routers answer {business!r} for the apps django_delayq and contenttypes "
+            f"too, and run manage.py migrate --database {business}."
+        )
+    if not has_ledger(business):
+        raise ConfigError(
+            f"This {model.__name__} comes from database {business!r}, which has no timeouts. Pass one from "
+            f"{writer_of(model)!r}, or run manage.py migrate django_delayq --database {business}."
         )
     return business
+
+
+def writer_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
+    """Return the alias to which rows of `model` are written, according to the routers.
+
+    `db_for_write()` decides, and gets `source` (or an instance from the same database) as its hint `instance`. If no
+    router answers, the database that `source` comes from counts, as for Django's `save()`: an application that names
+    shards with `using` needs no router. It does not count where routers choose the database to read from: then
+    `source` may come from a replica, and `default` is the writer.
+    """
+    hints: dict[str, Any] = {}
+    own: str | None = None
+    if isinstance(source, QuerySet):
+        own, hints = cast("Any", source)._db, dict(cast("Any", source)._hints)
+        if own is not None and "instance" not in hints:
+            hints["instance"] = source.model()
+            hints["instance"]._state.db = own
+    elif source is not None:
+        own, hints = source._state.db, {"instance": source}
+    chosen = _routed("db_for_write", model, hints)
+    if chosen is None and own is not None and _routed("db_for_read", model, hints) is None:
+        chosen = own
+    return chosen or DEFAULT_DB_ALIAS
+
+
+def _routed(action: str, model: type[Model], hints: dict[str, Any]) -> str | None:
+    """Return the first router's answer; None: no router answers, and Django falls back to the hint's own alias."""
+    for each in router.routers:
+        choose = getattr(each, action, None)
+        chosen: str | None = None if choose is None else choose(model, **hints)
+        if chosen:
+            return chosen
+    return None
+
+
+def has_ledger(using: str) -> bool:
+    """Return whether database `using` has the ledger's tables, or is the one that must have them."""
+    if using == writer_of(Timeout):
+        return True
+    return router.allow_migrate_model(using, Timeout) and _is_migrated(using)
+
+
+@functools.cache
+def _is_migrated(using: str) -> bool:
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        return Timeout._meta.db_table in connection.introspection.table_names(cursor)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.contenttypes.models import ContentType
@@ -13,6 +15,8 @@ from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from django_delayq.models import TimeoutQuerySet
     from django_delayq.policies import TimeoutPolicy
 
@@ -88,9 +92,10 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
     if isinstance(target, Timeout):
         return _subject_of_row(target)
     if not isinstance(target, Model):
-        raise TypeError(f"Expected a model instance or a Timeout, not {type(target).__name__}.")
+        words = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
+        raise TypeError(f"Expected a model instance or a Timeout, not {words}.")
     if policy is None:
-        raise TypeError("Which policy? Name one, or pass the Timeout itself.")
+        raise TypeError(f"Which policy of {type(target).__name__}? Name one: the policy, its label or its name.")
     resolved = resolve_policy(policy, type(target))
     pk = resolved.pk_of(target)
     if pk is None or target._state.adding:
@@ -98,18 +103,51 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
     return subject_at(resolved, pk, key, database_of(type(target), target))
 
 
+def instances(target: Any) -> list[Model]:
+    """Return the model instances that `target` is, or that it contains. Raises TypeError for anything else."""
+    if isinstance(target, type):
+        raise TypeError(f"Expected model instances or a queryset of them. Pass {target.__name__}.objects.all() for all.")
+    found = [target] if isinstance(target, Model) or not isinstance(target, Iterable) else list(target)
+    for obj in found:
+        if not isinstance(obj, Model):
+            raise TypeError(f"Expected model instances or a queryset of them, not {obj!r}.")
+    return found
+
+
 def _subject_of_row(row: Timeout) -> Subject:
     if row.pk is None:
         raise ValueError("This Timeout is not a row of the ledger.")
     policy = registry.get(row.policy)
-    using = row._state.db or database_of(Timeout)
-    model = policy.model if policy else model_of_kind(row.content_type_id, using)
-    try:
-        pk = None if model is None else pk_of(model, row.object_id)
-    except ValueError:
-        model, pk = None, None
+    using = database_of(Timeout, row)
+    model, pk = _object_of(row, using)
     labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
     return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
+
+
+def _object_of(row: Timeout, using: str) -> tuple[type[Model] | None, Any]:
+    """Return the model and the key of the object; (None, None) if the row names no model or no key of it."""
+    policy = registry.get(row.policy)
+    model = policy.model if policy else model_of_kind(row.content_type_id, using)
+    try:
+        return model, None if model is None else pk_of(model, row.object_id)
+    except ValueError:
+        return None, None
+
+
+def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[int, type[Model], list[Any]]]:
+    """Yield content type, model and sorted keys of the objects of `rows`, in the order in which all callers lock them.
+
+    Reads `policy`, `content_type_id` and `object_id` of each row, and no other column.
+    """
+    for kind, same in groupby(sorted(rows, key=_kind_of), key=_kind_of):
+        found = [_object_of(row, using) for row in same]
+        models = [model for model, _ in found if model is not None]
+        if models:
+            yield kind, models[0], sorted({pk for model, pk in found if model is not None and pk is not None})
+
+
+def _kind_of(row: Timeout) -> int:
+    return row.content_type_id
 
 
 def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:

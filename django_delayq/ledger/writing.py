@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 State, Cause = Timeout.State, Timeout.Cause
 
 CHUNK = 500
-# What a new round of an existing row begins anew with.
+# What replacing a pending row begins anew. Not `first_due_at` and `extensions`: else a caller that may extend a cart
+# three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS = (
     "policy",
     "queue",
     "due_at",
     "run_at",
     "since_at",
-    "first_due_at",
-    "extensions",
     "attempts",
     "payload",
     "history",

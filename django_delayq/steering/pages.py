@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.db import connections, router
+from django.db import connections
 from django.db.models import QuerySet
 
 from django_delayq.announcing import announce
 from django_delayq.clock import database_now
 from django_delayq.controls import Stopped, read_stopped
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import lock_objects, transaction_of
-from django_delayq.ledger.subjects import object_id_of
+from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
+from django_delayq.ledger.subjects import object_id_of, objects_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling_bulk import ids_in_lock_order, objects_of
+from django_delayq.scheduling_bulk import ids_in_lock_order
 from django_delayq.steering.results import Refusal, Refused, Steered, steered
 
 logger = logging.getLogger("django_delayq.steering")
@@ -107,17 +107,15 @@ def _pages_of(target: Target) -> tuple[str, Iterator[Sequence[int]]]:
     if isinstance(target, Timeout):
         if target.pk is None:
             raise ValueError("This Timeout is not a row of the ledger.")
-        return target._state.db or router.db_for_write(Timeout), iter([[target.pk]])
+        return database_of(Timeout, target), iter([[target.pk]])
     if not isinstance(target, QuerySet):
         using, ids = ids_in_lock_order(target)
         return using, writing.chunks(ids)
-    if target.model is not Timeout:
-        raise TypeError("Expected timeouts, such as pending_timeouts(...) gives.")
-    using = getattr(target, "_db", None) or router.db_for_write(Timeout)
-    rows: Any = target.using(using)
-    if rows.query.is_sliced or connections[using].in_atomic_block:
-        return using, writing.chunks(ids_in_lock_order(rows)[1])
-    return using, _pages_by_id(rows.order_by("pk"))
+    using = database_of(Timeout, target)
+    if target.model is not Timeout or target.query.is_sliced or connections[using].in_atomic_block:
+        using, ids = ids_in_lock_order(target)
+        return using, writing.chunks(ids)
+    return using, _pages_by_id(target.using(using).order_by("pk"))
 
 
 def _pages_by_id(rows: QuerySet[Timeout]) -> Iterator[list[int]]:
@@ -149,7 +147,7 @@ def _steer_page(
 def living_of(rows: TimeoutQuerySet, using: str, *, lock: bool) -> Living:
     """The objects of `rows` that are there; with `lock` fresh, and locked in the order in which everybody locks."""
     living: Living = {}
-    for kind, model, pks in objects_of(rows.only("policy", "content_type_id", "object_id", "key")):
+    for kind, model, pks in objects_of(rows.only("policy", "content_type_id", "object_id"), using):
         if lock:
             found: dict[Any, Any] = lock_objects(model, pks, using)
         else:

@@ -1,0 +1,63 @@
+"""Everything the application reads comes from a replica, which holds what `replicate` copied last and takes no write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import Model
+from django.utils import timezone
+from pytest_django import Settings
+
+from django_delayq.models import Timeout
+from tests.routers import is_called_by_library
+from tests.testapp.models import Order
+
+
+@pytest.fixture(autouse=True)
+def needs_the_databases(settings: Settings) -> None:
+    if "replica" not in settings.DATABASES:
+        pytest.skip("DELAYQ_TEST_ROUTER=replica adds the databases; the stage `routers` of tools/suite.py sets it")
+
+
+@pytest.fixture
+def reads_replica(settings: Settings, needs_the_databases: None) -> None:
+    settings.DATABASE_ROUTERS = ["tests.routers.ReadsReplica"]
+
+
+@pytest.fixture
+def replicate(reads_replica: None, django_db_setup: None, transactional_db: None) -> Iterator[Callable[[], None]]:
+    """Copy orders and timeouts to the replica. Nothing else writes to it, and the library does not even read from it."""
+    wrappers = connections["replica"].execute_wrappers
+
+    def copy() -> None:
+        wrappers.remove(refuse)
+        for model in (Order, Timeout):
+            model._base_manager.using("replica").all()._raw_delete("replica")
+            rows: list[Model] = list(model._base_manager.using("default").all())
+            model._base_manager.using("replica").bulk_create(rows)
+        wrappers.append(refuse)
+
+    wrappers.append(refuse)
+    yield copy
+    wrappers.remove(refuse)
+
+
+def refuse(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+    if is_called_by_library():
+        raise AssertionError(f"The library uses the replica: {sql}")
+    if not sql.startswith("SELECT") or "FOR UPDATE" in sql:
+        raise AssertionError(f"cannot execute {sql} in a read-only transaction")
+    return execute(sql, *rest)
+
+
+@pytest.fixture
+def order(replicate: Callable[[], None]) -> Order:
+    """An unpaid order with a pending timeout, both replicated, as the application reads them."""
+    written = Order.objects.create(created_at=timezone.now(), note="first")
+    replicate()
+    read = Order.objects.get(pk=written.pk)
+    assert read._state.db == "replica"
+    return read

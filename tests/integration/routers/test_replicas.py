@@ -1,0 +1,235 @@
+"""A replica that is behind: no decision, signal or answer of the library reads from it, and nothing is written to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.db.models import prefetch_related_objects
+from django.test import RequestFactory
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import controls, signals, steering
+from django_delayq.countdown import countdown_of, pending_countdowns
+from django_delayq.models import PolicyControl, Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])
+BY = "admin:alice"
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def row(order: Order) -> Timeout:
+    """The timeout as the application reads it. The writer has moved its deadline since."""
+    dq.reschedule_timeout(order, "cancel_unpaid", hours=5)
+    return Timeout.objects.get()
+
+
+def written() -> Timeout:
+    return Timeout.objects.using("default").get()
+
+
+@contextmanager
+def received(*names: str) -> Iterator[list[tuple[Any, ...]]]:
+    """What receivers see of the rows that signals carry."""
+    got: list[tuple[Any, ...]] = []
+
+    def receive(signal: Any, timeout: Timeout, **_: Any) -> None:
+        got.append((timeout._state.db, timeout.state, timeout.due_at, timeout.history, timeout.content_object.note))
+
+    for name in names:
+        getattr(signals, name).connect(receive)
+    try:
+        yield got
+    finally:
+        for name in names:
+            getattr(signals, name).disconnect(receive)
+
+
+def test_a_payment_view_reads_the_order_from_the_replica_and_pays_on_the_writer(order: Order) -> None:
+    Order.objects.using("default").update(note="written since")
+    with received("timeout_cancelled") as got, dq.before_deadline(order, "cancel_unpaid") as timeout:
+        assert (order.note, order._state.db) == ("written since", "default")
+        assert timeout is not None and timeout.state == "cancelled"
+        order.status = "paid"
+        order.save()
+    assert (written().state, written().cause) == ("cancelled", "condition")
+    assert [(db, state, note) for db, state, _, _, note in got] == [("default", "cancelled", "written since")]
+
+
+def test_a_payment_after_the_deadline_is_refused_although_the_replica_still_shows_it_pending(order: Order) -> None:
+    Timeout.objects.using("default").update(state="fired", cause="due", settled_at=timezone.now(), slot_taken=None)
+    with pytest.raises(dq.DeadlinePassed) as late, dq.before_deadline(order, "cancel_unpaid"):
+        pytest.fail("the block ran")
+    assert late.value.timeout.state == "fired"
+
+
+def test_an_order_that_the_replica_does_not_have_yet_can_be_paid(replicate: Callable[[], None]) -> None:
+    order = Order.objects.create(created_at=timezone.now())
+    assert dq.cancel_timeout(order, "cancel_unpaid") is True
+    assert written().state == "cancelled"
+
+
+@pytest.mark.parametrize("given", ["order", "row"])
+@pytest.mark.parametrize(
+    ("verb", "options", "state"),
+    [
+        (dq.cancel_timeout, {}, "cancelled"),
+        (dq.reschedule_timeout, {"hours": 9}, "pending"),
+        (dq.extend_timeout, {"hours": 9}, "pending"),
+    ],
+)
+def test_a_verb_acts_on_the_writer_whatever_it_is_given(
+    order: Order, row: Timeout, given: str, verb: Callable[..., Any], options: dict[str, Any], state: str
+) -> None:
+    before = written().due_at
+    arguments = (order, "cancel_unpaid") if given == "order" else (row,)
+    with received("timeout_cancelled", "timeout_rescheduled") as got:
+        verb(*arguments, **options)
+    after = written()
+    assert after.state == state
+    assert (after.due_at > before) == (state == "pending")
+    assert got == [("default", state, after.due_at, after.history, "first")]
+
+
+def test_scheduling_for_an_order_of_the_replica_writes_to_the_writer(order: Order) -> None:
+    timeout = dq.schedule_timeout(order, "remind", hours=1)
+    dq.schedule_timeouts(Order.objects.all(), "remind", key="many", hours=1)
+    assert Timeout.objects.using("default").filter(policy__endswith="remind").count() == 2
+    assert timeout._state.db == "default"
+
+
+def test_saving_and_deleting_an_order_of_the_replica_changes_its_timeouts_on_the_writer(order: Order) -> None:
+    order.status = "paid"
+    order.save()
+    assert written().cause == "condition"
+    order.status = "unpaid"
+    order.save()
+    order.delete()
+    states = Timeout.objects.using("default").order_by("id").values_list("state", "cause")
+    assert list(states) == [("cancelled", "condition"), ("cancelled", "gone")]
+
+
+SOURCES: dict[str, Callable[[Order], Any]] = {
+    "the relation": lambda order: order.timeouts.all(),
+    "a queryset": lambda order: Timeout.objects.filter(state="pending"),
+    "a slice": lambda order: Timeout.objects.order_by("id")[:5],
+    "a list": lambda order: list(Timeout.objects.all()),
+    "pending_timeouts": lambda order: dq.pending_timeouts(order),
+    "all pending_timeouts": lambda order: dq.pending_timeouts(),
+    "those of a queryset": lambda order: dq.pending_timeouts(Order.objects.filter(status="unpaid")),
+    "a row": lambda order: Timeout.objects.get(),
+}
+BULK: dict[str, Callable[[Any], Any]] = {
+    "cancel_timeouts": dq.cancel_timeouts,
+    "extend_timeouts": lambda rows: dq.extend_timeouts(rows, hours=1),
+    "reschedule_timeouts": lambda rows: dq.reschedule_timeouts(rows, hours=9),
+    "cancel": lambda rows: steering.cancel(rows, by=BY),
+    "postpone": lambda rows: steering.postpone(rows, by=BY, hours=1),
+    "fire_now": lambda rows: steering.fire_now(rows, by=BY),
+}
+
+
+@pytest.mark.parametrize("act", BULK.values(), ids=list(BULK))
+@pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
+@pytest.mark.usefixtures("row")
+def test_a_bulk_verb_changes_the_rows_of_the_writer(
+    order: Order, source: Callable[[Order], Any], act: Callable[[Any], Any]
+) -> None:
+    before = (written().state, written().due_at)
+    changed = act(source(order))
+    assert getattr(changed, "changed", changed) == 1
+    assert (written().state, written().due_at) != before
+
+
+def test_a_dead_row_of_the_replica_is_retried_on_the_writer(order: Order, replicate: Callable[[], None]) -> None:
+    dead = {"state": "dead", "cause": "retries", "settled_at": timezone.now(), "slot_taken": None}
+    Timeout.objects.using("default").update(**dead)
+    replicate()
+    assert steering.retry(order.timeouts.all(), by=BY).changed == 1
+    assert written().state == "pending"
+
+
+def test_a_single_steering_verb_sends_the_row_of_the_writer(row: Timeout) -> None:
+    with received("timeout_rescheduled") as got:
+        steering.postpone(row, by=BY, hours=9)
+    after = written()
+    assert got == [("default", "pending", after.due_at, after.history, "first")]
+
+
+def test_every_answer_is_the_writer_s(order: Order, row: Timeout) -> None:
+    due = written().due_at
+    assert row.due_at != due
+    assert {dq.get_deadline(order, "cancel_unpaid"), dq.get_deadline(row)} == {due}
+    assert {timeout.due_at for timeout in [*dq.pending_timeouts(order), *dq.pending_timeouts(row)]} == {due}
+    assert [timeout.due_at for timeout in dq.pending_timeouts()] == [due]
+    assert countdown_of(order, "cancel_unpaid").due_at == due
+    prefetch_related_objects([order], "timeouts")
+    assert countdown_of(order, "cancel_unpaid").due_at == due
+    assert [seen and seen.due_at for seen in pending_countdowns([order], "cancel_unpaid")] == [due]
+    dq.cancel_timeout(order, "cancel_unpaid", reason="by phone")
+    assert "by phone" in str(dq.explain_timeout(order, "cancel_unpaid"))
+    assert "by phone" in str(dq.explain_timeout(row))
+    assert not dq.pending_timeouts(order).exists()
+
+
+def test_a_row_of_the_replica_refreshes_itself_and_its_deferred_columns_from_the_writer(row: Timeout) -> None:
+    lazy = Timeout.objects.defer("history", "due_at").get()
+    assert (lazy.history, lazy.due_at) == (written().history, written().due_at)
+    row.refresh_from_db()
+    assert row.due_at == written().due_at
+
+
+def test_sync_decides_by_the_writer(order: Order) -> None:
+    Order.objects.using("default").update(status="paid")
+    assert dq.sync_timeouts(order) == 1
+    Order.objects.using("default").update(status="unpaid")
+    assert dq.sync_timeouts(Timeout.objects.get()) == 1
+    Order.objects.using("default").update(status="paid")
+    assert dq.sync_timeouts(Order.objects.filter(status="paid")) == 1  # of which the replica knows nothing
+
+
+def test_a_firing_decides_by_the_writer_and_its_handler_reads_the_writer_s_row(
+    order: Order, declare: Callable[..., Any]
+) -> None:
+    from django_delayq.testing import fire_due
+
+    seen: list[Any] = []
+    declare(Order, lambda obj, timeout: seen.append((obj.note, timeout.history, obj._state.db)), name="see")
+    Order.objects.using("default").update(note="written since")
+    dq.schedule_timeout(order, "see", hours=1)
+    dq.reschedule_timeout(order, "see", seconds=0)
+    with received("timeout_fired") as got:
+        assert fire_due() == 1
+    row = Timeout.objects.using("default").get(policy__endswith="see")
+    assert seen == [("written since", row.history, "default")]
+    assert got == [("default", "fired", row.due_at, row.history, "written since")]
+
+
+def test_a_policy_is_paused_on_the_writer(replicate: Callable[[], None]) -> None:
+    steering.pause("testapp.order.cancel_unpaid", by=BY)
+    assert PolicyControl.objects.using("default").get().stop == "paused"
+    assert controls.policy_state("testapp.order.cancel_unpaid", "default").stop == "paused"
+
+
+@pytest.mark.parametrize("act", BULK.values(), ids=list(BULK))
+def test_a_bulk_verb_asks_as_often_for_a_hundred_rows_as_for_three(
+    replicate: Callable[[], None], act: Callable[[Any], Any]
+) -> None:
+    asked = {}
+    for count in (3, 100):
+        orders = Order.objects.using("default").bulk_create(Order(note=str(count)) for _ in range(count))
+        dq.schedule_timeouts(orders, "remind", hours=1)
+        replicate()
+        ids = [str(order.pk) for order in orders]
+        with CaptureQueriesContext(connections["default"]) as queries:
+            act(Timeout.objects.filter(object_id__in=ids))
+        asked[count] = len(queries)
+    assert asked[100] == asked[3] <= 14

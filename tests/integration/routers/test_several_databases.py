@@ -1,0 +1,161 @@
+"""Databases without a ledger are left alone; routers that separate what belongs together are named by a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+from pytest_django import Settings
+
+import django_delayq as dq
+from django_delayq.checks import check_policies
+from django_delayq.conf import ConfigError
+from django_delayq.ledger.locking import database_of, writer_of
+from django_delayq.models import Timeout
+from tests.testapp.models import ExpressOrder, Order, OrderProxy
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica", "archive"])
+
+
+@pytest.fixture(params=["no routers", "routers"])
+def order(request: pytest.FixtureRequest, settings: Settings, needs_the_databases: None) -> Iterator[Order]:
+    settings.DATABASE_ROUTERS = [] if request.param == "no routers" else ["tests.routers.ReadsReplica"]
+    return Order.objects.create(created_at=timezone.now())
+
+
+def states() -> list[tuple[str, str]]:
+    return list(Timeout.objects.using("default").order_by("id").values_list("state", "cause"))
+
+
+def test_a_copy_in_an_archive_without_ledger_is_saved_and_deleted_and_changes_no_timeout(order: Order) -> None:
+    order.status = "paid"
+    order.save(using="archive")
+    copy = Order.objects.using("archive").get()
+    assert copy.status == "paid"
+    assert states() == [("pending", "")]
+    OrderProxy.objects.using("archive").get().delete(using="archive")
+    ExpressOrder.objects.using("archive").create(status="unpaid", created_at=timezone.now()).delete(using="archive")
+    Order.objects.using("archive").bulk_create([Order(), Order()])
+    Order.objects.using("archive").all().delete()
+    assert states() == [("pending", "")]
+    assert not Order.objects.using("archive").exists()
+
+
+def test_an_object_that_moves_to_the_archive_cancels_where_it_is_deleted(order: Order) -> None:
+    pk = order.pk
+    order.save(using="archive")
+    Order.objects.using("default").get(pk=pk).delete()
+    assert states() == [("cancelled", "gone")]
+
+
+def test_a_verb_refuses_an_object_of_the_archive_where_no_router_says_whose_it_is(
+    settings: Settings, order: Order
+) -> None:
+    order.save(using="archive")
+    if settings.DATABASE_ROUTERS:  # they send the verb to the writer, as they do with save()
+        assert dq.cancel_timeout(order, "cancel_unpaid")
+        return
+    with pytest.raises(ConfigError, match="comes from database 'archive', which has no timeouts.*Pass one from 'def"):
+        dq.cancel_timeout(order, "cancel_unpaid")
+    assert states() == [("pending", "")]
+
+
+def test_a_shard_that_is_named_with_using_keeps_its_own_timeouts(settings: Settings, order: Order) -> None:
+    """Without routers the second database has everything, and an object's own alias is its writer."""
+    settings.DATABASE_ROUTERS = []
+    shard = Order.objects.using("replica").create(created_at=timezone.now())
+    [row] = Timeout.objects.using("replica")
+    dq.extend_timeout(shard, "cancel_unpaid", hours=1)
+    assert dq.extend_timeouts(shard.timeouts.all(), hours=1) == 1
+    assert dq.extend_timeouts(list(shard.timeouts.all()), hours=1) == 1
+    assert dq.cancel_timeouts(Timeout.objects.using("replica")) == 1
+    row.refresh_from_db()
+    assert (row.state, row.extensions) == ("cancelled", 3)
+    assert states() == [("pending", "")]
+    with pytest.raises(TypeError, match="several databases, default, replica"):
+        dq.cancel_timeouts([row, Timeout.objects.using("default").get()])
+
+
+class Reads:
+    """An application that only sends its reads away, and leaves writes to Django."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "replica"
+
+
+class Shards:
+    """The primary of a shard belongs to its replica."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, model: Any, instance: Any = None, **hints: Any) -> str:
+        return {"replica": "primary of the replica"}.get(instance and instance._state.db, "default")
+
+
+def from_replica(model: type[Any]) -> Any:
+    found = model()
+    found._state.db = "replica"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("routers", "writer"), [([], "replica"), ([Reads()], "default"), ([Shards()], "primary of the replica")]
+)
+def test_the_alias_of_an_instance_or_queryset_counts_only_where_no_router_reads_or_writes(
+    settings: Settings, routers: list[Any], writer: str
+) -> None:
+    settings.DATABASE_ROUTERS = routers
+    assert writer_of(Order) == writer_of(Timeout, Timeout()) == "default"
+    for source in (from_replica(Order), from_replica(Timeout), Timeout.objects.using("replica"), Order.objects.all()):
+        expected = "default" if getattr(source, "_db", "replica") is None else writer
+        assert writer_of(Timeout, source) == expected
+
+
+class LedgerElsewhere:
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "archive" if model._meta.app_label == "testapp" else None
+
+
+class KindsElsewhere:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "contenttypes" else None
+
+
+class LedgerNowhere:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_delayq" else None
+
+
+@pytest.mark.parametrize(
+    ("router", "number", "words", "fix"),
+    [
+        (LedgerElsewhere(), "E004", "Order is written to database 'archive' and its timeouts to 'default'", "'archive'"),
+        (KindsElsewhere(), "E020", "keep contenttypes out of database 'default'", "migrate --database default"),
+        (LedgerNowhere(), "E021", "keep django_delayq out of database 'default'", "migrate --database default"),
+    ],
+)
+def test_routers_that_separate_model_ledger_and_content_types_are_named_with_the_fix(
+    settings: Settings, router: Any, number: str, words: str, fix: str
+) -> None:
+    settings.DATABASE_ROUTERS = [router]
+    [found] = {message.id: message for message in check_policies() if message.obj.model is Order}.values()
+    assert found.id == f"django_delayq.{number}"
+    assert words in found.msg
+    assert fix in f"{found.msg} {found.hint}"
+
+
+def test_a_ledger_elsewhere_is_refused_by_every_verb(settings: Settings, order: Order) -> None:
+    settings.DATABASE_ROUTERS = [LedgerElsewhere()]
+    with pytest.raises(ConfigError, match="for the apps django_delayq and contenttypes"):
+        database_of(Order, order)
+    for verb in (dq.cancel_timeout, dq.get_deadline, dq.explain_timeout):
+        with pytest.raises(ConfigError):
+            verb(order, "cancel_unpaid")
+
+
+def test_connections_are_what_the_tests_believe() -> None:
+    assert "django_delayq_timeout" not in connections["archive"].introspection.table_names()
