@@ -11,10 +11,11 @@ from django_delayq import clock
 from django_delayq.announcing import push, withdraw
 from django_delayq.delays import Delay, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay, TimeoutConflict
+from django_delayq.key_types import pk_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import appended, event
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
-from django_delayq.ledger.subjects import Subject, model_of_kind, pk_of, subject_at, subject_of
+from django_delayq.ledger.subjects import Subject, model_of_kind, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.payloads import check_payload
 from django_delayq.policies import TimeoutPolicy, registry, resolve_policy

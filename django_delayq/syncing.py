@@ -19,8 +19,8 @@ from django_delayq.arming import Plan, arm_many, cancel_of_deleted
 from django_delayq.conf import get_settings
 from django_delayq.controls import read_delay
 from django_delayq.counting import Count
+from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
 from django_delayq.object_ids import key_of, object_id
 from django_delayq.observing import CLOSING
@@ -61,10 +61,10 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     """
     changed = 0
     oldest = get_settings().catch_up
-    for model, pks in list(_targets(target)):
+    for model, objects in list(_targets(target)):
         for table, policies in _tables(model):
             using = database_of(table)
-            for page in _pages(pks):
+            for page in _pages(_keys(table, objects)):
                 changed += arm_many(table, policies, page, using, oldest).size
     return changed
 
@@ -168,7 +168,8 @@ def _wrong(policy: TimeoutPolicy[Any], counted: dict[Any, Any], using: str) -> l
     """Of the keys `counted`, with what their rounds count from, those that no longer fit."""
     rows = policy.concrete_model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
     since = F(policy.since) if isinstance(policy.since, str) else F("pk")
-    holding = dict(rows.values_list("pk", since))
+    to_python = root_of_key(policy.concrete_model).to_python
+    holding = {to_python(pk): value for pk, value in rows.values_list("pk", since)}
     fits = holding if isinstance(policy.since, str) else {pk: counted[pk] for pk in holding}
     return [pk for pk, since_at in counted.items() if pk not in fits or fits[pk] != since_at]
 
@@ -189,18 +190,30 @@ def _tables(model: type[Model]) -> Iterator[tuple[type[Model], list[TimeoutPolic
     yield from by_table.items()
 
 
-def _targets(target: Model | QuerySet[Any] | Iterable[Model]) -> Iterator[tuple[type[Model], Collection[Any]]]:
+def _keys(table: type[Model], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:
+    """Return the keys that `objects` have in `table`; a multi-table child may have another one of its own."""
+    key: Any = table._meta.pk
+    if isinstance(objects, QuerySet):
+        found = list(objects.values_list(key.name, flat=True))
+    else:
+        found = [getattr(obj, key.attname) for obj in objects]
+    return set(map(root_of_key(table).to_python, found))
+
+
+def _targets(
+    target: Model | QuerySet[Any] | Iterable[Model],
+) -> Iterator[tuple[type[Model], QuerySet[Any] | list[Model]]]:
     if isinstance(target, QuerySet):
-        yield target.model, list(target.values_list("pk", flat=True))
+        yield target.model, target
         return
-    by_model: dict[type[Model], list[Any]] = {}
+    by_model: dict[type[Model], list[Model]] = {}
     for obj in [target] if isinstance(target, Model) else target:
         if obj.pk is None:
             raise ValueError(
                 f"{obj!r} has no primary key: it is not saved, or comes from bulk_create() on a database that returns "
                 "no keys, as MySQL. Pass a queryset that finds the new rows."
             )
-        by_model.setdefault(type(obj), []).append(obj.pk)
+        by_model.setdefault(type(obj), []).append(obj)
     yield from by_model.items()
 
 
