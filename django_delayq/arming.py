@@ -21,9 +21,10 @@ from django.db import connections
 
 from django_delayq import clock
 from django_delayq.announcing import announce, push, withdraw
+from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.locking import as_it_is, for_update, lock_objects, transaction_of
-from django_delayq.ledger.subjects import object_id_of, subject_at
+from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
 from django_delayq.observing import CLOSING, Observed, observe_many, observe_one
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -183,8 +184,8 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> i
     cancelled = 0
     with transaction_of(using):
         for chunk in writing.chunks(sorted(pks, key=str)):
-            left = set(model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True))
-            gone = [object_id_of(model, pk) for pk in chunk if pk not in left]
+            left = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
+            gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
             rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
             found = writing.locked(rows.only("id", "queue", "slot"), using)
             cancelled += writing.cancel([row.pk for row in found], using, Cause.GONE) if found else 0

@@ -1,79 +1,89 @@
-"""A primary key in SQL as the ledger writes it, and back, so that the two tables can be joined in the database."""
+"""Compare primary keys with the `object_id` of the ledger, in the database: `key_types` defines the text."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections
-from django.db.models import CharField, ExpressionWrapper, F, Func, IntegerField, UUIDField, Value
-from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
+from django.db.models import CharField, F, Func, OuterRef, Q, QuerySet
 
+from django_delayq.exceptions import PolicyError
+from django_delayq.key_types import key_type, object_id_of, refusal, root_of_key
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
     from django.db.models.expressions import Combinable
     from django.db.models.sql.compiler import SQLCompiler
 
-DASHES = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 
+def tables_of(model: type[Model]) -> list[type[Model]]:
+    """Return the models whose timeouts concern objects of `model`: its own table's, and those of its parents.
 
-def object_id(reference: F, model: type[Model], using: str) -> Combinable:
-    """`reference`, the primary key of `model` in the surrounding query, as `Timeout.object_id` has it.
-
-    SQLite, MySQL and older MariaDB keep a UUID as 32 hex digits, but `str(uuid)` has dashes.
+    Each has a key of its own in the ledger: that of a multi-table child may be another one than its parent's.
     """
-    key: Any = model._meta.pk
-    while key.remote_field is not None:
-        key = key.target_field
-    text: Any = Cast(reference, CharField(max_length=255))
-    if isinstance(key, UUIDField) and not connections[using].features.has_native_uuid_field:
-        parts = [Substr(text, start, length) for start, length in DASHES]
-        text = Lower(Concat(*[piece for part in parts for piece in (Value("-"), part)][1:], output_field=CharField()))
-    return _InLedgerCollation(text)
+    own = cast("type[Model]", model._meta.concrete_model)
+    return [own, *(parent for parent in own._meta.all_parents if not parent._meta.proxy and not refusal(parent))]
+
+
+def kind_of(table: type[Model], using: str) -> int:
+    """Return the id of the content type under which the ledger has objects of `table`."""
+    return int(ContentType.objects.db_manager(using).get_for_model(table).pk)
+
+
+def object_id(reference: Any, model: type[Model], using: str) -> Combinable:
+    """Return `reference`, the primary key of `model` in the surrounding query, as `Timeout.object_id` has it.
+
+    Raises:
+        PolicyError: the type of the key is not supported on this database.
+    """
+    connection = connections[using]
+    if words := refusal(model, connection):
+        raise PolicyError(words)
+    return _InLedgerCollation(key_type(model).sql(reference, root_of_key(model), connection))
 
 
 def key_of(reference: Any, model: type[Model], using: str) -> Combinable | None:
-    """The primary key of `model` that `reference`, an `object_id`, stands for; none of its keys if it stands for none.
+    """Return the primary key of `model` of which `reference`, an `object_id`, is the text; NULL for other texts.
 
-    Of the key's own type, so that its index finds it. None: SQL cannot tell, as the type or the collation is another.
+    Of the key's own type, so that its index finds it. None: SQL cannot convert it back, as the type or the collation
+    is another.
     """
-    key: Any = model._meta.pk
-    while key.remote_field is not None:
-        key = key.target_field
-    vendor, features = connections[using].vendor, connections[using].features
-    if isinstance(key, IntegerField):  # all automatic keys are
-        return _Readable(reference, key, r"^-?[0-9]{1,18}$") if vendor == "postgresql" else Cast(reference, key)
-    if isinstance(key, UUIDField):
-        if not features.has_native_uuid_field:
-            return Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
-        return _Readable(reference, key, "^[0-9a-f-]{36}$") if vendor == "postgresql" else None
-    return ExpressionWrapper(reference, CharField()) if isinstance(key, CharField) and vendor != "mysql" else None
+    found: Combinable | None = key_type(model).key(reference, root_of_key(model), connections[using])
+    return found
 
 
-class _Readable(Func):
-    """On PostgreSQL: the text as a value of the key's type, or NULL. A bare cast of what is none ends the query."""
+def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model], using: str) -> Q:
+    """Return the condition on ledger rows that are about any of `objects`, as objects of `tables`.
 
-    def __init__(self, text: Any, key: Any, pattern: str) -> None:
-        super().__init__(text, output_field=key)
-        self.pattern = pattern
+    No objects means no rows.
+    """
+    wanted = Q(pk__in=[])
+    for table in tables:
+        key: Any = table._meta.pk
+        ids: Any
+        if isinstance(objects, QuerySet):
+            plain = (objects if objects.query.is_sliced else objects.order_by()).using(using)
+            ids = plain.annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
+        else:
+            keys = [getattr(obj, key.attname) for obj in objects]
+            ids = [object_id_of(table, each) for each in keys if each is not None]
+        wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
+    return wanted
 
-    def as_sql(
-        self,
-        compiler: SQLCompiler,
-        connection: BaseDatabaseWrapper,
-        function: str | None = None,
-        template: str | None = None,
-        arg_joiner: str | None = None,
-        **extra_context: Any,
-    ) -> tuple[str, Any]:
-        """The guarded cast."""
-        [text] = self.get_source_expressions()
-        sql, params = compiler.compile(text)
-        kind = "uuid" if isinstance(self.output_field, UUIDField) else "bigint"
-        return f"(CASE WHEN {sql} ~ %s THEN {sql}::{kind} END)", (*params, self.pattern, *params)
+
+def about_each(model: type[Model], using: str) -> Q:
+    """Return the condition on ledger rows that are about the row of a surrounding query over `model`."""
+    wanted = Q(pk__in=[])
+    for table in tables_of(model):
+        own_id = object_id(OuterRef(cast("Any", table._meta.pk).name), table, using)
+        wanted |= Q(content_type=kind_of(table, using), object_id=own_id)
+    return wanted
 
 
 class _InLedgerCollation(Func):

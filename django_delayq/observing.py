@@ -15,6 +15,7 @@ from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquer
 from django.db.models.fields import BigIntegerField, DateTimeField
 
 from django_delayq.controls import delay_in_force
+from django_delayq.key_types import key_type
 from django_delayq.ledger.locking import as_it_is, for_update, lock_parents, may_read_stale
 from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
@@ -158,7 +159,7 @@ def _compiled(
     name = (registry.version, model, using, stale, content_type.pk, tuple(id(policy) for policy in policies))
     found = _CACHE.get(name)
     if found is None:
-        query = for_update(observations(model, policies, using).filter(pk=_any_key(model)), using).query
+        query = for_update(observations(model, policies, using).filter(pk=key_type(model).sample), using).query
         compiler = query.get_compiler(using)
         sql, params = compiler.as_sql()
         expressions = [column[0] for column in compiler.select[: compiler.col_count]]
@@ -167,12 +168,3 @@ def _compiled(
             _CACHE.clear()
         found = _CACHE[name] = (sql, list(params[:-1]), converters)
     return found
-
-
-def _any_key(model: type[Model]) -> Any:
-    """Some value of the key's type, only to have a place for the real one in the compiled statement."""
-    key: Any = model._meta.pk
-    while key.remote_field is not None:
-        key = key.target_field
-    internal = key.get_internal_type()
-    return "00000000-0000-0000-0000-000000000000" if internal == "UUIDField" else key.to_python("1")

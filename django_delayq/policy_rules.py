@@ -14,6 +14,7 @@ from django.db.models import DateTimeField, Model, Q
 from django.db.models.expressions import Col, Subquery
 
 from django_delayq.exceptions import PolicyError
+from django_delayq.key_types import refusal
 from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
         except LookupError as error:
             raise PolicyError(f"Timeout policy {policy.name!r}: there is no model {policy.model!r}.") from error
         object.__setattr__(policy, "model", model)  # frozen for users; this completes the declaration
-    if isinstance(model._meta.pk_fields, (list, tuple)) and len(model._meta.pk_fields) > 1:
-        raise PolicyError(f"Timeout policy {policy.label}: models with a composite primary key are not supported.")
+    if words := refusal(model):
+        raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if isinstance(policy.since, str):
         _check_since(policy, policy.since)
     if policy.when is not None:

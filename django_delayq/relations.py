@@ -2,23 +2,112 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from django.contrib.contenttypes.fields import (
+    GenericRel,
     GenericRelation,
     ReverseGenericManyToOneDescriptor,
     create_generic_related_manager,
 )
+from django.core.checks import CheckMessage, Error
+from django.db import router
+from django.db.models import BooleanField, CharField, Expression, Q, Subquery
+from django.db.models.lookups import Exact, In
+from django.db.models.sql.where import OR, WhereNode
 from django.utils.functional import cached_property
 
+from django_delayq.key_types import refusal, root_of_key
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Model
+    from django.db.models.sql.compiler import SQLCompiler
+
+    from django_delayq.models import Timeout
 
 
 WRITES = (
     *("add", "set", "remove", "clear", "create", "get_or_create", "update_or_create"),
     *("bulk_create", "bulk_update", "update", "delete"),
 )
+
+
+class _SameObject(Expression):
+    """The condition of the join: the ledger row is about the object, also as an object of its parents' tables.
+
+    Django's own condition compares the key with the text of the ledger, which fails for most types of keys.
+    """
+
+    output_field = BooleanField()
+    conditional = True
+
+    def __init__(self, model: type[Model], key: Any, ledger_alias: str, *, finds_objects: bool = False) -> None:
+        super().__init__()
+        self.model, self.key, self.ledger_alias, self.finds_objects = model, key, ledger_alias, finds_objects
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> tuple[str, Any]:
+        from django_delayq.models import Timeout
+        from django_delayq.object_ids import key_of, kind_of, object_id, tables_of
+
+        kind: Any = Timeout._meta.get_field("content_type")
+        text: Any = Timeout._meta.get_field("object_id")
+        kind, text = kind.get_col(self.ledger_alias), text.get_col(self.ledger_alias)
+        kinds: dict[Any, list[int]] = {}
+        for table in tables_of(self.model):
+            root = root_of_key(table)
+            kinds.setdefault(root, []).append(kind_of(table, connection.alias))
+        conditions = WhereNode(connector=OR)
+        for table in tables_of(self.model):
+            of_root = kinds.pop(root_of_key(table), None)
+            if of_root is None:  # a parent that shares its key with the child
+                continue
+            key = self._key_in(table)
+            # From the ledger's side, the index of the object's own key finds the object.
+            found = key_of(text, table, connection.alias) if self.finds_objects and key is self.key else None
+            same = Exact(text, object_id(key, table, connection.alias)) if found is None else Exact(key, found)
+            conditions.add(WhereNode([In(kind, of_root), same]), OR)
+        return compiler.compile(conditions)
+
+    def _key_in(self, table: type[Model]) -> Any:
+        """Return the key in `table` of the object with the key `self.key`: another one if the child has its own."""
+        if root_of_key(table) is root_of_key(self.model):
+            return self.key
+        own = cast("type[Model]", self.model._meta.concrete_model)
+        rows = own._base_manager.filter(pk=self.key).values(cast("Any", table._meta.pk).name)
+        # An alias of its own: the surrounding query may have the same table under its own name.
+        rows.query.change_aliases({own._meta.db_table: "delayq_child"})
+        return Subquery(rows)
+
+
+class _OfObject(Exact):  # type: ignore[type-arg]
+    """The look-up by which `exclude()` ties its subquery to the object."""
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
+        target = getattr(self.lhs, "target", None)
+        if not isinstance(target, _LedgerObjectId):
+            return super().as_sql(compiler, connection)
+        return compiler.compile(_SameObject(target.about, self.rhs, self.lhs.alias))
+
+
+class _LedgerObjectId(CharField):  # type: ignore[type-arg]
+    """`Timeout.object_id` as the end of the relation of the model `about`."""
+
+    about: type[Model]
+
+    def get_lookup(self, lookup_name: str) -> Any:
+        return _OfObject if lookup_name == "exact" else super().get_lookup(lookup_name)
+
+
+class _Rel(GenericRel):
+    """The relation as the model sees it."""
+
+    def get_extra_restriction(self, alias: Any, related_alias: Any) -> Any:
+        field = cast("TimeoutRelation", self.field)
+        return field.same_object(related_alias, alias)
 
 
 class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
@@ -34,6 +123,8 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
         own: dict[str, Any] = {
             **dict.fromkeys(names, staticmethod(refuse_write)),
             "_queryset_class": RelatedTimeoutQuerySet,
+            "_apply_rel_filters": _of_instance,
+            "get_prefetch_querysets": _of_instances,
         }
         return type("TimeoutRelationManager", (manager,), own)
 
@@ -43,20 +134,90 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
         refuse_write()
 
 
+def _of_instance(manager: Any, queryset: Any) -> Any:
+    """Return those of `queryset` that are about the manager's instance."""
+    from django_delayq.object_ids import about, tables_of
+
+    using = manager._db or router.db_for_read(manager.model, instance=manager.instance)
+    return queryset.using(using).filter(about(tables_of(type(manager.instance)), [manager.instance], using))
+
+
+def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[Any] | None = None) -> Any:
+    """Return what Django needs to prefetch: the rows about `instances`, and how to tell whose they are."""
+    from django_delayq.key_types import object_id_of
+    from django_delayq.models import RelatedTimeoutQuerySet
+    from django_delayq.object_ids import kind_of, tables_of
+
+    if querysets and len(querysets) != 1:
+        raise ValueError("A prefetch of timeouts takes one queryset.")
+    hints = {"instance": instances[0]}
+    rows = querysets[0] if querysets else RelatedTimeoutQuerySet(manager.model, using=manager._db, hints=hints)
+    rows._add_hints(**hints)
+    rows = rows.using(rows._db or manager._db)
+
+    def names(obj: Model) -> list[tuple[int, str]]:
+        """Return the kinds and ids of `obj` in the ledger; the last is the same for a parent and its child."""
+        keys = [(table, getattr(obj, cast("Any", table._meta.pk).attname)) for table in tables_of(type(obj))]
+        return [(kind_of(table, rows.db), object_id_of(table, key)) for table, key in keys]
+
+    owners = {name: names(obj)[-1] for obj in instances for name in names(obj)}
+    kinds: dict[int, set[str]] = {}
+    for kind, object_id in owners:
+        kinds.setdefault(kind, set()).add(object_id)
+    wanted = Q(pk__in=[])
+    for kind, ids in kinds.items():
+        wanted |= Q(content_type=kind, object_id__in=ids)
+
+    def owner_of(row: Timeout) -> Any:
+        return owners.get((row.content_type_id, row.object_id))
+
+    return rows.filter(wanted), owner_of, lambda obj: names(obj)[-1], False, manager.prefetch_cache_name, False
+
+
 class TimeoutRelation(GenericRelation):
     """A generic relation to the ledger that never cascades and refuses writes, its querysets too.
 
-    Deleting the object cancels what is pending and keeps the rows: the story outlives the object.
+    Deleting the object cancels what is pending and keeps the rows: the story outlives the object. The rows of a
+    multi-table child include those that policies of its parents made. Joins and prefetches work for every supported
+    type of primary key; a system check refuses the others.
     """
+
+    rel_class = _Rel
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("related_query_name", None)
         super().__init__("django_delayq.Timeout", **kwargs)
 
+    def check(self, **kwargs: Any) -> list[CheckMessage]:
+        """Find a primary key whose timeouts cannot be found."""
+        words = refusal(self.model)
+        return [*super().check(**kwargs), *([Error(words, obj=self, id="django_delayq.E010")] if words else [])]
+
     def contribute_to_class(self, cls: type[Model], name: str, **kwargs: Any) -> None:  # type: ignore[override]
         super().contribute_to_class(cls, name, **kwargs)
         if not cls._meta.abstract:
             setattr(cls, name, _ReadOnlyDescriptor(cast("Any", self.remote_field)))
+
+    def resolve_related_fields(self) -> Any:
+        """The pair of fields that Django ties subqueries by; joins use `get_extra_restriction` alone."""
+        [(field, key)] = super().resolve_related_fields()
+        ledger_end = copy.copy(field)
+        ledger_end.__class__ = _LedgerObjectId
+        ledger_end.about = self.model
+        return [(ledger_end, key)]
+
+    def get_joining_fields(self, reverse_join: bool = False) -> tuple[Any, ...]:
+        """No columns: a join compares texts."""
+        return ()
+
+    def same_object(self, alias: str, ledger_alias: str, *, finds_objects: bool = False) -> Expression:
+        """Return the condition on the tables `alias`, of the model, and `ledger_alias`."""
+        key: Any = self.model._meta.pk
+        return _SameObject(self.model, key.get_col(alias), ledger_alias, finds_objects=finds_objects)
+
+    def get_extra_restriction(self, alias: Any, remote_alias: Any) -> Any:
+        """The condition of the join from the ledger's side; none for subqueries, which have their own."""
+        return None if alias is None else self.same_object(alias, remote_alias, finds_objects=True)
 
     def bulk_related_objects(self, objs: Any, using: str = "default") -> Any:
         """Nothing: what this returns would be deleted together with the object."""

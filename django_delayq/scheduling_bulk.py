@@ -11,10 +11,11 @@ from django_delayq import clock
 from django_delayq.announcing import push, withdraw
 from django_delayq.delays import Delay, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay, TimeoutConflict
+from django_delayq.key_types import pk_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import appended, event
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
-from django_delayq.ledger.subjects import Subject, instances, model_of_kind, objects_of, pk_of, subject_at, subject_of
+from django_delayq.ledger.subjects import Subject, instances, model_of_kind, objects_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.payloads import check_payload
 from django_delayq.policies import TimeoutPolicy, registry, resolve_policy
@@ -205,7 +206,9 @@ def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, l
         listed = _listed(rows)
         writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
         if len(writers) > 1:
-            raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one at a time.")
+            raise TypeError(
+                f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one at a time."
+            )
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
     return using, [place[-1] for place in sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Expression, F, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Expression, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
 
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import instances, object_id_of, subject_of
+from django_delayq.ledger.subjects import instances, subject_of
 from django_delayq.models import Timeout
-from django_delayq.object_ids import object_id
+from django_delayq.object_ids import about, kind_of, object_id, tables_of
 from django_delayq.policies import TimeoutPolicy, get_policy, resolve_policy
 
 if TYPE_CHECKING:
@@ -41,27 +41,24 @@ def pending_timeouts(
         ValueError: an object is not saved.
         TypeError: the objects are of several models, or no objects of a model.
     """
-    model, pks = _model_and_keys(target)
+    model, objects = _model_and_objects(target)
     source = target if isinstance(target, Model | QuerySet) else None
     using = database_of(Timeout if model is None else model, source)
     rows = Timeout.objects.using(using).pending().order_by("run_at", "id")
     if model is Timeout:
         target, model = None, None
-        rows = rows if pks is None else rows.filter(pk__in=pks.using(using) if isinstance(pks, QuerySet) else pks)
-    tables = [] if model is None else _tables(model)
+        if isinstance(objects, QuerySet):
+            rows = rows.filter(pk__in=objects.using(using))
+        elif objects is not None:
+            rows = rows.filter(pk__in=[row.pk for row in objects])
+    tables = [] if model is None else tables_of(model)
     if policy is not None:
         found = _policy(policy, model)
         rows = rows.of_labels(found.labels)
         tables = [table for table in tables if table is found.concrete_model]
     if target is not None:
-        rows = _of_objects(rows, model, tables, pks)
+        rows = rows.none() if model is None else rows.filter(_of_tables(tables, model, objects, rows.db))
     return rows if key is None else rows.filter(key=key)
-
-
-def _tables(model: type[Model]) -> list[type[Model]]:
-    """The models whose policies concern objects of `model`: its own table's, and those of its parents."""
-    own = cast("type[Model]", model._meta.concrete_model)
-    return [own, *own._meta.all_parents]
 
 
 def _policy(policy: str | TimeoutPolicy[Any], model: type[Model] | None) -> TimeoutPolicy[Any]:
@@ -74,8 +71,20 @@ def _policy(policy: str | TimeoutPolicy[Any], model: type[Model] | None) -> Time
     return get_policy(policy)
 
 
-def _model_and_keys(target: Target) -> tuple[type[Model] | None, Any]:
-    """The model that `target` is of, and its keys: a list, a queryset, or None for all."""
+def _of_tables(
+    tables: list[type[Model]], model: type[Model], objects: QuerySet[Any] | list[Model] | None, using: str
+) -> Q:
+    """Return the condition on rows of `tables` about `objects` of `model`, or about all of them."""
+    if objects is not None:
+        return about(tables, objects, using)
+    parents = [table for table in tables if table is not model._meta.concrete_model]
+    # Of the parents' rows only those about children.
+    wanted = about(parents, model._base_manager.using(using).all(), using)
+    return wanted if parents == tables else wanted | Q(content_type=kind_of(model, using))
+
+
+def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any] | list[Model] | None]:
+    """Return the model of `target`, and its objects: a list, a queryset, or None for all."""
     if target is None:
         return None, None
     if isinstance(target, type):
@@ -90,32 +99,7 @@ def _model_and_keys(target: Target) -> tuple[type[Model] | None, Any]:
         if obj.pk is None:
             raise ValueError(f"{obj!r} is not saved: its timeouts are kept by its primary key.")
     kind = type(target) if isinstance(target, Model) else next(iter(kinds), None)
-    return kind, [obj.pk for obj in objects]
-
-
-def _of_objects(
-    rows: TimeoutQuerySet, model: type[Model] | None, tables: list[type[Model]], pks: Any
-) -> TimeoutQuerySet:
-    """Those of `rows` about the objects `pks` of `model`. No objects means no rows, and never all of them."""
-    if model is None:
-        return rows.none()
-    wanted = Q(pk__in=[])
-    for table in tables:
-        kind = Q(content_type=ContentType.objects.db_manager(rows.db).get_for_model(table).pk)
-        keys = pks
-        if pks is None and table is not model._meta.concrete_model:  # of the parent's rows, only the children's
-            keys = model._base_manager.using(rows.db).all()
-        wanted |= kind & _with_ids(keys, table, rows.db)
-    return rows.filter(wanted)
-
-
-def _with_ids(keys: Any, table: type[Model], using: str) -> Q:
-    if keys is None:
-        return Q()
-    if isinstance(keys, QuerySet):
-        plain = (keys if keys.query.is_sliced else keys.order_by()).using(using)
-        return Q(object_id__in=plain.annotate(delayq_id=object_id(F("pk"), table, using)).values("delayq_id"))
-    return Q(object_id__in=[object_id_of(table, pk) for pk in keys])
+    return kind, objects
 
 
 def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> datetime | None:
@@ -128,9 +112,7 @@ def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key
     return subject_of(obj, policy, key).pending().values_list("due_at", flat=True).first()
 
 
-async def aget_deadline(
-    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = ""
-) -> datetime | None:
+async def aget_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> datetime | None:
     """`get_deadline` for async code."""
     return await sync_to_async(get_deadline)(obj, policy, key)
 

@@ -19,8 +19,9 @@ from django_delayq.arming import Plan, arm_many, cancel_of_deleted
 from django_delayq.conf import get_settings
 from django_delayq.controls import read_delay
 from django_delayq.counting import Count
+from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import instances, objects_of, pk_of
+from django_delayq.ledger.subjects import instances, objects_of
 from django_delayq.models import Timeout
 from django_delayq.object_ids import key_of, object_id
 from django_delayq.observing import CLOSING
@@ -62,9 +63,9 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     """
     changed = 0
     oldest = get_settings().catch_up
-    for model, using, pks in list(_targets(target)):
+    for model, using, objects in list(_targets(target)):
         for table, policies in _tables(model):
-            for page in _pages(pks):
+            for page in _pages(_keys(table, objects)):
                 changed += arm_many(table, policies, page, using, oldest).size
     return changed
 
@@ -168,7 +169,8 @@ def _wrong(policy: TimeoutPolicy[Any], counted: dict[Any, Any], using: str) -> l
     """Of the keys `counted`, with what their rounds count from, those that no longer fit."""
     rows = policy.concrete_model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
     since = F(policy.since) if isinstance(policy.since, str) else F("pk")
-    holding = dict(rows.values_list("pk", since))
+    to_python = root_of_key(policy.concrete_model).to_python
+    holding = {to_python(pk): value for pk, value in rows.values_list("pk", since)}
     fits = holding if isinstance(policy.since, str) else {pk: counted[pk] for pk in holding}
     return [pk for pk, since_at in counted.items() if pk not in fits or fits[pk] != since_at]
 
@@ -189,15 +191,25 @@ def _tables(model: type[Model]) -> Iterator[tuple[type[Model], list[TimeoutPolic
     yield from by_table.items()
 
 
-def _targets(target: Any) -> Iterator[tuple[type[Model], str, Collection[Any]]]:
-    """Yield models, the databases that hold their rows, and the keys to look at."""
+def _keys(table: type[Model], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:
+    """Return the keys that `objects` have in `table`; a multi-table child may have another one of its own."""
+    key: Any = table._meta.pk
+    if isinstance(objects, QuerySet):
+        found = list(objects.values_list(key.name, flat=True))
+    else:
+        found = [getattr(obj, key.attname) for obj in objects]
+    return set(map(root_of_key(table).to_python, found))
+
+
+def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | list[Model]]]:
+    """Yield models, the databases that hold their rows, and the objects to check."""
     if isinstance(target, QuerySet):
         using = database_of(target.model, target)
         rows = target.using(using)
         if target.model is Timeout:
             yield from _objects_of(list(rows.only("policy", "content_type_id", "object_id")), using)
         else:
-            yield target.model, using, list(rows.values_list("pk", flat=True))
+            yield target.model, using, rows
         return
     by_place: dict[tuple[type[Model], str], list[Any]] = {}
     for obj in instances(target):
@@ -211,12 +223,12 @@ def _targets(target: Any) -> Iterator[tuple[type[Model], str, Collection[Any]]]:
         if model is Timeout:
             yield from _objects_of(objects, using)
         else:
-            yield model, using, [obj.pk for obj in objects]
+            yield model, using, objects
 
 
-def _objects_of(rows: list[Any], using: str) -> Iterator[tuple[type[Model], str, Collection[Any]]]:
+def _objects_of(rows: list[Any], using: str) -> Iterator[tuple[type[Model], str, QuerySet[Any]]]:
     for _, model, pks in objects_of(rows, using):
-        yield model, using, pks
+        yield model, using, model._base_manager.using(using).filter(pk__in=pks)
 
 
 def _pages(pks: Collection[Any]) -> Iterator[list[Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from django import forms
 from django.contrib import admin
@@ -11,13 +12,15 @@ from django.db.models import Q, Subquery
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq.admin.about import kinds_of, of_each
+from django_delayq.admin.about import of_each
 from django_delayq.admin.actions import steering_actions
 from django_delayq.admin.filters import due_condition
 from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.wording import pending_until, time_tag
-from django_delayq.ledger.subjects import pk_of
+from django_delayq.key_types import pk_of
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
+from django_delayq.object_ids import kind_of, tables_of
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
@@ -48,22 +51,25 @@ class TimeoutsFilter(admin.SimpleListFilter):
         value = self.value()
         if value not in {choice for choice, _words in self.lookup_choices}:
             return queryset
-        return queryset.filter(pk__in=_keys(queryset.model, str(value)))
+        return queryset.filter(_objects_by(queryset.model, str(value)))
 
 
-def _keys(model: type[Model], value: str) -> list[Any]:
-    """The keys of the objects whose timeouts are such, the most urgent ones."""
+def _objects_by(model: type[Model], value: str) -> Q:
+    """The condition on objects whose timeouts are such, the most urgent ones."""
+    using = database_of(model)
+    tables = {kind_of(table, using): table for table in tables_of(model)}
     pending = Q(state=Timeout.State.PENDING, settled_at__isnull=True)
     rows = Timeout.objects.filter(pending if value == "waiting" else due_condition(value))
-    rows = rows.filter(content_type__in=kinds_of(model))
+    rows = rows.filter(content_type__in=list(tables))
     rows = rows.order_by("-settled_at", "-id") if value == "dead" else rows.order_by("run_at", "id")
-    keys = []
-    for object_id in dict.fromkeys(rows.values_list("object_id", flat=True)[:MOST_OBJECTS]):
-        try:
-            keys.append(pk_of(model, object_id))
-        except ValueError:
-            continue
-    return keys
+    keys: dict[int, list[Any]] = {}
+    for kind, object_id in dict.fromkeys(rows.values_list("content_type_id", "object_id")[:MOST_OBJECTS]):
+        with suppress(ValueError):
+            keys.setdefault(kind, []).append(pk_of(tables[kind], object_id))
+    found = Q(pk__in=[])
+    for kind, pks in keys.items():
+        found |= Q(**{f"{cast('Any', tables[kind]._meta.pk).name}__in": pks})
+    return found
 
 
 class TimeoutAdminMixin(_Mixin):

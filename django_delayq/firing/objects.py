@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.locking import lock_objects
-from django_delayq.ledger.subjects import pk_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -60,7 +60,8 @@ def _present(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> se
     """Which of `pks` exist, locked by somebody or not."""
     if not pks:
         return set()
-    return set(policy.model._base_manager.using(using).filter(pk__in=pks).values_list("pk", flat=True))
+    found = policy.model._base_manager.using(using).filter(pk__in=pks).values_list("pk", flat=True)
+    return set(map(root_of_key(policy.model).to_python, found))
 
 
 def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:

@@ -16,6 +16,7 @@ from django.db.models import Model, QuerySet, Value
 from django.db.models.functions import Concat
 
 from django_delayq.conf import ConfigError
+from django_delayq.key_types import root_of_key
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     if wait:
         lock_parents(model, pks, using)
     rows = model._base_manager.using(using).select_related(None).filter(pk__in=pks).order_by("pk")
-    return {row.pk: row for row in for_update(rows, using, wait=wait)}
+    to_python = root_of_key(model).to_python
+    return {to_python(row.pk): row for row in for_update(rows, using, wait=wait)}
 
 
 def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
@@ -223,17 +225,12 @@ def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
     A statement over both tables would lock the child's half first, and deadlock with whoever is saving it.
     """
     for parent in reversed(model._meta.all_parents):
-        if root_of_key(parent) is root_of_key(model):
-            keys = parent._base_manager.using(using).filter(pk__in=pks).order_by("pk").values_list("pk", flat=True)
-            list(for_update(keys, using))
-
-
-def root_of_key(model: type[Model]) -> Any:
-    """The field that holds the primary key of `model` itself: a multi-table child's is its parent's."""
-    field: Any = model._meta.pk
-    while field.remote_field is not None:
-        field = field.target_field
-    return field
+        wanted = pks
+        if root_of_key(parent) is not root_of_key(model):  # the child has a key of its own
+            name = cast("Any", parent._meta.pk).name
+            wanted = list(model._base_manager.using(using).filter(pk__in=pks).values_list(name, flat=True))
+        keys = parent._base_manager.using(using).filter(pk__in=wanted).order_by("pk").values_list("pk", flat=True)
+        list(for_update(keys, using))
 
 
 def lock_object(model: type[M], pk: Any, using: str) -> M | None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 
-from django_delayq.ledger.locking import database_of, root_of_key
+from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 MAX_KEY = 200
-BIGGEST_KEY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Sub
         raise ValueError(f"key must be a text of at most {MAX_KEY} characters without NUL, not {key!r}.")
     content_type = ContentType.objects.db_manager(using).get_for_model(policy.concrete_model)
     object_id = object_id_of(policy.concrete_model, pk)
+    pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a text
     return Subject(policy, policy.model, pk, policy.labels, content_type.pk, object_id, key, using)
 
 
@@ -106,7 +107,9 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
 def instances(target: Any) -> list[Model]:
     """Return the model instances that `target` is, or that it contains. Raises TypeError for anything else."""
     if isinstance(target, type):
-        raise TypeError(f"Expected model instances or a queryset of them. Pass {target.__name__}.objects.all() for all.")
+        raise TypeError(
+            f"Expected model instances or a queryset of them. Pass {target.__name__}.objects.all() for all."
+        )
     found = [target] if isinstance(target, Model) or not isinstance(target, Iterable) else list(target)
     for obj in found:
         if not isinstance(obj, Model):
@@ -156,19 +159,3 @@ def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
         return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
     except ContentType.DoesNotExist:
         return None
-
-
-def object_id_of(model: type[Model], pk: Any) -> str:
-    """How the ledger writes a primary key: `str` of its Python value, the same for `"7"` and 7."""
-    return str(root_of_key(model).to_python(pk))
-
-
-def pk_of(model: type[Model], object_id: str) -> Any:
-    """The primary key that `object_id` stands for; ValueError if it cannot be one of this model."""
-    try:
-        pk = root_of_key(model).to_python(object_id)
-    except Exception as error:
-        raise ValueError(f"{object_id!r} is no key of {model.__name__}.") from error
-    if isinstance(pk, int) and abs(pk) > BIGGEST_KEY:  # SQLite raises when it is only asked for one
-        raise ValueError(f"{object_id!r} is too big to be a key of {model.__name__}.")
-    return pk

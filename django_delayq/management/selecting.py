@@ -11,7 +11,7 @@ from django.db import router
 from django.db.models import Model, Q
 
 from django_delayq.exceptions import UnknownPolicy
-from django_delayq.ledger.subjects import object_id_of
+from django_delayq.key_types import object_id_of
 from django_delayq.management.moments import moment
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy, get_policy, registry

@@ -14,9 +14,10 @@ from django.db.models import QuerySet
 from django_delayq.announcing import announce
 from django_delayq.clock import database_now
 from django_delayq.controls import Stopped, read_stopped
+from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
-from django_delayq.ledger.subjects import object_id_of, objects_of
+from django_delayq.ledger.subjects import objects_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling_bulk import ids_in_lock_order
 from django_delayq.steering.results import Refusal, Refused, Steered, steered

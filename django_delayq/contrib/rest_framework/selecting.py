@@ -12,7 +12,7 @@ from rest_framework import serializers
 
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.pagination import YEARS
-from django_delayq.ledger.subjects import object_id_of
+from django_delayq.key_types import object_id_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.status import labels_in_ledger

@@ -1,0 +1,294 @@
+"""Convert a primary key between Python, SQL and the text that the ledger stores.
+
+The ledger stores the key of an object as text. Queries compare that text with the key itself, so each supported type
+of key has exactly one text, which Python and all databases derive from it in the same way. A type without such a text
+is refused when a policy is declared. `TYPES` is the only place that defines this.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import uuid
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db.models import CharField, ExpressionWrapper, Func, Value
+from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
+
+from django_delayq.exceptions import PolicyError
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import Model
+    from django.db.models.sql.compiler import SQLCompiler
+
+LONGEST = 255
+BIGGEST_INTEGER = 2**63 - 1
+EXACT_DIGITS = 15
+"""SQLite stores decimals as floating point numbers, which are exact up to this many digits."""
+DASHES = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+
+
+class KeyType:
+    """A type of key whose text is `str` of its value, and the database's own conversion to text."""
+
+    sample: Any = 1
+    """Any value, as a placeholder for the real one in a statement that is compiled once."""
+
+    def text(self, field: Any, value: Any) -> str:
+        """Return the text of `value`, a value of the Python type of `field`."""
+        return str(value)
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        """Return the same text as an SQL expression."""
+        return Cast(reference, CharField(max_length=LONGEST))
+
+    def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        """Return the key of which `reference` is the text, as SQL that can use the key's index; None: not in SQL."""
+        return None
+
+    def fault(self, field: Any) -> str:
+        """Return why this key is not supported on any database, or an empty string."""
+        return ""
+
+    def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
+        """Return why this key is not supported on this database, or an empty string."""
+        return ""
+
+
+class _Integer(KeyType):
+    def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if connection.vendor == "postgresql":
+            return _Readable(reference, field, r"^-?[0-9]{1,18}$", "bigint")
+        return Cast(reference, field)
+
+
+class _Text(KeyType):
+    def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        # MySQL cannot use the index of the key, whose collation is another one.
+        return ExpressionWrapper(reference, CharField()) if connection.vendor != "mysql" else None
+
+    def fault(self, field: Any) -> str:
+        if field.max_length is not None and field.max_length <= LONGEST:
+            return ""
+        return f"its text may be longer than the {LONGEST} characters that the ledger stores: set max_length={LONGEST}"
+
+
+class _UUID(KeyType):
+    sample = uuid.UUID(int=0)
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        """SQLite, MySQL and older MariaDB store a UUID as 32 hex digits, but `str(uuid)` has dashes."""
+        text: Any = super().sql(reference, field, connection)
+        if connection.features.has_native_uuid_field:
+            return text
+        parts = [Substr(text, start, length) for start, length in DASHES]
+        pieces = [piece for part in parts for piece in (Value("-"), part)][1:]
+        return Lower(Concat(*pieces, output_field=CharField()))
+
+    def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if not connection.features.has_native_uuid_field:
+            return Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
+        return _Readable(reference, field, "^[0-9a-f-]{36}$", "uuid") if connection.vendor == "postgresql" else None
+
+
+class _Date(KeyType):
+    sample = datetime.date(2000, 1, 1)
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if connection.vendor == "postgresql":  # a cast would follow the DateStyle of the server
+            return _Template("to_char({0}, 'YYYY-MM-DD')", reference)
+        return super().sql(reference, field, connection)
+
+
+class _DateTime(KeyType):
+    """In UTC, always with microseconds: 2026-11-21 12:00:00.000000+00:00; with USE_TZ=False without the offset."""
+
+    @property
+    def sample(self) -> Any:  # type: ignore[override]
+        return datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC if settings.USE_TZ else None)
+
+    def text(self, field: Any, value: Any) -> str:
+        moment = field.get_prep_value(value)
+        if settings.USE_TZ:
+            moment = moment.astimezone(datetime.UTC)
+        return str(moment.isoformat(" ", "microseconds"))
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        offset = "+00:00" if settings.USE_TZ else ""
+        if connection.vendor == "postgresql":
+            moment = "{0} AT TIME ZONE 'UTC'" if settings.USE_TZ else "{0}"
+            return _Template(f"(to_char({moment}, 'YYYY-MM-DD HH24:MI:SS.US') || '{offset}')", reference)
+        if connection.vendor == "mysql":
+            return _Template(f"CONCAT(CAST({{0}} AS CHAR), '{offset}')", reference)
+        zeros = "CASE WHEN length({0}) = 19 THEN '.000000' ELSE '' END"
+        return _Template(f"({{0}} || {zeros} || '{offset}')", reference)
+
+    def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
+        if connection.vendor == "postgresql" or not settings.USE_TZ or connection.timezone_name == "UTC":
+            return ""
+        return f"database {connection.alias!r} stores it in the time zone {connection.timezone_name}: remove TIME_ZONE"
+
+
+class _Decimal(KeyType):
+    """With all decimal places of the field: 1.50."""
+
+    sample = Decimal(1)
+
+    def text(self, field: Any, value: Any) -> str:
+        places = field.decimal_places
+        if not value.is_finite() or value != round(value, places):
+            raise ValueError(f"{value} is not a key with {places} decimal places: use the value that the database has.")
+        return f"{value or abs(value):.{places}f}"
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if connection.vendor == "sqlite":
+            return _Template(f"printf('%%.{field.decimal_places}f', {{0}})", reference)
+        return super().sql(reference, field, connection)
+
+    def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
+        if connection.vendor != "sqlite" or field.max_digits <= EXACT_DIGITS:
+            return ""
+        return f"SQLite stores {EXACT_DIGITS} digits of a decimal exactly: set max_digits={EXACT_DIGITS}"
+
+
+class _Duration(KeyType):
+    """In seconds, always with microseconds: 86400.000000, which Django reads as a duration."""
+
+    sample = datetime.timedelta(0)
+
+    def text(self, field: Any, value: Any) -> str:
+        microseconds = value // datetime.timedelta(microseconds=1)
+        seconds, rest = divmod(abs(microseconds), 1_000_000)
+        return f"{'-' if microseconds < 0 else ''}{seconds}.{rest:06d}"
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if connection.vendor == "postgresql":
+            return _Template("EXTRACT(EPOCH FROM {0})::numeric(26, 6)::varchar", reference)
+        if connection.vendor == "mysql":
+            return _Template("CAST(CAST({0} / 1000000 AS DECIMAL(26, 6)) AS CHAR)", reference)
+        parts = "abs({0}) / 1000000, abs({0}) - abs({0}) / 1000000 * 1000000"
+        return _Template(f"printf('%%s%%d.%%06d', CASE WHEN {{0}} < 0 THEN '-' ELSE '' END, {parts})", reference)
+
+
+class _IP(KeyType):
+    sample = "::"
+
+    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
+        if connection.vendor != "postgresql":
+            return super().sql(reference, field, connection)
+        # Without the /32 that a cast appends. PostgreSQL writes the last 32 bits of ::/96 as IPv4, Python does not.
+        low = "({0} - inet '::')"
+        digits = f"'::' || to_hex({low} >> 16) || ':' || to_hex({low} & 65535)"
+        special = "{0} <<= inet '::/96' AND {0} > inet '::ffff'"
+        return _Template(f"(CASE WHEN {special} THEN {digits} ELSE host({{0}}) END)", reference)
+
+
+_INTEGER, _TEXT = _Integer(), _Text()
+TYPES: dict[str, KeyType] = {
+    **dict.fromkeys(("AutoField", "BigAutoField", "SmallAutoField"), _INTEGER),
+    **dict.fromkeys(("IntegerField", "BigIntegerField", "SmallIntegerField"), _INTEGER),
+    **dict.fromkeys(("PositiveIntegerField", "PositiveBigIntegerField", "PositiveSmallIntegerField"), _INTEGER),
+    **dict.fromkeys(("CharField", "SlugField", "FilePathField"), _TEXT),
+    "UUIDField": _UUID(),
+    "DateField": _Date(),
+    "DateTimeField": _DateTime(),
+    "DecimalField": _Decimal(),
+    "DurationField": _Duration(),
+    "GenericIPAddressField": _IP(),
+}
+NAMES = "integer, UUID, text, date, datetime, decimal, duration and IP address"
+"""The supported types in words, for messages."""
+
+
+def root_of_key(model: type[Model]) -> Any:
+    """Return the field that holds the primary key of `model` itself: for a one-to-one key, the key it points to."""
+    field: Any = model._meta.pk
+    while field.remote_field is not None:
+        field = field.target_field
+    return field
+
+
+@functools.lru_cache(maxsize=1000)
+def key_type(model: type[Model]) -> KeyType:
+    """Return the type of the primary key of `model`.
+
+    Raises:
+        PolicyError: the type is not supported.
+    """
+    if words := refusal(model):
+        raise PolicyError(words)
+    return TYPES[root_of_key(model).get_internal_type()]
+
+
+def refusal(model: type[Model], connection: BaseDatabaseWrapper | None = None) -> str:
+    """Return why timeouts cannot refer to objects of `model` by their primary key, or an empty string.
+
+    `connection`: consider also what this database cannot do.
+    """
+    name = model._meta.label
+    if len(getattr(model._meta, "pk_fields", ())) > 1:
+        return f"{name}: models with a composite primary key are not supported. Use a single field as the key."
+    field = root_of_key(model)
+    kind = TYPES.get(field.get_internal_type())
+    if kind is None or hasattr(field, "from_db_value"):
+        what, why = type(field).__name__, f"supported are {NAMES} keys of Django's own field types"
+    else:
+        what = type(field).__name__
+        why = kind.fault(field) or ("" if connection is None else kind.fault_on(field, connection))
+        if not why:
+            return ""
+    return (
+        f"{name}: the primary key {field.name!r} is a {what}, which is not supported: {why}. "
+        "Or use an automatic primary key and make this field unique."
+    )
+
+
+def object_id_of(model: type[Model], pk: Any) -> str:
+    """Return the text of a primary key in the ledger, the same for `"7"` and 7."""
+    return key_type(model).text(root_of_key(model), root_of_key(model).to_python(pk))
+
+
+def pk_of(model: type[Model], object_id: str) -> Any:
+    """Return the primary key of which `object_id` is the text; ValueError if it is not a key of this model."""
+    try:
+        pk = root_of_key(model).to_python(object_id)
+    except Exception as error:
+        raise ValueError(f"{object_id!r} is not a key of {model.__name__}.") from error
+    if isinstance(pk, int) and abs(pk) > BIGGEST_INTEGER:  # SQLite raises when it is only asked for one
+        raise ValueError(f"{object_id!r} is too big to be a key of {model.__name__}.")
+    return pk
+
+
+class _Template(Func):
+    """SQL with `{0}` for the key."""
+
+    output_field = CharField()
+
+    def __init__(self, sql: str, reference: Any) -> None:
+        super().__init__(reference)
+        self.sql = sql
+
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
+        """Compile the key into every place."""
+        sql, params = compiler.compile(self.get_source_expressions()[0])
+        return self.sql.format(sql), [*params] * self.sql.count("{0}")
+
+
+class _Readable(Func):
+    """On PostgreSQL: the text as a value of the key's type, or NULL. A bare cast of another text ends the query."""
+
+    def __init__(self, text: Any, field: Any, pattern: str, kind: str) -> None:
+        super().__init__(text, output_field=field)
+        self.pattern, self.kind = pattern, kind
+
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **kwargs: Any
+    ) -> tuple[str, Any]:
+        """Compile the guarded cast."""
+        sql, params = compiler.compile(self.get_source_expressions()[0])
+        return f"(CASE WHEN {sql} ~ %s THEN {sql}::{self.kind} END)", (*params, self.pattern, *params)
