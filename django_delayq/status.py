@@ -24,6 +24,9 @@ SAMPLE: Final = 1_000
 HOURS: Final = 24
 MOST_LABELS: Final = 1_000
 
+COUNTED: Final = ("pending", "firing", "dead", "fired", "skipped")
+"""The counts of a policy that do not include one another."""
+
 State = Timeout.State
 
 
@@ -49,7 +52,7 @@ class PolicyStatus:
 
     label: str
     state: PolicyState | None
-    """What is declared and in force; None: nobody declares this label any more, but rows name it."""
+    """What is declared and in force; None: the label is not declared (renamed, removed), but rows name it."""
     pending: Count = NOTHING
     due: Count = NOTHING
     overdue: Count = NOTHING
@@ -143,13 +146,13 @@ def workers_alive(using: str) -> list[WorkerStatus]:
 
 
 def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[PolicyStatus]:
-    """Each declared policy by its label, and then each label that nobody declares any more and unsettled rows name."""
+    """Return each declared policy by its label, then each label that is not declared and has rows that are counted."""
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
     declared = [policy_status(state, using, now, hours=hours) for state in policy_states(using)]
     unknown = [label for label in labels_in_ledger(using) if registry.get(label) is None]
     left = [_status_of(label, [label], None, using, now, hours=hours) for label in unknown]
-    return declared + [policy for policy in left if policy.pending.value or policy.firing.value]
+    return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTED)]
 
 
 def policy_status(state: PolicyState, using: str, now: datetime, *, hours: bool = True) -> PolicyStatus:

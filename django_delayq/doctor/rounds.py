@@ -28,8 +28,12 @@ def waiting(using: str) -> Iterator[Finding]:
     late = list(_late(policies, using))
     yield from late or [ok("overdue", "Nothing that may fire has waited for longer than a minute.")]
     for policy in policies:
-        if policy.state is None:
-            text = f"{policy.pending} wait under {policy.label}, which is not declared."
+        left = (policy.pending, policy.firing, policy.dead)
+        if policy.state is None and any(count.value for count in left):
+            pending, firing, dead = left
+            text = (
+                f"{policy.label} is not declared, but has {pending} pending, {firing} firing and {dead} dead timeouts."
+            )
             yield warning("unknown_policy", text, "Declare it, name it in aliases= of its successor, or cancel them.")
         if policy.dead.value:
             hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."

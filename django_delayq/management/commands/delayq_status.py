@@ -50,7 +50,8 @@ def _lines(seen: Snapshot) -> Iterator[str]:
     yield f"redis     {_redis(seen)}"
     for policy in seen.policies:
         if policy.state is None:
-            yield f"unknown   {policy.label}: {policy.pending} pending, and nobody declares it"
+            counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
+            yield f"unknown   {policy.label} is not declared: {counts}"
         elif policy.is_stopped:
             until = f" until {local(policy.state.until)}" if policy.state.until else ""
             why = f": {policy.state.reason}" if policy.state.reason else ""

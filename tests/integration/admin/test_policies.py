@@ -280,8 +280,11 @@ def test_moving_for_too_long_is_left_to_a_worker(
     assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=45)
 
 
-def test_policies_that_are_gone_but_have_rows_are_shown(admin_client: Client, order: Order) -> None:
+@pytest.mark.parametrize("state", ["pending", "dead"])
+def test_policies_that_are_gone_but_have_rows_are_shown(admin_client: Client, order: Order, state: str) -> None:
     Timeout.objects.update(policy="gone.order.old")
+    if state == "dead":
+        Timeout.objects.update(state="dead", cause="retries", settled_at=timezone.now(), slot_taken=None)
     text = page(admin_client)
     assert "gone.order.old" in text and "Not declared any more" in text
     assert address("pause", "gone.order.old") not in text

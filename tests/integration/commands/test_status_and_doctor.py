@@ -135,6 +135,25 @@ def test_rows_that_nobody_will_fire_are_found() -> None:
 
 
 @pytest.mark.usefixtures("without_redis")
+def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do) -> None:
+    a_worker()
+    for _ in range(4):
+        Timeout.objects.filter(pk=dead(Order.objects.create()).pk).update(policy="testapp.order.forgotten")
+    told = do("delayq_status").out
+    assert "dead      4" in told
+    assert "testapp.order.forgotten is not declared: 0 pending, 0 firing, 4 dead" in told
+    (line,) = [line for line in do("delayq_policies").out.splitlines() if "testapp.order.forgotten" in line]
+    assert line.split()[1:7] == ["not", "declared", "0", "0", "4", "0"]
+    assert do("delayq_list", "--state", "dead", "--all").out.count("testapp.order.forgotten") == 4
+    level, words = worst("unknown_policy")
+    assert level == Level.WARNING
+    assert "testapp.order.forgotten is not declared, but has 0 pending, 0 firing and 4 dead timeouts." in words
+    level, words = worst("dead")
+    assert level == Level.WARNING
+    assert "4 of testapp.order.forgotten are dead." in words
+
+
+@pytest.mark.usefixtures("without_redis")
 def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from django_delayq.steering import resume
 
@@ -151,12 +170,12 @@ def test_a_missing_index_and_a_missing_migration_are_found() -> None:
     index = next(each for each in Timeout._meta.indexes if each.name == "delayq_policy")
     with connection.schema_editor() as editor:
         editor.remove_index(Timeout, index)
-    MigrationRecorder.Migration.objects.filter(app="django_delayq", name="0003_workers").update(app="elsewhere")
+    MigrationRecorder.Migration.objects.filter(app="django_delayq", name="0001_initial").update(app="elsewhere")
     try:
         assert "delayq_policy" in worst("indexes")[1]
         assert worst("indexes")[0] == Level.ERROR
         assert worst("migrations")[0] == Level.ERROR
-        assert "0003_workers" in worst("migrations")[1]
+        assert "0001_initial" in worst("migrations")[1]
     finally:
         with connection.schema_editor() as editor:
             editor.add_index(Timeout, index)
@@ -242,7 +261,7 @@ def test_the_status_says_how_things_stand(do: Do, settings: Settings) -> None:
     assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
     assert lines["oldest"].startswith("due for 36")
     assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 - (the worst policy's)")
-    assert lines["unknown"].startswith("testapp.order.forgotten: 1 pending")
+    assert lines["unknown"].startswith("testapp.order.forgotten is not declared: 1 pending")
     pause(REMIND, by=BY, reason="outage")
     assert f"paused    {REMIND} by admin:alice: outage; 1 due" in do("delayq_status").out
     seen = json.loads(do("delayq_status", "--json").out)

@@ -119,6 +119,15 @@ def test_the_gauges_tell_what_the_ledger_holds() -> None:
     assert registry.get_sample_value("delayq_workers") == 0
 
 
+def test_rows_of_a_policy_that_is_not_declared_are_in_the_gauges() -> None:
+    row = dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
+    values = {"state": "dead", "cause": "retries", "settled_at": clock.now(), "slot_taken": None}
+    type(row).objects.filter(pk=row.pk).update(policy="testapp.order.forgotten", **values)
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    assert registry.get_sample_value("delayq_dead_timeouts", {"policy": "testapp.order.forgotten"}) == 1
+
+
 def test_a_stopped_policy_is_told() -> None:
     steering.pause("testapp.order.remind", by="test")
     registry = CollectorRegistry()

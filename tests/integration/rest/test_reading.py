@@ -371,3 +371,14 @@ def test_policies_and_status_have_pages_too(admin_user: Any, url: str) -> None:
     client = APIClient(headers={"Accept": "text/html"})
     client.force_login(admin_user)
     assert client.get(url).status_code == client.options(url).status_code == 200
+
+
+def test_the_status_counts_rows_of_a_policy_that_is_not_declared_and_marks_it(
+    viewer: APIClient, schedule: Schedule
+) -> None:
+    values = {"state": "dead", "cause": "retries", "settled_at": timezone.now(), "slot_taken": None}
+    Timeout.objects.filter(pk=schedule().pk).update(policy="gone.order.old", **values)
+    told = viewer.get(STATUS).data
+    assert told["dead"]["value"] == 1
+    (shown,) = [policy for policy in told["policies"] if policy["label"] == "gone.order.old"]
+    assert (shown["is_declared"], shown["dead"]["value"]) == (False, 1)

@@ -67,6 +67,13 @@ def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
     Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
     found = of("testapp.order.forgotten")
     assert (found.state, found.pending.value) == (None, 1)
+    for state, cause, counted in (("firing", "", "firing"), ("dead", "retries", "dead"), ("fired", "due", "fired")):
+        as_if(row, state, cause, run_at=timezone.now())
+        assert getattr(of("testapp.order.forgotten"), counted).value == 1, "a row that is shown elsewhere is counted"
+    as_if(row, "dead", "retries")
+    seen = status.snapshot()
+    assert seen.dead.value == 1
+    assert [each.state for each in seen.policies if each.label == "testapp.order.forgotten"] == [None]
     as_if(row, "cancelled", "hand")
     assert "testapp.order.forgotten" not in {each.label for each in status.policy_statuses()}
     assert status.labels_in_ledger("default") == ["testapp.order.forgotten"]
