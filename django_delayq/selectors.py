@@ -128,9 +128,7 @@ def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key
     return subject_of(obj, policy, key).pending().values_list("due_at", flat=True).first()
 
 
-async def aget_deadline(
-    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = ""
-) -> datetime | None:
+async def aget_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> datetime | None:
     """`get_deadline` for async code."""
     return await sync_to_async(get_deadline)(obj, policy, key)
 

@@ -16,6 +16,7 @@ from django_delayq.admin.actions import steering_actions
 from django_delayq.admin.filters import due_condition
 from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.wording import pending_until, time_tag
+from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import pk_of
 from django_delayq.models import Timeout
 
@@ -54,7 +55,7 @@ class TimeoutsFilter(admin.SimpleListFilter):
 def _keys(model: type[Model], value: str) -> list[Any]:
     """The keys of the objects whose timeouts are such, the most urgent ones."""
     pending = Q(state=Timeout.State.PENDING, settled_at__isnull=True)
-    rows = Timeout.objects.filter(pending if value == "waiting" else due_condition(value))
+    rows = Timeout.objects.using(database_of(model)).filter(pending if value == "waiting" else due_condition(value))
     rows = rows.filter(content_type__in=kinds_of(model))
     rows = rows.order_by("-settled_at", "-id") if value == "dead" else rows.order_by("run_at", "id")
     keys = []
@@ -74,10 +75,11 @@ class TimeoutAdminMixin(_Mixin):
     """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """With the soonest pending deadline of each object, its next attempt and its policy."""
+        """With the soonest pending deadline of each object, its next attempt and its policy, all from the writer."""
         rows: QuerySet[Any] = super().get_queryset(request)
         if not self._sees_timeouts(request):
             return rows
+        rows = rows.using(database_of(self.model))
         pending = of_each(self.model).filter(slot_taken=1).order_by("due_at", "id")
         found: QuerySet[Any] = rows.annotate(
             delayq_next_due=Subquery(pending.values("due_at")[:1]),
