@@ -121,7 +121,7 @@ def _check_tables(policy: Any, using: str) -> Iterator[CheckMessage]:
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
             yield Error(
-                f"The routers keep {app} out of database {using!r}, where {policy.model.__name__} and its timeouts are.",
+                f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
                 hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
                 f"--database {using}.",
                 obj=policy,

@@ -1,4 +1,4 @@
-"""Routers of the tests, for `DELAYQ_TEST_ROUTER=replica`: a replica that never follows, and an archive without a ledger.
+"""Routers for `DELAYQ_TEST_ROUTER=replica`: a replica that never follows, and an archive without a ledger.
 
 The routers differ in whose reads they send to the replica: the library's, for the suite, or everybody's.
 """
@@ -10,7 +10,13 @@ from types import FrameType
 from typing import Any, Final
 
 REPLICATED: Final = {"django_delayq", "contenttypes", "testapp"}
-PLUMBING: Final = ("django.", "rest_framework.", "asgiref.", "tests.routers", "tests.integration.routers.conftest")
+# The last one follows the application's own relations, as DRF does, and asks the ledger by the keys that it finds.
+PLUMBING: Final = (
+    *("django.", "rest_framework.", "asgiref.", "tests.routers", "tests.integration.routers.conftest"),
+    "django_delayq.contrib.rest_framework.fields",
+)
+OF_DJANGO: Final = ("django.contrib.admin.", "django.contrib.contenttypes.forms")
+"""What looks content types up for purposes of its own, such as the admin's log."""
 REQUEST: Final = "django.core.handlers."
 
 
@@ -40,22 +46,22 @@ class LibraryReadsReplica(ReadsReplica):
     def db_for_read(self, model: Any, **hints: Any) -> str | None:
         if model._meta.app_label not in REPLICATED:
             return None
-        return "replica" if is_called_by_library(in_requests=model._meta.app_label == "django_delayq") else None
+        return "replica" if is_called_by_library(model._meta.app_label) else None
 
 
-def is_called_by_library(*, in_requests: bool = False) -> bool:
-    """Return whether the nearest frame outside Django, DRF and asgiref is the library's.
-
-    `in_requests`: what only they call during a request counts as the library's, too.
-    """
+def is_called_by_library(app: str = "") -> bool:
+    """Return whether the nearest frame outside Django, DRF and asgiref is the library's; `app`: what is read."""
     frame: FrameType | None = sys._getframe(1)
     in_request = False
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith("django_delayq."):
+        is_plumbing = name.startswith(PLUMBING)
+        if name.startswith("django_delayq.") and not is_plumbing:
             return True
-        if not name.startswith(PLUMBING):
-            return in_request and in_requests
+        if not is_plumbing:
+            return in_request and app == "django_delayq"
+        if app == "contenttypes" and name.startswith(OF_DJANGO):
+            return False
         in_request = in_request or name.startswith(REQUEST)
         frame = frame.f_back
     return False

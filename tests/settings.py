@@ -1,9 +1,9 @@
 """The one settings module of the tests. The environment chooses the servers (see `tests/servers.py`).
 
 `DELAYQ_TEST_DB`: `sqlite` (default), `postgresql` or `mariadb`. `DELAYQ_TEST_ROUTER=replica` adds a replica that is
-always stale, to which every read of the library goes that does not name the writer (see `tests/routers.py`). Child processes of a test get
-`DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and keys
-(fixture `child_environment`).
+always stale, and sends it every read of the library that does not name the writer: see `tests/routers.py`. Child
+processes of a test get `DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and
+keys (fixture `child_environment`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq import clock
 from django_delayq.admin.dates import FIELD, condition
 from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies, registry
 
@@ -128,7 +129,7 @@ def object_condition(value: str | None) -> Q:
         return Q()
     kind, _colon, object_id = value.partition(":")
     app, _dot, model = kind.partition(".")
-    found = ContentType.objects.filter(app_label=app, model=model).first()
+    found = ContentType.objects.using(database_of(Timeout)).filter(app_label=app, model=model).first()
     return Q(pk__in=[]) if found is None else Q(content_type=found.pk, object_id=object_id)
 
 

@@ -20,6 +20,7 @@ from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.reading import WindowPaginator
 from django_delayq.admin.steering_pages import buttons, steer_view
 from django_delayq.admin.wording import badge, deadline, policy_tag, time_tag
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.story import told_reason
 
@@ -80,8 +81,8 @@ class TimeoutAdmin(_ModelAdmin):
         ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Timeout]:
-        """For the list without the columns that may be large."""
-        rows = super().get_queryset(request)
+        """From the writer, as a replica may be behind; for the list without the columns that may be large."""
+        rows = super().get_queryset(request).using(database_of(Timeout))
         match = request.resolver_match
         is_list = match is not None and str(match.url_name).endswith("_changelist")
         return rows.defer("history", "payload") if is_list else rows

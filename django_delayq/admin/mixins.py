@@ -59,7 +59,7 @@ def _objects_by(model: type[Model], value: str) -> Q:
     using = database_of(model)
     tables = {kind_of(table, using): table for table in tables_of(model)}
     pending = Q(state=Timeout.State.PENDING, settled_at__isnull=True)
-    rows = Timeout.objects.filter(pending if value == "waiting" else due_condition(value))
+    rows = Timeout.objects.using(using).filter(pending if value == "waiting" else due_condition(value))
     rows = rows.filter(content_type__in=list(tables))
     rows = rows.order_by("-settled_at", "-id") if value == "dead" else rows.order_by("run_at", "id")
     keys: dict[int, list[Any]] = {}
@@ -80,10 +80,11 @@ class TimeoutAdminMixin(_Mixin):
     """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """With the soonest pending deadline of each object, its next attempt and its policy."""
+        """With the soonest pending deadline of each object, its next attempt and its policy, all from the writer."""
         rows: QuerySet[Any] = super().get_queryset(request)
         if not self._sees_timeouts(request):
             return rows
+        rows = rows.using(database_of(self.model))
         pending = of_each(self.model).filter(slot_taken=1).order_by("due_at", "id")
         found: QuerySet[Any] = rows.annotate(
             delayq_next_due=Subquery(pending.values("due_at")[:1]),

@@ -24,6 +24,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 
 if TYPE_CHECKING:
+    from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
     from django_delayq.controls import PolicyState
@@ -165,6 +166,10 @@ class PolicyChangeAdmin(_Changes):
 
     class Media:
         css = {"all": ("django_delayq/admin.css",)}
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[PolicyChange]:
+        """From the writer, as a replica may be behind."""
+        return super().get_queryset(request).using(database_of(Timeout))
 
     @admin.display(description=gettext_lazy("at"))
     def at_shown(self, change: PolicyChange) -> str:

@@ -19,6 +19,7 @@ from django_delayq.admin.objects import ObjectColumn
 from django_delayq.admin.operations import OPERATIONS, Operation, ReasonForm
 from django_delayq.admin.wording import badge, deadline
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.steering.results import Refusal
 
@@ -62,7 +63,7 @@ def ask(
         raise PermissionDenied
     if not ids:
         raise Http404
-    rows = Timeout.objects.filter(pk__in=ids).order_by("id")
+    rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids).order_by("id")
     shown = ObjectColumn(request, site)
     context = {
         **site.each_context(request),
@@ -105,14 +106,14 @@ def _act(request: HttpRequest, operation: Operation, ids: Sequence[int], site: A
 
 
 def _done(request: HttpRequest, operation: Operation, ids: Sequence[int], form: ReasonForm) -> Steered:
-    rows = Timeout.objects.filter(pk__in=ids)
+    rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids)
     reason = form.cleaned_data["reason"]
     alone = rows.first() if len(ids) == 1 else None  # a single row sends its signal, as cancel_timeout does
     who: Any = request.user.pk
     note = str(operation.noted).format(reason=reason)
 
     def log(page: Steered) -> None:
-        changed = Timeout.objects.filter(pk__in=page.ids).defer("history", "payload")
+        changed = Timeout.objects.using(database_of(Timeout)).filter(pk__in=page.ids).defer("history", "payload")
         LogEntry.objects.log_actions(who, changed, CHANGE, note)
 
     by = f"admin:{request.user.get_username()}"

@@ -17,6 +17,7 @@ from django_delayq.contrib.rest_framework.permissions import Nobody
 from django_delayq.contrib.rest_framework.serializers import CountdownSerializer
 from django_delayq.contrib.rest_framework.throttling import OptionalScope
 from django_delayq.countdown import Countdown, countdown_of
+from django_delayq.ledger.locking import database_of
 from django_delayq.policies import TimeoutPolicy, get_policy
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class CountdownView(OptionalScope, _View):
         if self.queryset is not None:  # type: ignore[misc, arg-type, unused-ignore]
             found: QuerySet[Model] = super().get_queryset()
             return found
-        manager: Any = self._policy().model._default_manager
-        return cast("QuerySet[Model]", manager.all())
+        model = self._policy().model
+        return cast("QuerySet[Model]", model._default_manager.using(database_of(model)))
 
     def get_object(self) -> Model:
         """The object, if the asking user may see its countdown. Raises Http404 if not."""

@@ -13,6 +13,7 @@ from rest_framework import serializers
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.pagination import YEARS
 from django_delayq.key_types import object_id_of
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.status import labels_in_ledger
@@ -54,7 +55,7 @@ class ObjectReference(serializers.CharField):
         if not (colon and key and dot):
             raise serializers.ValidationError(_("Name an object like shop.order:17."))
         try:
-            kind = ContentType.objects.get_by_natural_key(app, name)
+            kind = ContentType.objects.db_manager(database_of(Timeout)).get_by_natural_key(app, name)
         except ContentType.DoesNotExist as error:
             raise serializers.ValidationError(_("There is no such model.")) from error
         model = kind.model_class()

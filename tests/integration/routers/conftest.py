@@ -1,4 +1,4 @@
-"""Everything the application reads comes from a replica, which holds what `replicate` copied last and takes no write."""
+"""The application reads from a replica, which holds what `replicate` copied last and accepts no write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.db.models import Model
 from django.utils import timezone
@@ -29,15 +30,16 @@ def reads_replica(settings: Settings, needs_the_databases: None) -> None:
 
 @pytest.fixture
 def replicate(reads_replica: None, django_db_setup: None, transactional_db: None) -> Iterator[Callable[[], None]]:
-    """Copy orders and timeouts to the replica. Nothing else writes to it, and the library does not even read from it."""
+    """Copy orders and timeouts to the replica. Nothing else writes to it, and the library does not read from it."""
     wrappers = connections["replica"].execute_wrappers
 
     def copy() -> None:
         wrappers.remove(refuse)
-        for model in (Order, Timeout):
+        for model in (ContentType, Order, Timeout):
             model._base_manager.using("replica").all()._raw_delete("replica")
             rows: list[Model] = list(model._base_manager.using("default").all())
             model._base_manager.using("replica").bulk_create(rows)
+        ContentType.objects.clear_cache()
         wrappers.append(refuse)
 
     wrappers.append(refuse)

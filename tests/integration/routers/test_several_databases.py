@@ -133,7 +133,12 @@ class LedgerNowhere:
 @pytest.mark.parametrize(
     ("router", "number", "words", "fix"),
     [
-        (LedgerElsewhere(), "E004", "Order is written to database 'archive' and its timeouts to 'default'", "'archive'"),
+        (
+            LedgerElsewhere(),
+            "E004",
+            "written to database 'archive' and its timeouts to 'default'",
+            "'archive'",
+        ),
         (KindsElsewhere(), "E020", "keep contenttypes out of database 'default'", "migrate --database default"),
         (LedgerNowhere(), "E021", "keep django_delayq out of database 'default'", "migrate --database default"),
     ],
