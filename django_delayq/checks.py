@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
 from django_delayq.connections.clients import check_source
 from django_delayq.connections.eviction import evicting_policy
+from django_delayq.key_types import refusal
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import reads_other_tables
@@ -90,9 +92,12 @@ def check_policies(**_: Any) -> list[CheckMessage]:
 
 def _check_policy(policy: Any) -> Iterator[CheckMessage]:
     try:
-        database_of(policy.concrete_model)
+        using = database_of(policy.concrete_model)
     except ConfigError as error:
         yield Error(str(error), obj=policy, id="django_delayq.E004")
+    else:
+        if words := refusal(policy.concrete_model, connections[using]):
+            yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
     if reads_other_tables(policy):
         yield Warning(
             f"when of {policy.label} looks at related rows.",
@@ -131,8 +136,6 @@ def check_redis(**_: Any) -> list[CheckMessage]:
 
 def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
     """SQLite begins its transactions as writers, and the server is one that can skip locked rows."""
-    from django.db import connections
-
     found: list[CheckMessage] = []
     for alias in databases or []:
         connection = connections[alias]
