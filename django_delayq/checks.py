@@ -9,11 +9,12 @@ from django.conf import settings as django_settings
 from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
-from django.db import router
+from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
+from django_delayq.key_types import refusal
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
@@ -97,6 +98,8 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
     except ConfigError as error:
         yield Error(str(error), obj=policy, id="django_delayq.E004")
     else:
+        if words := refusal(policy.concrete_model, connections[using]):
+            yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
         yield from _check_tables(policy, using)
     if reads_other_tables(policy):
         yield Warning(
@@ -152,8 +155,6 @@ def check_redis(**_: Any) -> list[CheckMessage]:
 
 def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
     """SQLite begins its transactions as writers, and the server is one that can skip locked rows."""
-    from django.db import connections
-
     found: list[CheckMessage] = []
     for alias in databases or []:
         connection = connections[alias]

@@ -121,13 +121,14 @@ def _nothing() -> Countdown:
 def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
     """The rounds of `subject` among the timeouts that were prefetched with `obj`; None: they were not."""
     kept = getattr(obj, "_prefetched_objects_cache", {})
-    # A child's relation holds the rows of its own table; those of its parent's policies are not among them.
-    if not kept or subject.policy is None or obj._meta.concrete_model is not subject.policy.concrete_model:
+    if not kept or subject.policy is None:
         return None
+    place = (subject.content_type_id, subject.object_id)  # of a child's rows: those of this policy's table
     for field in obj._meta.private_fields:
         if isinstance(field, TimeoutRelation) and field.name in kept:
             rows = kept[field.name]
             if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
                 return None  # read from a replica, which may be behind
-            return [row for row in rows if row.policy in subject.labels and row.key == subject.key]
+            mine = [row for row in rows if (row.content_type_id, row.object_id) == place]
+            return [row for row in mine if row.policy in subject.labels and row.key == subject.key]
     return None

@@ -154,25 +154,6 @@ class _Decimal(KeyType):
         return f"SQLite stores {EXACT_DIGITS} digits of a decimal exactly: set max_digits={EXACT_DIGITS}"
 
 
-class _Duration(KeyType):
-    """In seconds, always with microseconds: 86400.000000, which Django reads as a duration."""
-
-    sample = datetime.timedelta(0)
-
-    def text(self, field: Any, value: Any) -> str:
-        microseconds = value // datetime.timedelta(microseconds=1)
-        seconds, rest = divmod(abs(microseconds), 1_000_000)
-        return f"{'-' if microseconds < 0 else ''}{seconds}.{rest:06d}"
-
-    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if connection.vendor == "postgresql":
-            return _Template("EXTRACT(EPOCH FROM {0})::numeric(26, 6)::varchar", reference)
-        if connection.vendor == "mysql":
-            return _Template("CAST(CAST({0} / 1000000 AS DECIMAL(26, 6)) AS CHAR)", reference)
-        parts = "abs({0}) / 1000000, abs({0}) - abs({0}) / 1000000 * 1000000"
-        return _Template(f"printf('%%s%%d.%%06d', CASE WHEN {{0}} < 0 THEN '-' ELSE '' END, {parts})", reference)
-
-
 class _IP(KeyType):
     sample = "::"
 
@@ -196,10 +177,9 @@ TYPES: dict[str, KeyType] = {
     "DateField": _Date(),
     "DateTimeField": _DateTime(),
     "DecimalField": _Decimal(),
-    "DurationField": _Duration(),
     "GenericIPAddressField": _IP(),
 }
-NAMES = "integer, UUID, text, date, datetime, decimal, duration and IP address"
+NAMES = "integer, UUID, text, date, datetime, decimal and IP address"
 """The supported types in words, for messages."""
 
 

@@ -67,11 +67,11 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
     for table in tables:
         key: Any = table._meta.pk
         ids: Any
-        if isinstance(objects, QuerySet):
-            plain = (objects if objects.query.is_sliced else objects.order_by()).using(using)
-            ids = plain.annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
-        else:
-            keys = [getattr(obj, key.attname) for obj in objects]
+        rows = objects.using(using) if isinstance(objects, QuerySet) else None
+        if rows is not None and not rows.query.is_sliced:
+            ids = rows.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
+        else:  # MySQL refuses a slice as a subquery
+            keys = [getattr(x, key.attname) for x in objects] if rows is None else rows.values_list(key.name, flat=True)
             ids = [object_id_of(table, each) for each in keys if each is not None]
         wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted

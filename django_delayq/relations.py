@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from django.contrib.contenttypes.fields import (
@@ -13,9 +14,9 @@ from django.contrib.contenttypes.fields import (
 )
 from django.core.checks import CheckMessage, Error
 from django.db import router
-from django.db.models import BooleanField, CharField, Expression, Q, Subquery
+from django.db.models import BooleanField, CharField, Expression, Model, Q, Subquery
 from django.db.models.lookups import Exact, In
-from django.db.models.sql.where import OR, WhereNode
+from django.db.models.sql.where import AND, OR, WhereNode
 from django.utils.functional import cached_property
 
 from django_delayq.key_types import refusal, root_of_key
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models import Model
     from django.db.models.sql.compiler import SQLCompiler
 
     from django_delayq.models import Timeout
@@ -34,6 +34,7 @@ WRITES = (
     *("add", "set", "remove", "clear", "create", "get_or_create", "update_or_create"),
     *("bulk_create", "bulk_update", "update", "delete"),
 )
+BY_KEY = ("exact", "in", "gt", "gte", "lt", "lte")
 
 
 class _SameObject(Expression):
@@ -77,9 +78,16 @@ class _SameObject(Expression):
         if root_of_key(table) is root_of_key(self.model):
             return self.key
         own = cast("type[Model]", self.model._meta.concrete_model)
-        rows = own._base_manager.filter(pk=self.key).values(cast("Any", table._meta.pk).name)
-        # An alias of its own: the surrounding query may have the same table under its own name.
-        rows.query.change_aliases({own._meta.db_table: "delayq_child"})
+        rows = own._base_manager.order_by().values(cast("Any", table._meta.pk).name)
+        query = rows.query
+        child = query.get_initial_alias()
+        # Aliases of its own: the surrounding query may have the same tables under their own names.
+        aliases = {alias: f"delayq{number}" for number, alias in enumerate(query.alias_map)}
+        query.change_aliases(aliases)
+        if outer := getattr(self.key, "alias", None):
+            query.external_aliases[outer] = True  # and therefore not quoted
+        pk: Any = own._meta.pk
+        query.where.add(Exact(pk.get_col(aliases[child]), self.key), AND)
         return Subquery(rows)
 
 
@@ -102,8 +110,23 @@ class _LedgerObjectId(CharField):  # type: ignore[type-arg]
         return _OfObject if lookup_name == "exact" else super().get_lookup(lookup_name)
 
 
+def _by_key(lookup_name: str, lhs: Any, rhs: Any) -> Any:
+    """Return the look-up on the column of `lhs` itself: Django would prepare `rhs` for the key of the other model."""
+
+    def key_of_value(value: Any) -> Any:
+        return value.pk if isinstance(value, Model) else value
+
+    column = lhs.target.get_col(lhs.alias)
+    is_list = isinstance(rhs, (list, tuple, set, frozenset))
+    return column.get_lookup(lookup_name)(column, [*map(key_of_value, rhs)] if is_list else key_of_value(rhs))
+
+
 class _Rel(GenericRel):
     """The relation as the model sees it."""
+
+    def get_lookup(self, lookup_name: str) -> Any:
+        """Find rows of the ledger by the key of the ledger."""
+        return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
     def get_extra_restriction(self, alias: Any, related_alias: Any) -> Any:
         field = cast("TimeoutRelation", self.field)
@@ -198,11 +221,16 @@ class TimeoutRelation(GenericRelation):
         if not cls._meta.abstract:
             setattr(cls, name, _ReadOnlyDescriptor(cast("Any", self.remote_field)))
 
+    def get_lookup(self, lookup_name: str) -> Any:
+        """Find objects by their own key."""
+        return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
+
     def resolve_related_fields(self) -> Any:
         """The pair of fields that Django ties subqueries by; joins use `get_extra_restriction` alone."""
         [(field, key)] = super().resolve_related_fields()
         ledger_end = copy.copy(field)
         ledger_end.__class__ = _LedgerObjectId
+        vars(ledger_end).pop("cached_col", None)  # of the original
         ledger_end.about = self.model
         return [(ledger_end, key)]
 

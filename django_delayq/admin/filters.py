@@ -13,8 +13,10 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq import clock
 from django_delayq.admin.dates import FIELD, condition
 from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
+from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
+from django_delayq.object_ids import about, kind_of, tables_of
 from django_delayq.policies import declared_queues, get_policies, registry
 
 if TYPE_CHECKING:
@@ -124,13 +126,28 @@ def due_condition(value: str | None) -> Q:
 
 
 def object_condition(value: str | None) -> Q:
-    """The rows about the object that `app.model:id` names."""
+    """The rows about the object that `app.model:id` names, also as an object of its parents' kinds."""
     if not value:
         return Q()
     kind, _colon, object_id = value.partition(":")
-    app, _dot, model = kind.partition(".")
-    found = ContentType.objects.using(database_of(Timeout)).filter(app_label=app, model=model).first()
-    return Q(pk__in=[]) if found is None else Q(content_type=found.pk, object_id=object_id)
+    app, _dot, name = kind.partition(".")
+    found = ContentType.objects.using(database_of(Timeout)).filter(app_label=app, model=name).first()
+    if found is None:
+        return Q(pk__in=[])
+    model = found.model_class()
+    if model is None:  # the model is gone: its rows keep their ids
+        return Q(content_type=found.pk, object_id=object_id)
+    try:
+        key = pk_of(model, object_id)
+        written, using = object_id_of(model, key), database_of(model)
+    except ValueError:
+        return Q(pk__in=[])
+    own = [table for table in tables_of(model) if root_of_key(table) is root_of_key(model)]
+    rows = Q(content_type__in=[kind_of(table, using) for table in own], object_id=written)
+    parents = [table for table in tables_of(model) if table not in own]
+    if parents:  # with other keys, which only the object itself knows
+        rows |= about(parents, list(model._base_manager.using(using).filter(pk=key)), using)
+    return rows
 
 
 def leads(params: dict[str, Any], dates: DateRange | None, rows: QuerySet[Any]) -> list[Lead]:

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin.about import of_object
 from django_delayq.admin.wording import badge, deadline
+from django_delayq.key_types import object_id_of
 from django_delayq.models import Timeout
 from django_delayq.story import told_reason
 
@@ -57,8 +58,8 @@ class NewestTimeouts(_FormSet):
     @property
     def object_parameter(self) -> str:
         """How the list of all timeouts is told which object is meant."""
-        meta = self.instance._meta.concrete_model._meta
-        return f"{meta.label_lower}:{self.instance.pk}"
+        model = self.instance._meta.concrete_model
+        return f"{model._meta.label_lower}:{object_id_of(model, self.instance.pk)}"
 
 
 class TimeoutInline(GenericTabularInline):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+
+from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.ledger.subjects import model_of_kind
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -17,7 +20,8 @@ def found_ids(rows: QuerySet[Any], words: str) -> list[int]:
     term = words.strip()
     if not term or "\0" in term:
         return []
-    by_object = rows.filter(content_type__in=kinds_in(rows), object_id__in=_spellings(term)).order_by("-id")
+    kinds = kinds_in(rows)
+    by_object = rows.filter(content_type__in=kinds, object_id__in=_spellings(term, kinds, rows.db)).order_by("-id")
     by_key = rows.of_key(term).order_by("-id")  # type: ignore[attr-defined]
     hits = {pk for found in (by_object, by_key) for pk in found.values_list("pk", flat=True)[:MOST_FOUND]}
     return sorted(hits, reverse=True)
@@ -36,9 +40,12 @@ def kinds_in(rows: QuerySet[Any]) -> list[int]:
     return found
 
 
-def _spellings(term: str) -> list[str]:
-    """As it was typed, and for a UUID as the ledger writes it."""
-    try:
-        return list({term, str(uuid.UUID(term))})
-    except ValueError:
-        return [term]
+def _spellings(term: str, kinds: list[int], using: str) -> set[str]:
+    """As it was typed, and as the ledger writes it for each kind of object: a UUID with dashes, 1.5 as 1.50."""
+    found = {term}
+    for kind in kinds:
+        model = model_of_kind(kind, using)
+        if model is not None:
+            with suppress(ValueError):
+                found.add(object_id_of(model, pk_of(model, term)))
+    return found

@@ -7,6 +7,7 @@ import uuid
 from django.db import models
 
 from django_delayq import TimeoutRelation
+from tests.testapp import keys  # noqa: F401 - Django finds models through this module
 
 
 class Customer(models.Model):

@@ -59,8 +59,10 @@ class ObjectReference(serializers.CharField):
         except ContentType.DoesNotExist as error:
             raise serializers.ValidationError(_("There is no such model.")) from error
         model = kind.model_class()
-        try:
-            return kind, key if model is None else object_id_of(model, key)
+        if model is None:
+            return kind, key
+        try:  # for a proxy, the kind of the model that has the table
+            return ContentType.objects.get_for_model(model), object_id_of(model, key)
         except Exception as error:
             raise serializers.ValidationError(_("This is no key of that model.")) from error
 

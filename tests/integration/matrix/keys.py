@@ -1,0 +1,134 @@
+"""The cases of the key matrix: each type of primary key, with objects that are easily mistaken for each other."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Model
+from django.utils import timezone
+
+from django_delayq import TimeoutPolicy
+from django_delayq.key_types import root_of_key
+from django_delayq.models import Timeout
+from tests.testapp import keys
+
+NOON = datetime.datetime(2026, 11, 21, 12, 0, tzinfo=datetime.UTC)
+DAY, SHORT = datetime.timedelta(days=1), datetime.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the model of its policies, and the fields that make four objects."""
+
+    model: Any
+    rows: Sequence[dict[str, Any]] = ()
+    owner: Any = None
+    """The model that the policies are declared for: the model itself, or one of its parents."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.__name__}-{self.policy_model.__name__}" if self.owner else self.model.__name__
+
+    @property
+    def policy_model(self) -> Any:
+        return self.owner or self.model
+
+    def make(self, number: int, **fields: Any) -> Any:
+        """Create the object `number`, read back from the database."""
+        given = self.rows[number] if self.rows else {}
+        if self.model is keys.OneToOneKey:
+            given = {"other": keys.UUIDKey.objects.create()}
+        made = self.model._base_manager.create(**given, **fields)
+        return self.model._base_manager.get(pk=made.pk)
+
+
+def _keyed(name: str, *values: Any) -> list[dict[str, Any]]:
+    return [{name: value} for value in values]
+
+
+TEXTS = ('50%\'s "a\\b"; ü/ß ✓', '50%\'S "A\\B"; Ü/SS ✓', '50_\'s "a\\b"; ü/ß ✓', "_:a?b#c&d=e+f")
+ADDRESSES = ("::1:0", "::0.2.0.0", "10.0.0.1", "::ffff:10.0.0.1")
+UUIDS = [uuid.UUID(int=(0xAB << 120) + number) for number in range(4)]
+# The key of each child is that of another child's row in the parent's table.
+OWN = [{"id": 100 + number, "number": 101 + number} for number in range(4)]
+OWN_TOO = [{**row, "code": str(102 + number)} for number, row in enumerate(OWN)]
+CASES = [
+    Case(keys.AutoKey, _keyed("id", 7, 77, 70, 1)),
+    Case(keys.BigAutoKey, _keyed("id", 2**40, 2**40 + 1, 24, 2)),
+    Case(keys.UUIDKey, _keyed("id", *UUIDS)),
+    Case(keys.TextKey, _keyed("code", *TEXTS)),
+    Case(keys.SlugKey, _keyed("slug", "äpfel-a", "Äpfel-a", "apfel-a", "ÄPFEL-A")),
+    Case(keys.DateKey, _keyed("day", *(datetime.date(2026, 1, 1) + number * DAY for number in range(4)))),
+    Case(keys.DateTimeKey, _keyed("moment", NOON, NOON + SHORT, NOON + DAY / 8, NOON - DAY / 8)),
+    Case(keys.DecimalKey, _keyed("number", Decimal("1.5"), Decimal(15), Decimal("-1.5"), Decimal("0.15"))),
+    Case(keys.IPKey, _keyed("address", *ADDRESSES)),
+    Case(keys.OneToOneKey),
+    Case(keys.ProxyKey, owner=keys.BigAutoKey),
+    Case(keys.SharedChild),
+    Case(keys.SharedChild, owner=keys.Parent),
+    Case(keys.SharedGrandchild, owner=keys.Parent),
+    Case(keys.OwnChild, OWN),
+    Case(keys.OwnChild, OWN, keys.Parent),
+    Case(keys.OwnGrandchild, OWN_TOO),
+    Case(keys.OwnGrandchild, OWN_TOO, keys.OwnChild),
+    Case(keys.OwnGrandchild, OWN_TOO, keys.Parent),
+    Case(keys.PolyChild, owner=keys.PolyBase),
+    Case(keys.PolyGrandchild, owner=keys.PolyBase),
+    Case(keys.PolyGrandchild, owner=keys.PolyChild),
+]
+
+
+@dataclass
+class World:
+    """One case with its policies, an object, and a second one that must not be touched."""
+
+    case: Case
+    auto: TimeoutPolicy[Any]
+    hand: TimeoutPolicy[Any]
+    obj: Any
+    twin: Any
+    others: list[Any] = field(default_factory=list)
+    handled: list[Any] = field(default_factory=list)
+
+    def rows(self, obj: Model) -> list[Timeout]:
+        """Every row about `obj`, found in Python alone."""
+        to_python = root_of_key(self.case.policy_model).to_python
+        key = to_python(self.auto.pk_of(obj))
+        rows = Timeout.objects.filter(policy__in=[self.auto.label, self.hand.label]).order_by("id")
+        return [row for row in rows if to_python(row.object_id) == key]
+
+    def row(self, obj: Model, policy: TimeoutPolicy[Any]) -> Timeout:
+        """The newest row of `policy` about `obj`."""
+        return [row for row in self.rows(obj) if row.policy == policy.label][-1]
+
+    def states(self, obj: Model, policy: TimeoutPolicy[Any]) -> list[str]:
+        return [row.state for row in self.rows(obj) if row.policy == policy.label]
+
+
+def make_world(case: Case, declare: Callable[..., TimeoutPolicy[Any]]) -> World:
+    """The policies, and three open objects with what saving armed for them."""
+    from django.db.models import Q
+
+    handled: list[Any] = []
+
+    def handler(obj: Any, timeout: Timeout) -> None:
+        assert timeout.content_object == obj
+        handled.append(obj.pk)
+
+    auto = declare(
+        case.policy_model,
+        handler,
+        name="auto",
+        after=datetime.timedelta(hours=1),
+        since="begun_at",
+        when=Q(status="open"),
+    )
+    hand = declare(case.policy_model, handler, name="hand")
+    begun = timezone.now()
+    obj, twin, other = (case.make(number, begun_at=begun) for number in range(3))
+    return World(case, auto, hand, obj, twin, [other], handled)

@@ -1,0 +1,219 @@
+"""Every verb with every type of primary key; a second object with a similar key keeps its timeouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Count, FilteredRelation, Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import DeadlinePassed, TimeoutPolicy
+from django_delayq.models import Timeout
+from django_delayq.syncing import sync_policy
+from tests.integration.matrix.keys import CASES, World, make_world
+from tests.testapp import keys
+
+pytestmark = pytest.mark.django_db
+PENDING, CANCELLED = ["pending"], ["cancelled"]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def world(request: pytest.FixtureRequest, declare: Callable[..., TimeoutPolicy[Any]]) -> Iterator[World]:
+    made = make_world(request.param, declare)
+    dq.schedule_timeout(made.twin, made.hand, hours=1)
+    before = [vars(row) | {"_state": None} for row in made.rows(made.twin)]
+    yield made
+    assert [vars(row) | {"_state": None} for row in made.rows(made.twin)] == before, "another object's timeouts"
+
+
+def test_saving_arms_cancels_and_arms_again(world: World) -> None:
+    obj, auto = world.obj, world.auto
+    assert world.states(obj, auto) == world.states(world.twin, auto) == PENDING
+    obj.status = "done"
+    obj.save()
+    assert world.states(obj, auto) == CANCELLED
+    obj.status = "open"
+    obj.save(update_fields=["status"])
+    assert world.states(obj, auto) == [*CANCELLED, *PENDING]
+    obj.begun_at += timedelta(minutes=1)
+    obj.save()
+    assert world.row(obj, auto).since_at == obj.begun_at
+
+
+def test_deleting_cancels(world: World) -> None:
+    dq.schedule_timeout(world.obj, world.hand, hours=1, key="k")
+    rows = world.rows(world.obj)
+    world.obj.delete()
+    found = Timeout.objects.filter(pk__in=[row.pk for row in rows])
+    assert {(row.state, row.cause) for row in found} == {("cancelled", "gone")}
+    dq.schedule_timeouts(world.others, world.hand, hours=1)
+    rows = world.rows(world.others[0])
+    world.case.model._base_manager.filter(pk=world.others[0].pk).delete()
+    assert {row.state for row in Timeout.objects.filter(pk__in=[row.pk for row in rows])} == {"cancelled"}
+
+
+def test_the_single_verbs(world: World) -> None:
+    obj, hand = world.obj, world.hand
+    row = dq.schedule_timeout(obj, hand, hours=1)
+    assert row.content_object == world.case.policy_model._base_manager.get(pk=world.auto.pk_of(obj))
+    assert Timeout.objects.get(pk=row.pk).content_object == row.content_object
+    moved = dq.reschedule_timeout(obj, hand, hours=2)
+    assert moved is not None and moved.pk == row.pk
+    extended = dq.extend_timeout(obj, hand, hours=1)
+    assert extended is not None and extended.due_at == moved.due_at + timedelta(hours=1)
+    assert dq.get_deadline(obj, hand) == extended.due_at
+    assert str(row.pk) in str(dq.explain_timeout(obj, hand)) or "extended" in str(dq.explain_timeout(obj, hand))
+    assert "It is due" in str(dq.explain_timeout(obj, world.auto))
+    again = dq.schedule_timeout(obj, hand, hours=5)
+    assert again.pk == row.pk
+    assert dq.cancel_timeout(row)
+    assert dq.cancel_timeout(obj, hand)
+    assert dq.get_deadline(obj, hand) is None
+    assert world.states(obj, hand) == CANCELLED
+
+
+def test_the_bulk_verbs(world: World) -> None:
+    obj, hand, model = world.obj, world.hand, world.case.model
+    mine = model._base_manager.filter(pk__in=[obj.pk, world.others[0].pk])
+    assert dq.schedule_timeouts([obj], hand, hours=1) == 1
+    assert dq.schedule_timeouts(mine, hand, hours=2) == 2
+    due = dq.get_deadline(obj, hand)
+    assert due is not None
+    for target in (obj, [obj], model._base_manager.filter(pk=obj.pk)):
+        assert dq.extend_timeouts(dq.pending_timeouts(target, hand), hours=1) == 1
+    assert dq.get_deadline(obj, hand) == due + timedelta(hours=3)
+    assert dq.reschedule_timeouts(dq.pending_timeouts(mine, hand), hours=9) == 2
+    assert dq.cancel_timeouts(dq.pending_timeouts(obj)) == 2
+    assert world.states(obj, hand) == world.states(obj, world.auto) == CANCELLED
+    assert dq.cancel_timeouts(dq.pending_timeouts([world.others[0]], "hand")) == 1
+
+
+def test_pending_timeouts_finds_exactly_those_of_the_target(world: World) -> None:
+    model, obj, other = world.case.model, world.obj, world.others[0]
+    everything = {row.pk for each in (obj, world.twin, other) for row in world.rows(each)}
+    own = {row.pk for row in world.rows(obj)}
+    ids = [
+        {row.pk for row in dq.pending_timeouts(target)}
+        for target in (obj, [obj], model._base_manager.filter(pk=obj.pk), model._base_manager.filter(pk=obj.pk)[:1])
+    ]
+    assert ids == [own] * 4
+    assert {row.pk for row in dq.pending_timeouts(model)} == everything
+    assert {row.pk for row in dq.pending_timeouts(model._base_manager.all(), world.auto)} == {
+        world.row(each, world.auto).pk for each in (obj, world.twin, other)
+    }
+    assert not dq.pending_timeouts(obj, key="k").exists()
+
+
+def test_syncing_arms_and_cancels(world: World) -> None:
+    model, obj, auto = world.case.model, world.obj, world.auto
+    one = model._base_manager.filter(pk=obj.pk)
+    assert dq.sync_timeouts(obj) == dq.sync_timeouts(model._base_manager.all()) == 0
+    one.update(status="done")
+    assert dq.sync_timeouts([obj]) == 1
+    assert world.states(obj, auto) == CANCELLED
+    one.update(status="open")
+    assert dq.sync_timeouts(one) == 1
+    assert world.states(obj, auto) == [*CANCELLED, *PENDING]
+    assert sum(sync_policy(auto, "default")) == 0
+    one.update(status="done")
+    assert sync_policy(auto, "default").cancelled == 1
+    one.update(status="open")
+    assert sync_policy(auto, "default").armed == 1
+    assert sum(sync_policy(auto, "default")) == 0
+    assert world.states(obj, auto) == [*CANCELLED, *CANCELLED, *PENDING]
+
+
+def test_the_relation_of_one_object_and_prefetched(world: World) -> None:
+    objects = [world.obj, world.twin, world.others[0]]
+    expected = {obj.pk: [row.pk for row in world.rows(obj)] for obj in objects}
+    assert all(expected.values())
+    assert {obj.pk: [row.pk for row in obj.timeouts.order_by("id")] for obj in objects} == expected
+    found = world.case.model._base_manager.prefetch_related("timeouts")
+    assert {obj.pk: sorted(row.pk for row in obj.timeouts.all()) for obj in found} == expected
+    rows = Timeout.objects.filter(pk__in=[pk for pks in expected.values() for pk in pks])
+    # Django compares classes and keys as they are: not those of polymorphic instances, nor "::1:0" with "::0.1.0.0".
+    if not issubclass(world.case.model, (keys.PolyBase, keys.IPKey)):
+        owners = {row.pk: row.content_object for row in rows.prefetch_related("content_object")}
+        assert {owners[pk].pk for pk in expected[world.obj.pk]} == {world.auto.pk_of(world.obj)}
+    assert world.obj.timeouts.filter(policy=world.auto.label).get() == world.row(world.obj, world.auto)
+
+
+def test_joins_along_the_relation(world: World) -> None:
+    model, obj, twin, other = world.case.model, world.obj, world.twin, world.others[0]
+    rows = model._base_manager.order_by("pk")
+    dq.cancel_timeout(obj, world.auto)
+
+    def keys_of(found: Any) -> set[Any]:
+        return {each.pk for each in found}
+
+    assert keys_of(rows.filter(timeouts__state="pending")) == {twin.pk, other.pk}
+    assert keys_of(rows.filter(timeouts__state="cancelled")) == {obj.pk}
+    assert keys_of(rows.filter(timeouts=world.row(obj, world.auto))) == {obj.pk}
+    assert keys_of(rows.filter(timeouts__policy=world.hand.label, timeouts__state="pending")) == {twin.pk}
+    assert keys_of(rows.exclude(timeouts__state="pending")) == {obj.pk}
+    assert keys_of(rows.exclude(timeouts__state="cancelled")) == {twin.pk, other.pk}
+    assert keys_of(rows.filter(~Q(timeouts__policy=world.hand.label))) == {obj.pk, other.pk}
+    assert keys_of(rows.filter(timeouts__isnull=True)) == set()
+    counted = rows.annotate(waiting=Count("timeouts", filter=Q(timeouts__state="pending")), all=Count("timeouts"))
+    assert {each.pk: (each.waiting, each.all) for each in counted} == {
+        obj.pk: (0, 1),
+        twin.pk: (2, 2),
+        other.pk: (1, 1),
+    }
+    assert set(rows.values_list("timeouts__policy", flat=True)) == {world.auto.label, world.hand.label}
+    assert keys_of(rows.filter(timeouts__in=[world.row(obj, world.auto)])) == {obj.pk}
+    inner = model._base_manager.filter(timeouts__state="cancelled").values("pk")
+    assert keys_of(rows.filter(pk__in=inner)) == {obj.pk}
+    waiting = FilteredRelation("timeouts", condition=Q(timeouts__state="pending"))
+    assert keys_of(rows.annotate(waiting=waiting).filter(waiting__isnull=True)) == {obj.pk}
+
+
+def test_joins_from_the_ledger(world: World) -> None:
+    owner = world.case.policy_model
+    if owner not in {keys.Parent, keys.PolyBase} and owner._meta.all_parents:
+        pytest.skip("the relation's name belongs to the parent")
+    name = owner._meta.model_name
+    key = world.auto.pk_of(world.obj)
+    found = Timeout.objects.filter(**{f"{name}__pk": key, f"{name}__status": "open"})
+    assert [row.pk for row in found] == [row.pk for row in world.rows(world.obj)]
+    assert list(Timeout.objects.filter(**{name: owner._base_manager.get(pk=key)})) == world.rows(world.obj)
+    left = Timeout.objects.exclude(**{f"{name}__pk": key})
+    assert {row.object_id for row in left} >= {row.object_id for row in world.rows(world.twin)}
+    assert not set(left) & set(world.rows(world.obj))
+    expected = {row.pk: world.auto.pk_of(each) for each in (world.obj, world.twin) for row in world.rows(each)}
+    pairs = Timeout.objects.filter(pk__in=expected).values_list("pk", f"{name}__pk")
+    assert {row_id: owner._meta.pk.to_python(pk) for row_id, pk in pairs} == {
+        row_id: owner._meta.pk.to_python(pk) for row_id, pk in expected.items()
+    }
+
+
+def test_a_deadline_as_a_column(world: World) -> None:
+    obj, twin, other = world.obj, world.twin, world.others[0]
+    dq.reschedule_timeout(obj, world.auto, hours=9)
+    dq.cancel_timeout(other, world.auto)
+    rows = world.case.model._base_manager.annotate(due=dq.Deadline("auto"))
+    expected = {each.pk: dq.get_deadline(each, "auto") for each in (obj, twin, other)}
+    assert dict(rows.values_list("pk", "due")) == expected or {each.pk: each.due for each in rows} == expected
+    assert [each.pk for each in rows.filter(due__isnull=False).order_by("due")] == [twin.pk, obj.pk]
+    assert [each.pk for each in rows.filter(due__gt=timezone.now() + timedelta(hours=5))] == [obj.pk]
+
+
+def test_the_guard(world: World) -> None:
+    obj, auto = world.obj, world.auto
+    with dq.before_deadline(obj, auto) as row:
+        assert row is not None and row.pk == world.row(obj, auto).pk
+        obj.status = "done"
+        obj.save()
+    assert world.row(obj, auto).cause == "condition"
+    obj.status = "open"
+    obj.save()
+    Timeout.objects.filter(pk=world.row(obj, auto).pk).update(
+        state="fired", cause="due", settled_at=timezone.now(), slot_taken=None
+    )
+    with pytest.raises(DeadlinePassed), dq.before_deadline(obj, "auto"):
+        pytest.fail("the deadline has passed")
+    assert not dq.cancel_timeout(obj, auto)
