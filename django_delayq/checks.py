@@ -16,7 +16,7 @@ from django_delayq.connections.clients import check_source
 from django_delayq.connections.eviction import evicting_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import get_policies
-from django_delayq.policy_rules import reads_other_tables
+from django_delayq.policy_rules import reads_other_rows
 from django_delayq.scrubbing import get_scrubber
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
         database_of(policy.concrete_model)
     except ConfigError as error:
         yield Error(str(error), obj=policy, id="django_delayq.E004")
-    if reads_other_tables(policy):
+    if reads_other_rows(policy):
         yield Warning(
             f"when of {policy.label} looks at related rows.",
             hint="Saving a related row neither arms nor cancels, and its state is not locked while firing. "

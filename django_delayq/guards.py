@@ -10,7 +10,7 @@ from django.db.models import Model
 
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import begin_write, for_update, lock_parents
+from django_delayq.ledger.locking import begin_write, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import condition_holds
@@ -45,9 +45,7 @@ def before_deadline(
     subject = subject_of(obj, policy, key)
     with transaction.atomic(using=subject.using):
         begin_write(subject.using)
-        lock_parents(type(obj), [obj.pk], subject.using)
-        rows = type(obj)._base_manager.using(subject.using)
-        obj.refresh_from_db(using=subject.using, from_queryset=for_update(rows.all(), subject.using))
+        obj.refresh_from_db(using=subject.using, from_queryset=locking_rows(type(obj), [obj.pk], subject.using))
         cancelling = cancel_newest(subject, reason=reason)
         row = cancelling.row
         if not cancelling.in_time and row is not None:

@@ -127,7 +127,7 @@ def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -
         content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
     )
     present = Q(slot_taken=1)
-    rows = model._base_manager.using(using).filter(policy.when or Q())
+    rows = policy.model._base_manager.using(using).filter(policy.when or Q())
     if isinstance(policy.since, str):
         present |= CLOSING & Q(since_at=OuterRef(policy.since))
         rows = rows.filter(**{f"{policy.since}__isnull": False})
@@ -160,13 +160,13 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
 
 def _fitting(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
     """The rows that the round in the surrounding query fits, one of which must be its own."""
-    rows = policy.concrete_model._base_manager.using(using).filter(policy.when or Q())
+    rows = policy.model._base_manager.using(using).filter(policy.when or Q())
     return rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
 
 
 def _wrong(policy: TimeoutPolicy[Any], counted: dict[Any, Any], using: str) -> list[Any]:
     """Of the keys `counted`, with what their rounds count from, those that no longer fit."""
-    rows = policy.concrete_model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
+    rows = policy.model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
     since = F(policy.since) if isinstance(policy.since, str) else F("pk")
     holding = dict(rows.values_list("pk", since))
     fits = holding if isinstance(policy.since, str) else {pk: counted[pk] for pk in holding}
