@@ -23,7 +23,7 @@ from django_delayq import clock
 from django_delayq.announcing import announce, push, withdraw
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import as_it_is, for_update, lock_objects, transaction_of
+from django_delayq.ledger.locking import as_it_is, lock_objects, transaction_of
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
 from django_delayq.observing import CLOSING, Observed, observe_many, observe_one
@@ -215,6 +215,5 @@ class _Objects:
         key = (one.policy.model, one.pk)
         if key not in self._read:
             rows = one.policy.model._base_manager.using(self.using).filter(pk=one.pk)
-            locks = connections[self.using].in_atomic_block
-            self._read[key] = (for_update(rows, self.using) if locks else rows).get()
+            self._read[key] = as_it_is(rows, self.using).get()
         return self._read[key]

@@ -18,7 +18,7 @@ from django_delayq.key_types import refusal
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
-from django_delayq.policy_rules import reads_other_tables
+from django_delayq.policy_rules import reads_other_rows
 from django_delayq.scrubbing import get_scrubber
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
         if words := refusal(policy.concrete_model, connections[using]):
             yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
         yield from _check_tables(policy, using)
-    if reads_other_tables(policy):
+    if reads_other_rows(policy):
         yield Warning(
             f"when of {policy.label} looks at related rows.",
             hint="Saving a related row neither arms nor cancels, and its state is not locked while firing. "

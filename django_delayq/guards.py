@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
-from django.db.models import Model
 
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import begin_write, for_update, lock_object, lock_parents
+from django_delayq.ledger.locking import begin_write, lock_object, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import condition_holds
@@ -51,7 +50,7 @@ def before_deadline(
             if subject.model is not None:
                 lock_object(subject.model, subject.pk, subject.using)
         else:
-            _refresh_locked(obj, subject.using)
+            obj.refresh_from_db(using=subject.using, from_queryset=locking_rows(type(obj), [obj.pk], subject.using))
         cancelling = cancel_newest(subject, reason=reason)
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=subject.using)
@@ -61,12 +60,6 @@ def before_deadline(
         yield row
         if cancelling.won and row is not None and subject.policy is not None:
             _note_what_the_block_did(row, subject.policy, subject.pk, subject.using)
-
-
-def _refresh_locked(obj: Model, using: str) -> None:
-    lock_parents(type(obj), [obj.pk], using)
-    rows = type(obj)._base_manager.using(using)
-    obj.refresh_from_db(using=using, from_queryset=for_update(rows.all(), using))
 
 
 def _note_what_the_block_did(row: Timeout, policy: TimeoutPolicy[Any], pk: Any, using: str) -> None:

@@ -16,11 +16,11 @@ from django.db.models.fields import BigIntegerField, DateTimeField
 
 from django_delayq.controls import delay_in_force
 from django_delayq.key_types import key_type
-from django_delayq.ledger.locking import as_it_is, for_update, lock_parents, may_read_stale
+from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, may_read_stale, rows_of
 from django_delayq.models import Timeout
 from django_delayq.object_ids import object_id
 from django_delayq.policies import registry
-from django_delayq.policy_rules import reads_other_tables
+from django_delayq.policy_rules import reads_other_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -58,9 +58,10 @@ class Observed:
 
 
 def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
-    """A query over rows of `model`: the key, then `COLUMNS` per policy, as `read` expects them.
+    """Return a query over the table of `model`: the key, then `COLUMNS` per policy, as `read` expects them.
 
-    Inside a transaction that may read stale rows, MySQL is made to read the ledger as it is now.
+    It joins nothing but parents' tables, whatever the managers of `model` do, so that it can be locked. Inside a
+    transaction that may read stale rows, MySQL is made to read the ledger as it is now.
     """
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     key = model._meta.pk
@@ -73,7 +74,7 @@ def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], usi
             content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
         )
         pending = rows.filter(slot_taken=1).order_by("-id")
-        columns[f"delayq{number}_holds"] = _holds(policy, model, using)
+        columns[f"delayq{number}_holds"] = _holds(policy, using)
         columns[f"delayq{number}_since"] = since or Value(None, output_field=DateTimeField())
         columns[f"delayq{number}_pending"] = Subquery(pending.values("id")[:1], output_field=BigIntegerField())
         columns[f"delayq{number}_round"] = Subquery(pending.values("since_at")[:1], output_field=DateTimeField())
@@ -83,17 +84,21 @@ def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], usi
             else Value(None, output_field=IntegerField())
         )
         columns[f"delayq{number}_after"] = delay_in_force(policy, using)
-    rows_of_model = model._base_manager.using(using).annotate(**columns)
-    return cast("QuerySet[Any, Any]", rows_of_model.values_list("pk", *columns))
+    return cast("QuerySet[Any, Any]", rows_of(model, using).annotate(**columns).values_list("pk", *columns))
 
 
-def _holds(policy: TimeoutPolicy[Any], model: type[Model], using: str) -> Any:
-    """`when` as 1 or 0; NULL is 0. A related look-up must not join: PostgreSQL locks no nullable side of a join."""
+def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:
+    """Return `when` as 1 or 0; NULL is 0.
+
+    What reads other rows, or may read what the policy's base manager adds, is a query of its own: PostgreSQL locks
+    neither the nullable side of a join nor groups. A row that the base manager hides does not match.
+    """
     when = policy.when
-    if not when:
+    if has_own_manager(policy.model) or reads_other_rows(policy):
+        rows = policy.model._base_manager.using(using).filter(pk=OuterRef("pk"))
+        when = Q(Exists(rows.filter(when) if when else rows))
+    elif not when:
         return Value(1, output_field=IntegerField())
-    if reads_other_tables(policy):
-        when = Q(Exists(model._base_manager.using(using).filter(pk=OuterRef("pk")).filter(when)))
     return Case(When(when, then=Value(1)), default=Value(0), output_field=IntegerField())
 
 
@@ -139,7 +144,7 @@ def observe_many(
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Whether `when` holds on the row `pk` as this transaction sees it; a row that is gone: no."""
-    rows = policy.concrete_model._base_manager.using(using).filter(pk=pk)
+    rows = policy.model._base_manager.using(using).filter(pk=pk)
     return bool(as_it_is(rows.filter(policy.when) if policy.when else rows, using).values_list("pk")[:1])
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError
-from django.db.models import DateTimeField, Model, Q
-from django.db.models.expressions import Col, Subquery
+from django.db.models import DateTimeField, GeneratedField, Model, Q
+from django.db.models.expressions import Col, RawSQL, Subquery
+from django.db.models.sql import Query
 
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import refusal
@@ -100,48 +101,87 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
 
 
 def _check_since(policy: TimeoutPolicy[Any], since: str) -> None:
-    dates = [field.name for field in policy.model._meta.concrete_fields if isinstance(field, DateTimeField)]
+    dates = [field.name for field in policy.model._meta.concrete_fields if _is_moment(field)]
     try:
         field = policy.model._meta.get_field(since)
     except FieldDoesNotExist:
         field = None
-    if not isinstance(field, DateTimeField):
+    if not _is_moment(field):
         near = difflib.get_close_matches(since, dates, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
         raise PolicyError(
-            f"Timeout policy {policy.label}: since={since!r} is no DateTimeField of {policy.model.__name__}. {hint}"
+            f"Timeout policy {policy.label}: since={since!r} is not a DateTimeField of {policy.model.__name__}. {hint}"
         )
 
 
+def _is_moment(field: Any) -> bool:
+    """Return whether `field` holds datetimes; one that the database generates says so by its output."""
+    return isinstance(field.output_field if isinstance(field, GeneratedField) else field, DateTimeField)
+
+
 def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
-    """The names of the fields that decide over arming; None when that cannot be told from the declaration.
+    """Return the names of the fields that decide on arming; None if the declaration does not show them.
 
-    Callables may read anything, and related rows are other tables: then every save is relevant.
+    Callables and raw SQL may read anything, and related rows are saved by themselves: then every save is relevant.
     """
-    if callable(policy.since) or callable(policy.after) or reads_other_tables(policy):
+    if callable(policy.since) or callable(policy.after) or reads_other_rows(policy):
         return None
-    names: set[str] = {policy.since} if policy.since else set()
-    if policy.when is not None:
-        where = policy.model._base_manager.filter(policy.when).query.where
-        for node in _walk(where):
-            if isinstance(node, Col):
-                names.update({node.target.name, node.target.attname})
-    return frozenset(names)
+    used = condition_columns(policy)
+    if used is None:
+        return None
+    if policy.since:
+        used |= _sources(policy.model._meta.get_field(policy.since))
+    return frozenset(name for field in used for name in (field.name, field.attname))
 
 
-def reads_other_tables(policy: TimeoutPolicy[Any]) -> bool:
-    """Whether `when` depends on rows other than the object's own."""
-    if policy.when is None:
-        return False
-    query = policy.model._base_manager.filter(policy.when).query
-    own = {policy.model._meta.db_table, *(parent._meta.db_table for parent in policy.model._meta.all_parents)}
-    used = {table.table_name for alias, table in query.alias_map.items() if query.alias_refcount[alias]}
-    return not used <= own or any(isinstance(node, Subquery) for node in _walk(query.where))
+def condition_columns(policy: TimeoutPolicy[Any]) -> set[Any] | None:
+    """Return the fields that `when` reads, with the sources of generated ones; None if raw SQL hides them."""
+    nodes = list(_walk(_where(policy)[0]))
+    if any(isinstance(node, RawSQL) for node in nodes):
+        return None
+    return {source for node in nodes if isinstance(node, Col) for source in _sources(node.target)}
+
+
+def _sources(field: Any) -> set[Any]:
+    """Return `field`, and the fields that the database computes it from.
+
+    `save(update_fields=...)` names only the latter.
+    """
+    if not isinstance(field, GeneratedField):
+        return {field}
+    expression: Any = field.expression
+    columns = _walk(expression.resolve_expression(Query(field.model), allow_joins=False))
+    return {field}.union(*(_sources(node.target) for node in columns if isinstance(node, Col)))
+
+
+def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
+    """Return whether `when` depends on rows other than the object's own, be it of the same table."""
+    where, own = _where(policy)
+    return any(
+        isinstance(node, (Subquery, Query)) or (isinstance(node, Col) and node.alias not in own)
+        for node in _walk(where)
+    )
+
+
+def _where(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
+    """Return the condition as resolved by the policy's base manager, and the aliases of the object's own row.
+
+    These are its table and those of the parents it inherits from. A table's name tells nothing: a relation to the
+    same table is joined under an alias.
+    """
+    query = policy.model._base_manager.filter(policy.when or Q()).query
+    own: set[str | None] = set()
+    for alias, table in query.alias_map.items():
+        link = getattr(getattr(table, "join_field", None), "remote_field", None)
+        if table.parent_alias is None or (table.parent_alias in own and getattr(link, "parent_link", False)):
+            own.add(alias)
+    return query.where, own
 
 
 def _walk(node: Any) -> Iterator[Any]:
     yield node
     children = node.children if hasattr(node, "children") else node.get_source_expressions()
-    for child in children:
+    listed = getattr(node, "rhs", None)  # Django does not count the members of a list among the sources
+    for child in [*children, *(listed if isinstance(listed, (list, tuple, set, frozenset)) else ())]:
         if hasattr(child, "get_source_expressions") or hasattr(child, "children"):
             yield from _walk(child)

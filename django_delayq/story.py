@@ -19,7 +19,7 @@ from django_delayq.controls import policy_state
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
-from django_delayq.observing import observe_many
+from django_delayq.observing import condition_holds, observe_many
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -149,7 +149,7 @@ def _first_deadline(row: Timeout) -> datetime:
 
 def _outlook(subject: Subject, newest: Timeout | None) -> str:
     if newest is not None and newest.state == State.PENDING:
-        stopped = _why_stopped(subject)
+        stopped = _why_stopped(subject) or _why_skipped(subject, newest)
         if stopped:
             return stopped
         if newest.attempts:
@@ -175,6 +175,17 @@ def _why_stopped(subject: Subject) -> str:
     }
     text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
     return f"{text} ({state.reason})" if state.reason else text
+
+
+def _why_skipped(subject: Subject, pending: Timeout) -> str:
+    """Return why the pending round would not fire as things are; empty: nothing prevents it."""
+    policy = subject.policy
+    if policy is None or policy.when is None or condition_holds(policy, subject.pk, subject.using):
+        return ""
+    text = _(
+        "It is due at {moment}, but the condition of the policy does not hold: unless that changes, it will be skipped."
+    )
+    return text.format(moment=_local(pending.run_at))
 
 
 def _why_nothing_waits(subject: Subject) -> str:

@@ -55,7 +55,8 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     """The timeouts of these objects are as if each had just been saved; returns how many changed.
 
     For after `QuerySet.update`, `bulk_create` and raw SQL. Takes an object, a queryset (evaluated anew) or an
-    iterable of objects; timeouts stand for the objects that they are about. Each page of 500 is one transaction, or part of the caller's. Sends no signals.
+    iterable of objects; timeouts stand for the objects that they are about. Each page of 500 is one transaction, or
+    part of the caller's. Sends no signals.
 
     Raises:
         ValueError: an object without a primary key; nothing is written.
@@ -128,7 +129,7 @@ def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -
         content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
     )
     present = Q(slot_taken=1)
-    rows = model._base_manager.using(using).filter(policy.when or Q())
+    rows = policy.model._base_manager.using(using).filter(policy.when or Q())
     if isinstance(policy.since, str):
         present |= CLOSING & Q(since_at=OuterRef(policy.since))
         rows = rows.filter(**{f"{policy.since}__isnull": False})
@@ -161,13 +162,13 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
 
 def _fitting(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
     """The rows that the round in the surrounding query fits, one of which must be its own."""
-    rows = policy.concrete_model._base_manager.using(using).filter(policy.when or Q())
+    rows = policy.model._base_manager.using(using).filter(policy.when or Q())
     return rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
 
 
 def _wrong(policy: TimeoutPolicy[Any], counted: dict[Any, Any], using: str) -> list[Any]:
     """Of the keys `counted`, with what their rounds count from, those that no longer fit."""
-    rows = policy.concrete_model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
+    rows = policy.model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
     since = F(policy.since) if isinstance(policy.since, str) else F("pk")
     to_python = root_of_key(policy.concrete_model).to_python
     holding = {to_python(pk): value for pk, value in rows.values_list("pk", since)}

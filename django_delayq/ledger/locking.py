@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
-from django.db.models import Model, QuerySet, Value
+from django.db.models import Manager, Model, QuerySet, Value
 from django.db.models.functions import Concat
 
 from django_delayq.conf import ConfigError
@@ -206,17 +206,39 @@ def in_state(rows: TimeoutQuerySet, state: Timeout.State, using: str) -> Timeout
 
 
 def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool = True) -> dict[Any, M]:
-    """The business rows `pks`, fresh and locked in the order of their keys, by key.
+    """Lock the business rows `pks` on the writer; return them fresh, by key, in the order of their keys.
 
-    Found by primary key alone, through `_base_manager`, on the writer: a condition in this statement would
-    lock every row it looks at in InnoDB, and PostgreSQL refuses it over outer joins. A key that is missing
-    from the answer is gone, or, with `wait=False`, held by somebody else.
+    A key that is missing from the answer is gone, or, with `wait=False`, locked by another transaction.
+    """
+    to_python = root_of_key(model).to_python
+    return {to_python(row.pk): row for row in locking_rows(model, pks, using, wait=wait)}
+
+
+def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool = True) -> QuerySet[M]:
+    """Return a queryset that locks the rows `pks` of `model`, and no others, at the latest when it is evaluated.
+
+    The locking statement finds rows by primary key alone. A condition would lock every row that InnoDB scans.
+    PostgreSQL refuses to lock outer joins, groups and distinct rows, and the base manager of a model may add any of
+    them. So the rows of a model with a base manager of its own are locked here, and then read through that manager.
     """
     if wait:
         lock_parents(model, pks, using)
-    rows = model._base_manager.using(using).select_related(None).filter(pk__in=pks).order_by("pk")
-    to_python = root_of_key(model).to_python
-    return {to_python(row.pk): row for row in for_update(rows, using, wait=wait)}
+    rows = for_update(rows_of(model, using).filter(pk__in=pks).order_by("pk"), using, wait=wait)
+    if not has_own_manager(model):
+        return rows
+    seen = model._base_manager.using(using).select_related(None)
+    seen = seen.filter(pk__in=[row.pk for row in rows]).order_by("pk")
+    return as_it_is(seen, using) if wait else seen
+
+
+def rows_of(model: type[M], using: str) -> QuerySet[M]:
+    """Return the rows of the table of `model`, in no order, whatever its managers and `Meta.ordering` add."""
+    return QuerySet(model, using=using).order_by()
+
+
+def has_own_manager(model: type[Model]) -> bool:
+    """Return whether `Meta.base_manager_name` names a manager, which may join, annotate, group, filter and order."""
+    return type(model._base_manager) is not Manager
 
 
 def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
@@ -228,8 +250,8 @@ def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
         wanted = pks
         if root_of_key(parent) is not root_of_key(model):  # the child has a key of its own
             name = cast("Any", parent._meta.pk).name
-            wanted = list(model._base_manager.using(using).filter(pk__in=pks).values_list(name, flat=True))
-        keys = parent._base_manager.using(using).filter(pk__in=wanted).order_by("pk").values_list("pk", flat=True)
+            wanted = list(rows_of(model, using).filter(pk__in=pks).values_list(name, flat=True))
+        keys = rows_of(parent, using).filter(pk__in=wanted).order_by("pk").values_list("pk", flat=True)
         list(for_update(keys, using))
 
 

@@ -68,3 +68,6 @@ class Plain(models.Model):
     """A model without any policy."""
 
     name = models.CharField(max_length=20, default="")
+
+
+from tests.testapp.conditions import *  # noqa: E402, F403 - a module of its own, as it is long

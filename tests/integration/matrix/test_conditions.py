@@ -1,0 +1,389 @@
+"""Every kind of condition, on every database, wherever it is read: on saving, syncing, firing and in the guard.
+
+What must hold is asked of the database by the test itself, in a query of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.models import Timeout
+from django_delayq.syncing import sync_policy
+from tests.integration.firing.conftest import due, fire, grouping, locking, needs_row_locks, state
+from tests.testapp.models import (
+    Customer,
+    Item,
+    ManagedDistinct,
+    ManagedInOrder,
+    ManagedNotHidden,
+    ManagedWithCount,
+    ManagedWithOwner,
+    Order,
+    OrderedByMeta,
+    Tag,
+    Task,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = timedelta(hours=1)
+FIRED, UNMET, GONE = ("fired", "due"), ("skipped", "condition"), ("skipped", "gone")
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+Change = dict[str, Any] | Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A condition, and states of an object that make it true, false or unknown, in this order."""
+
+    when: Callable[[], Q]
+    states: tuple[Change, ...]
+    model: type[Model] = Task
+    own: bool = True
+    """Whether it reads columns of the object alone, so that a save of other columns cannot change it."""
+
+
+def _table(obj: Any) -> QuerySet[Any]:
+    """All rows, whatever the managers of the model hide."""
+    return QuerySet(type(obj))
+
+
+def _owned(obj: Any, **fields: Any) -> None:
+    obj.owner = Customer.objects.create(**fields)
+    _table(obj).filter(pk=obj.pk).update(owner=obj.owner)
+
+
+def _disowned(obj: Any) -> None:
+    obj.owner = None
+    _table(obj).filter(pk=obj.pk).update(owner=None)
+
+
+def _with_kids(*statuses: str) -> Callable[[Any], None]:
+    def change(task: Any) -> None:
+        Task.objects.filter(parent=task).delete()
+        Task.objects.bulk_create(Task(parent=task, status=status) for status in statuses)
+
+    return change
+
+
+def _with_items(*states: bool) -> Callable[[Any], None]:
+    def change(task: Any) -> None:
+        task.items.all().delete()
+        Item.objects.bulk_create(Item(task=task, is_open=is_open) for is_open in states)
+
+    return change
+
+
+def _tagged(*names: str) -> Callable[[Any], None]:
+    return lambda task: task.tags.set([Tag.objects.create(name=name) for name in names])
+
+
+def _below(status: str | None) -> Callable[[Any], None]:
+    def change(task: Any) -> None:
+        task.parent = None if status is None else Task.objects.create(status=status)
+        Task.objects.filter(pk=task.pk).update(parent=task.parent)
+
+    return change
+
+
+VIP = (lambda obj: _owned(obj, vip=True), lambda obj: _owned(obj, vip=False), _disowned)
+OWN = ({"status": "open"}, {"status": "done"})
+CASES = {
+    "own columns": Case(lambda: Q(status="open", amount__lt=5), ({"amount": 1}, {"amount": 7}, {"status": "done"})),
+    "either column": Case(lambda: Q(status="new") | Q(amount=1), ({"amount": 1}, {"amount": 7}, {"status": "new"})),
+    "null": Case(lambda: Q(note="x"), ({"note": "x"}, {"note": "y"}, {"note": None})),
+    "null bound": Case(lambda: Q(bound__gt=3), ({"bound": 5}, {"bound": 1}, {"bound": None})),
+    "null asked for": Case(lambda: Q(note__isnull=True), ({"note": None}, {"note": "y"})),
+    "column with column": Case(
+        lambda: Q(amount__lt=F("bound")), ({"amount": 1, "bound": 2}, {"amount": 3}, {"bound": None})
+    ),
+    "columns in a list": Case(
+        lambda: Q(status__in=["new", F("note")]), ({"note": "open"}, {"note": "y"}, {"note": None})
+    ),
+    "columns as a range": Case(
+        lambda: Q(amount__range=(0, F("bound"))), ({"bound": 1}, {"amount": 3}, {"bound": None})
+    ),
+    "arithmetic": Case(lambda: Q(bound=F("amount") + 1), ({"bound": 1}, {"amount": 3}, {"bound": None})),
+    "generated": Case(lambda: Q(doubled__lt=10), ({"amount": 1}, {"amount": 5})),
+    "generated, null": Case(
+        lambda: Q(counted_from__isnull=False), ({"begun_at": timezone.now()}, {"begun_at": None, "resumed_at": None})
+    ),
+    "json": Case(lambda: Q(data__paid=True), ({"data": {"paid": True}}, {"data": {"paid": False}}, {"data": {}})),
+    "json, nested": Case(
+        lambda: Q(data__a__b__gt=3),
+        ({"data": {"a": {"b": 4}}}, {"data": {"a": {"b": 3}}}, {"data": {"a": None}}, {"data": [1]}),
+    ),
+    "json, has key": Case(lambda: Q(data__has_key="paid"), ({"data": {"paid": None}}, {"data": {}})),
+    "json, null": Case(lambda: Q(data__paid=None), ({"data": {"paid": None}}, {"data": {"paid": 1}}, {"data": {}})),
+    "foreign key itself": Case(lambda: Q(owner__isnull=True), (_disowned, VIP[0])),
+    "foreign key": Case(lambda: Q(owner__vip=True), VIP, own=False),
+    "foreign key or own": Case(
+        lambda: Q(owner__vip=True) | Q(status="open"), ({"status": "open"}, {"status": "done"}, VIP[0]), own=False
+    ),
+    "in a query": Case(lambda: Q(owner__in=Customer.objects.filter(vip=True)), VIP, own=False),
+    "parent": Case(lambda: Q(parent__status="open"), (_below("open"), _below("done"), _below(None)), own=False),
+    "no kids": Case(lambda: Q(kids__isnull=True), (_with_kids(), _with_kids("open", "done")), own=False),
+    "kids": Case(
+        lambda: Q(kids__status="open"), (_with_kids("open", "open"), _with_kids("done"), _with_kids()), own=False
+    ),
+    "items": Case(
+        lambda: Q(items__is_open=True), (_with_items(True, True, False), _with_items(False), _with_items()), own=False
+    ),
+    "tags": Case(lambda: Q(tags__name="late"), (_tagged("late", "big"), _tagged("big"), _tagged()), own=False),
+    "exists": Case(
+        lambda: Q(Exists(Item.objects.filter(task=OuterRef("pk"), is_open=True))),
+        (_with_items(True, True), _with_items(False), _with_items()),
+        own=False,
+    ),
+    "exists and own": Case(
+        lambda: Q(Exists(Order.objects.filter(customer=OuterRef("owner"))), status="open"),
+        (lambda task: (_owned(task), Order.objects.create(customer=task.owner)), {"status": "done"}, _disowned),
+        own=False,
+    ),
+    "always": Case(Q, OWN),
+    "manager joins": Case(lambda: Q(status="open"), (*OWN, VIP[0]), ManagedWithOwner),
+    "manager joins, related": Case(lambda: Q(owner__vip=True), VIP, ManagedWithOwner, own=False),
+    "manager counts": Case(lambda: Q(status="open"), (*OWN, VIP[0]), ManagedWithCount),
+    "manager's count": Case(
+        lambda: Q(peers__gt=1),
+        (lambda obj: (_owned(obj), [Order.objects.create(customer=obj.owner) for _ in range(2)]), VIP[1], VIP[2]),
+        ManagedWithCount,
+        own=False,
+    ),
+    "manager's column": Case(lambda: Q(of_vip=True), VIP, ManagedWithCount, own=False),
+    "manager's arithmetic": Case(lambda: Q(size=4), ({"amount": 2, "bound": 2}, {"bound": 3}), ManagedWithCount),
+    "manager orders": Case(lambda: Q(status="open"), (*OWN, VIP[0]), ManagedInOrder),
+    "manager makes distinct": Case(lambda: Q(status="open"), (*OWN, VIP[0]), ManagedDistinct),
+    "manager hides": Case(
+        lambda: Q(status="open"), (*OWN, {"status": "open", "amount": 1}), ManagedNotHidden, own=False
+    ),
+    "manager hides, always": Case(Q, (_disowned, VIP[0], VIP[1]), ManagedNotHidden, own=False),
+    "model orders": Case(lambda: Q(status="open"), (*OWN, VIP[0]), OrderedByMeta),
+}
+each_condition = pytest.mark.parametrize("on", CASES, indirect=True)
+
+
+class Stage:
+    """A case and its negation, each the condition of policies of its own, and what the database says of them."""
+
+    def __init__(self, case: Case, declare: Declare) -> None:
+        self.case, self.model, self.declare = case, case.model, declare
+        self.conditions = [case.when()] if case.when is Q else [case.when(), ~case.when()]
+        self.now = timezone.now().replace(microsecond=0)
+        self.changes = (*case.states, case.states[0])
+        """From each state to the next, and from the last to the first."""
+        self.automatic: list[dq.TimeoutPolicy[Any]] = []
+
+    def arm_by_itself(self, after: Any = HOUR) -> None:
+        for number, when in enumerate(self.conditions):
+            name = f"automatic{number}"
+            self.automatic.append(self.declare(self.model, name=name, after=after, since="begun_at", when=when))
+
+    def create(self) -> Any:
+        return self.model._base_manager.create(begun_at=self.now)
+
+    def is_visible(self, obj: Any) -> bool:
+        return self.model._base_manager.filter(pk=obj.pk).exists()
+
+    def holds(self, obj: Any, when: Q) -> bool:
+        return self.model._base_manager.filter(when, pk=obj.pk).exists()
+
+    def wanted(self, obj: Any) -> list[bool]:
+        """For each automatic policy, whether a round must be pending."""
+        has_begun = _table(obj).filter(pk=obj.pk, begun_at__isnull=False).exists()
+        return [has_begun and self.holds(obj, when) for when in self.conditions]
+
+    def pending(self, obj: Any) -> list[bool]:
+        """For each automatic policy, whether one is."""
+        rows = Timeout.objects.filter(object_id=str(obj.pk), state="pending")
+        labels = list(rows.values_list("policy", flat=True))
+        return [labels.count(policy.label) == 1 for policy in self.automatic]
+
+
+@pytest.fixture
+def on(request: pytest.FixtureRequest, declare: Declare) -> Stage:
+    return Stage(CASES[request.param], declare)
+
+
+def assign(obj: Any, change: Change) -> list[str]:
+    """What a view does before it saves; returns the names of the fields."""
+    if callable(change):
+        change(obj)
+        return []
+    for name, value in change.items():
+        setattr(obj, name, value)
+    return list(change)
+
+
+def write(obj: Any, change: Change) -> None:
+    """In the database alone, where no signal notices it."""
+    if callable(change):
+        change(obj)
+    else:
+        _table(obj).filter(pk=obj.pk).update(**change)
+
+
+@each_condition
+def test_a_save_arms_cancels_and_moves(on: Stage) -> None:
+    on.arm_by_itself()
+    obj = on.create()
+    assert on.pending(obj) == on.wanted(obj)
+    for number, change in enumerate(on.changes):
+        assign(obj, change)
+        if not on.is_visible(obj):  # Django itself cannot save a row that the base manager hides
+            continue
+        obj.save()
+        assert on.pending(obj) == on.wanted(obj), change
+        if obj.begun_at is not None:
+            obj.begun_at = on.now + timedelta(minutes=number)
+            obj.save()
+            assert on.pending(obj) == on.wanted(obj), change
+            due = Timeout.objects.filter(object_id=str(obj.pk), state="pending").values_list("due_at", flat=True)
+            assert set(due) <= {obj.begun_at + HOUR}
+
+
+@each_condition
+def test_a_save_of_some_fields_arms_and_cancels_and_costs_nothing_if_it_cannot_matter(
+    on: Stage, django_assert_num_queries: Callable[[int], AbstractContextManager[Any]]
+) -> None:
+    on.arm_by_itself()
+    obj = on.create()
+    obj.save(update_fields=["remark"])  # what is asked once in a process has been asked
+    # The UPDATE; and BEGIN, one look for all policies, and COMMIT; on SQLite also what makes it a writing transaction.
+    statements = 1 if on.case.own else 4 + (connection.vendor == "sqlite")
+    with django_assert_num_queries(statements):
+        obj.save(update_fields=["remark"])
+    for change in on.changes:
+        names = assign(obj, change)
+        if not on.is_visible(obj):
+            continue
+        before = on.pending(obj)
+        if names:  # in memory alone
+            obj.save(update_fields=["remark"])
+            assert on.pending(obj) == before == on.wanted(obj), change
+        obj.save(update_fields=names or (["owner"] if on.case.own else ["remark"]))
+        assert on.pending(obj) == on.wanted(obj), change
+
+
+@each_condition
+def test_sync_makes_up_for_what_no_save_noticed(on: Stage) -> None:
+    on.arm_by_itself()
+    objects = [on.create() for _ in on.changes]
+    for change_now in (list(on.changes), [*on.changes[1:], on.changes[0]]):
+        for obj, change in zip(objects, change_now, strict=True):
+            write(obj, change)
+        if change_now[0] is on.changes[0]:
+            dq.sync_timeouts(objects)
+        else:
+            for policy in on.automatic:
+                sync_policy(policy, "default")
+        assert [on.pending(obj) for obj in objects] == [on.wanted(obj) for obj in objects]
+
+
+@each_condition
+def test_a_delay_that_reads_the_object_serves_with_every_condition(on: Stage) -> None:
+    on.arm_by_itself(after=lambda obj: HOUR + obj.amount * HOUR)
+    obj = on.create()
+    for change in on.changes:
+        write(obj, change)
+        dq.sync_timeouts(obj)
+        assert on.pending(obj) == on.wanted(obj), change
+
+
+@each_condition
+def test_only_what_matches_on_the_locked_row_is_fired_and_the_story_says_so_before(on: Stage) -> None:
+    for number, when in enumerate(on.conditions):
+        for how, batch in (("alone", None), ("in_a_group", None), ("in_a_batch", 50)):
+            ran: list[Any] = []
+            policy = on.declare(on.model, note_in(ran), name=f"{how}{number}", when=when, batch=batch)
+            objects = [on.create() for _ in on.case.states]
+            rows = [due(obj, policy) for obj in objects]
+            for obj, change in zip(objects, on.case.states, strict=True):
+                write(obj, change)
+            holds = [on.holds(obj, when) for obj in objects]
+            outlooks = [dq.explain_timeout(obj, policy).outlook for obj in objects]
+            assert ["will be skipped" not in outlook for outlook in outlooks] == holds
+            for rows_now in [[row] for row in rows] if how == "alone" else [rows]:
+                grouping(policy)
+                fire(*rows_now)
+            expected = [
+                FIRED if yes else (UNMET if on.is_visible(obj) else GONE)
+                for obj, yes in zip(objects, holds, strict=True)
+            ]
+            assert [state(row) for row in rows] == expected
+            assert sorted(ran) == [obj.pk for obj, yes in zip(objects, holds, strict=True) if yes]
+
+
+def note_in(ran: list[Any]) -> Callable[[Any, Any], None]:
+    def handler(found: Any, timeouts: Any) -> None:
+        ran.extend([obj.pk for obj in found] if isinstance(timeouts, list) else [found.pk])
+
+    return handler
+
+
+@each_condition
+def test_the_guard_lets_the_block_run_and_notes_why_the_round_ended(on: Stage) -> None:
+    on.arm_by_itself()
+    states = on.case.states
+    for first, then in zip(states, [*states[1:], states[0]], strict=True):
+        for number, (policy, when) in enumerate(zip(on.automatic, on.conditions, strict=True)):
+            obj = on.create()
+            write(obj, first)
+            dq.sync_timeouts(obj)
+            if not on.is_visible(obj):
+                continue
+            armed = on.pending(obj)[number]
+            with dq.before_deadline(obj, policy) as row:
+                write(obj, then)
+            held = on.holds(obj, when)
+            if armed:
+                assert state(row) == ("cancelled", "hand" if held else "condition")
+            dq.sync_timeouts(obj)
+            assert on.pending(obj)[number] == (on.wanted(obj)[number] and not armed)
+
+
+@needs_row_locks
+@pytest.mark.parametrize(
+    "model", [Task, ManagedWithOwner, ManagedWithCount, ManagedInOrder, ManagedDistinct, OrderedByMeta]
+)
+def test_only_the_row_itself_is_locked(model: type[Model], declare: Declare) -> None:
+    when = Q(owner__vip=True, status="open")
+    policy = declare(model, name="automatic", after=lambda obj: HOUR, since="begun_at", when=when)
+    by_hand = declare(model, name="by_hand", when=when)
+    owner = Customer.objects.create(vip=True)
+    Order.objects.create(customer=owner)
+    objects: Any = model._base_manager
+    obj = objects.create(begun_at=timezone.now(), owner=owner)
+    with locking(owner), short_lock_waits():
+        obj.save(update_fields=["status"])  # a foreign key that is written is checked, under a lock
+        row = due(obj, by_hand)
+        dq.sync_timeouts(obj)
+        fire(row)
+        with dq.before_deadline(obj, policy) as guarded:
+            pass
+    assert state(row) == FIRED
+    assert guarded is not None
+
+
+@contextmanager
+def short_lock_waits() -> Iterator[None]:
+    """A statement of this session that waits for a lock fails."""
+    name, short, usual = {
+        "postgresql": ("lock_timeout", "'1s'", "0"),
+        "mysql": ("innodb_lock_wait_timeout", "1", "50"),
+    }[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION {name} = {short}")
+        try:
+            yield
+        finally:
+            cursor.execute(f"SET SESSION {name} = {usual}")
