@@ -26,6 +26,20 @@ def put_settled_rows_last(apps: Any, schema_editor: Any) -> None:
         )
 
 
+def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
+    """Make MySQL and MariaDB compare the ids of objects and the keys of timeouts as the other databases do.
+
+    Their default collations ignore case, accents and trailing spaces. With them "a" finds the timeouts of "A", where
+    the table of the objects distinguishes the two.
+    """
+    connection = schema_editor.connection
+    if connection.vendor == "mysql":
+        exact = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if connection.mysql_is_mariadb else 'utf8mb4_0900_bin'}"
+        schema_editor.execute(
+            f"ALTER TABLE {TABLE} MODIFY object_id varchar(255) {exact} NOT NULL, MODIFY `key` varchar(200) {exact} NOT NULL"
+        )
+
+
 class Migration(migrations.Migration):
 
     initial = True
@@ -139,4 +153,5 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.RunPython(put_settled_rows_last, migrations.RunPython.noop, atomic=False),
+        migrations.RunPython(compare_texts_exactly, migrations.RunPython.noop, atomic=False),
     ]
