@@ -70,8 +70,7 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
         if isinstance(objects, QuerySet) and not objects.query.is_sliced:
             ids = objects.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
         else:  # MySQL refuses a slice as a subquery
-            sliced = isinstance(objects, QuerySet)
-            keys = objects.values_list(key.name, flat=True) if sliced else [getattr(x, key.attname) for x in objects]
+            keys = [getattr(obj, key.attname) for obj in objects]
             ids = [object_id_of(table, each) for each in keys if each is not None]
         wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted
