@@ -107,7 +107,7 @@ class _DateTime(KeyType):
     """In UTC, always with microseconds: 2026-11-21 12:00:00.000000+00:00; with USE_TZ=False without the offset."""
 
     @property
-    def sample(self) -> Any:  # type: ignore[override]
+    def sample(self) -> Any:
         return datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC if settings.USE_TZ else None)
 
     def text(self, field: Any, value: Any) -> str:

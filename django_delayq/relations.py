@@ -61,7 +61,7 @@ class _SameObject(Expression):
         for table in tables_of(self.model):
             root = root_of_key(table)
             kinds.setdefault(root, []).append(kind_of(table, connection.alias))
-        conditions = WhereNode(connector=OR)
+        conditions: Any = WhereNode(connector=OR)
         for table in tables_of(self.model):
             of_root = kinds.pop(root_of_key(table), None)
             if of_root is None:  # a parent that shares its key with the child
@@ -70,7 +70,8 @@ class _SameObject(Expression):
             # From the ledger's side, the index of the object's own key finds the object.
             found = key_of(text, table, connection.alias) if self.finds_objects and key is self.key else None
             same = Exact(text, object_id(key, table, connection.alias)) if found is None else Exact(key, found)
-            conditions.add(WhereNode([In(kind, of_root), same]), OR)
+            both: list[Any] = [In(kind, of_root), same]
+            conditions.add(WhereNode(both), OR)
         return compiler.compile(conditions)
 
     def _key_in(self, table: type[Model]) -> Any:
@@ -79,7 +80,7 @@ class _SameObject(Expression):
             return self.key
         own = cast("type[Model]", self.model._meta.concrete_model)
         rows = own._base_manager.order_by().values(cast("Any", table._meta.pk).name)
-        query = rows.query
+        query: Any = rows.query
         child = query.get_initial_alias()
         # Aliases of its own: the surrounding query may have the same tables under their own names.
         aliases = {alias: f"delayq{number}" for number, alias in enumerate(query.alias_map)}
@@ -91,7 +92,7 @@ class _SameObject(Expression):
         return Subquery(rows)
 
 
-class _OfObject(Exact):  # type: ignore[type-arg]
+class _OfObject(Exact):
     """The look-up by which `exclude()` ties its subquery to the object."""
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
@@ -174,7 +175,7 @@ def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[
     if querysets and len(querysets) != 1:
         raise ValueError("A prefetch of timeouts takes one queryset.")
     hints = {"instance": instances[0]}
-    rows = querysets[0] if querysets else RelatedTimeoutQuerySet(manager.model, using=manager._db, hints=hints)
+    rows: Any = querysets[0] if querysets else RelatedTimeoutQuerySet(manager.model, using=manager._db, hints=hints)
     rows._add_hints(**hints)
     rows = rows.using(rows._db or manager._db)
 
@@ -228,7 +229,7 @@ class TimeoutRelation(GenericRelation):
     def resolve_related_fields(self) -> Any:
         """The pair of fields that Django ties subqueries by; joins use `get_extra_restriction` alone."""
         [(field, key)] = super().resolve_related_fields()
-        ledger_end = copy.copy(field)
+        ledger_end: Any = copy.copy(field)
         ledger_end.__class__ = _LedgerObjectId
         vars(ledger_end).pop("cached_col", None)  # of the original
         ledger_end.about = self.model

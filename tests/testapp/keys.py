@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from typing import ClassVar
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import models
@@ -25,8 +24,6 @@ class Keyed(models.Model):
 
     class Meta:
         abstract = True
-
-    objects: ClassVar[models.Manager[Keyed]]
 
 
 class AutoKey(Keyed):
