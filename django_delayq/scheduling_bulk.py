@@ -205,9 +205,7 @@ def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, l
         listed = _listed(rows)
         writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
         if len(writers) > 1:
-            raise TypeError(
-                f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one at a time."
-            )
+            raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
     return using, [place[-1] for place in sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)]
 

@@ -54,7 +54,8 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     """The timeouts of these objects are as if each had just been saved; returns how many changed.
 
     For after `QuerySet.update`, `bulk_create` and raw SQL. Takes an object, a queryset (evaluated anew) or an
-    iterable of objects; timeouts stand for the objects that they are about. Each page of 500 is one transaction, or part of the caller's. Sends no signals.
+    iterable of objects; timeouts stand for the objects that they are about. Each page of 500 is one transaction, or
+    part of the caller's. Sends no signals.
 
     Raises:
         ValueError: an object without a primary key; nothing is written.

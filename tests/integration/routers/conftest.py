@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.db.models import Model
@@ -35,6 +36,7 @@ def replicate(reads_replica: None, django_db_setup: None, transactional_db: None
 
     def copy() -> None:
         wrappers.remove(refuse)
+        Permission.objects.using("replica").all()._raw_delete("replica")  # they refer to content types
         for model in (ContentType, Order, Timeout):
             model._base_manager.using("replica").all()._raw_delete("replica")
             rows: list[Model] = list(model._base_manager.using("default").all())
