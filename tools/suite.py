@@ -23,6 +23,19 @@ WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 MINUTE = 60
 OF_PROCESSES = ("tests/e2e", "tests/shop")
+# Not the worker's folder: its tests mostly wait, and its database is named from the start, once per process.
+ROUTED = (
+    "admin",
+    "commands",
+    "firing",
+    "metrics",
+    "rest",
+    "routers",
+    "scheduling",
+    "security",
+    "steering",
+    "templates",
+)
 TOUCH_THE_DATABASE = ("tests/integration", *OF_PROCESSES)
 
 
@@ -86,10 +99,17 @@ def _stages() -> list[Stage]:
         ["lint-imports"],
         ["django-admin", "makemigrations", "--check", "--dry-run"],
     ]
+    routed = [f"tests/integration/{name}" for name in ROUTED]
     on_server = _pytest(*TOUCH_THE_DATABASE, options=["-m", "not browser"])  # a page looks the same on each
     return [
         Stage("lint", "style, types, import rules, migrations", lint, django),
         Stage("sqlite", "all tests, on SQLite", _pytest("tests"), {"DELAYQ_TEST_DB": "sqlite"}),
+        Stage(
+            "routers",
+            "decisions and answers behind a replica that is always stale, on SQLite",
+            [["pytest", "-n", WORKERS, *routed]],
+            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
+        ),
         Stage(
             "postgresql",
             "what touches the database, on PostgreSQL",

@@ -9,7 +9,6 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
-from django.db.models import Model
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -37,10 +36,10 @@ def replicate(reads_replica: None, django_db_setup: None, transactional_db: None
     def copy() -> None:
         wrappers.remove(refuse)
         Permission.objects.using("replica").all()._raw_delete("replica")  # they refer to content types
-        for model in (ContentType, Order, Timeout):
+        models: tuple[Any, ...] = (ContentType, Order, Timeout)
+        for model in models:
             model._base_manager.using("replica").all()._raw_delete("replica")
-            rows: list[Model] = list(model._base_manager.using("default").all())
-            model._base_manager.using("replica").bulk_create(rows)
+            model._base_manager.using("replica").bulk_create(list(model._base_manager.using("default")))
         ContentType.objects.clear_cache()
         wrappers.append(refuse)
 
