@@ -24,8 +24,10 @@ PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 MINUTE = 60
 OF_PROCESSES = ("tests/e2e", "tests/shop")
 # Not the worker's tests, which mostly wait; nor those of words, plans, crashes and generated requests.
-UNROUTED = ("worker", "*/test_languages.py", "*/test_untranslated.py", "*/test_query_plans.py")
-UNROUTED += ("*/test_crashes.py", "*/test_contract.py")
+UNROUTED = (
+    "worker",
+    *(f"*/test_{name}.py" for name in ("languages", "untranslated", "query_plans", "crashes", "contract")),
+)
 TOUCH_THE_DATABASE = ("tests/integration", *OF_PROCESSES)
 
 

@@ -17,7 +17,6 @@ from tests.routers import is_called_by_library
 from tests.settings import ROUTER
 from tests.testapp.models import Order
 
-
 # Their databases are there with DELAYQ_TEST_ROUTER=replica, as in the stage `routers` of tools/suite.py.
 collect_ignore_glob = [] if ROUTER == "replica" else ["test_*.py"]
 
