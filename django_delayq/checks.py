@@ -120,15 +120,17 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
 
 def _check_tables(policy: Any, using: str) -> Iterator[CheckMessage]:
     """The routers let the ledger and its content types be migrated to the database of the policy's model."""
-    for model, number in ((ContentType, "E020"), (Timeout, "E021")):
+    for model, error in (
+        (ContentType, partial(Error, id="django_delayq.E020")),
+        (Timeout, partial(Error, id="django_delayq.E021")),
+    ):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
-            yield Error(
+            yield error(
                 f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
                 hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
                 f"--database {using}.",
                 obj=policy,
-                id=f"django_delayq.{number}",
             )
 
 

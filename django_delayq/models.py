@@ -232,7 +232,8 @@ class Timeout(models.Model):
         self, using: str | None = None, fields: Iterable[str] | None = None, from_queryset: Any = None
     ) -> None:
         """Read the row, or one of its deferred columns, from the writer: a replica may know an older state."""
-        using = using or router.db_for_write(type(self), instance=self)
+        if using is None and from_queryset is None:
+            using = router.db_for_write(type(self), instance=self)
         super().refresh_from_db(using, fields, from_queryset)
 
     @property

@@ -55,7 +55,8 @@ def schedule_timeout(
         key: tells several pending timeouts of one policy and object apart; at most 200 characters.
         payload: JSON for the handler, as `timeout.payload`.
         on_conflict: what happens to one that is pending already. `"replace"` begins its round anew with this
-            deadline and payload, `"keep"` returns it unchanged, `"error"` raises `TimeoutConflict`.
+            deadline and payload, but keeps `first_due_at` and `extensions`; `"keep"` returns it unchanged; `"error"`
+            raises `TimeoutConflict`.
         reason: kept with the row, for people.
         **delay: units, summed, from now (`minutes=30`), or `after=timedelta`, or `at=datetime` (in the past:
             due now). Without one the policy's own `since` and `after` decide.

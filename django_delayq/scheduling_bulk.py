@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from django_delayq.delays import DelayArgs, Span
     from django_delayq.models import TimeoutQuerySet
 
+    Rows = Timeout | TimeoutQuerySet | Iterable[Timeout]
+
 _EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
 
 
@@ -117,10 +119,11 @@ def _taken(subjects: list[Subject], using: str) -> list[Timeout]:
     return rows
 
 
-def cancel_timeouts(rows: TimeoutQuerySet | Iterable[Timeout], *, reason: str = "") -> int:
+def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     """Those of `rows` (such as `pending_timeouts(...)`) that are still pending are cancelled by hand; how many.
 
-    Each page of 500 is one transaction, or part of the caller's.
+    A single `Timeout` will do. The rows are read again on the writer. Each page of 500 is one transaction, or part of
+    the caller's.
     """
 
     def cancel(page: list[Timeout], using: str) -> int:
@@ -130,7 +133,7 @@ def cancel_timeouts(rows: TimeoutQuerySet | Iterable[Timeout], *, reason: str = 
     return _page_by_page(rows, cancel)
 
 
-def extend_timeouts(rows: TimeoutQuerySet | Iterable[Timeout], *, reason: str = "", **span: Unpack[Span]) -> int:
+def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> int:
     """The deadlines of those of `rows` that are pending lie later by `span`; returns how many.
 
     Rows whose policy's `max_extensions` is used up stay as they are. Raises InvalidDelay.
@@ -149,9 +152,7 @@ def extend_timeouts(rows: TimeoutQuerySet | Iterable[Timeout], *, reason: str = 
     return _page_by_page(rows, extend)
 
 
-def reschedule_timeouts(
-    rows: TimeoutQuerySet | Iterable[Timeout], *, reason: str = "", **delay: Unpack[DelayArgs]
-) -> int:
+def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:
     """Those of `rows` that are pending are due when `delay` says, counted from now; returns how many.
 
     Raises InvalidDelay.
@@ -182,7 +183,7 @@ def _save(rows: list[Timeout], using: str) -> int:
     return len(rows)
 
 
-def _page_by_page(rows: TimeoutQuerySet | Iterable[Timeout], change: Callable[[list[Timeout], str], int]) -> int:
+def _page_by_page(rows: Rows, change: Callable[[list[Timeout], str], int]) -> int:
     """`change` for the pending rows of each page, locked: first their objects, then themselves by slot."""
     using, ids = ids_in_lock_order(rows)
     changed = 0
@@ -191,7 +192,7 @@ def _page_by_page(rows: TimeoutQuerySet | Iterable[Timeout], change: Callable[[l
     return changed
 
 
-def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, list[int]]:
+def ids_in_lock_order(rows: Rows) -> tuple[str, list[int]]:
     """Return the writer, and the ids in the order of the objects' kinds and keys, in which all callers lock them.
 
     Not of the keys' texts, of which 10 would come before 9. A queryset is evaluated again, by the writer.
@@ -206,9 +207,7 @@ def ids_in_lock_order(rows: TimeoutQuerySet | Iterable[Timeout]) -> tuple[str, l
         listed = _listed(rows)
         writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
         if len(writers) > 1:
-            raise TypeError(
-                f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one at a time."
-            )
+            raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
     return using, [place[-1] for place in sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)]
 

@@ -23,6 +23,11 @@ WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 MINUTE = 60
 OF_PROCESSES = ("tests/e2e", "tests/shop")
+# Not the worker's tests, which mostly wait; nor those of words, plans, crashes and generated requests.
+UNROUTED = (
+    "worker",
+    *(f"*/test_{name}.py" for name in ("languages", "untranslated", "query_plans", "crashes", "contract")),
+)
 TOUCH_THE_DATABASE = ("tests/integration", *OF_PROCESSES)
 
 
@@ -86,10 +91,17 @@ def _stages() -> list[Stage]:
         ["lint-imports"],
         ["django-admin", "makemigrations", "--check", "--dry-run"],
     ]
+    unrouted = [f"--ignore-glob=*/integration/{name}" for name in UNROUTED]
     on_server = _pytest(*TOUCH_THE_DATABASE, options=["-m", "not browser"])  # a page looks the same on each
     return [
         Stage("lint", "style, types, import rules, migrations", lint, django),
         Stage("sqlite", "all tests, on SQLite", _pytest("tests"), {"DELAYQ_TEST_DB": "sqlite"}),
+        Stage(
+            "routers",
+            "decisions and answers behind a replica that is always stale, on SQLite",
+            [["pytest", "-n", WORKERS, "-m", "not browser", *unrouted, "tests/integration"]],
+            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
+        ),
         Stage(
             "postgresql",
             "what touches the database, on PostgreSQL",

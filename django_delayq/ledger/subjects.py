@@ -107,9 +107,7 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
 def instances(target: Any) -> list[Model]:
     """Return the model instances that `target` is, or that it contains. Raises TypeError for anything else."""
     if isinstance(target, type):
-        raise TypeError(
-            f"Expected model instances or a queryset of them. Pass {target.__name__}.objects.all() for all."
-        )
+        raise TypeError(f"Expected model instances or a queryset, not a class. Pass {target.__name__}.objects.all().")
     found = [target] if isinstance(target, Model) or not isinstance(target, Iterable) else list(target)
     for obj in found:
         if not isinstance(obj, Model):

@@ -53,12 +53,15 @@ class CountdownView(OptionalScope, _View):
     scope = "delayq-countdown"
 
     def get_queryset(self) -> QuerySet[Model]:
-        """Where the object is looked for: the policy's model, unless the view has a `queryset` of its own."""
+        """Where the object is looked for: the policy's model, unless the view has a `queryset` of its own.
+
+        On the writer: a replica may not have the object yet.
+        """
         if self.queryset is not None:  # type: ignore[misc, arg-type, unused-ignore]
             found: QuerySet[Model] = super().get_queryset()
-            return found
-        model = self._policy().model
-        return cast("QuerySet[Model]", model._default_manager.using(database_of(model)))
+        else:
+            found = cast("Any", self._policy().model._default_manager).all()
+        return found.using(database_of(found.model, found))
 
     def get_object(self) -> Model:
         """The object, if the asking user may see its countdown. Raises Http404 if not."""

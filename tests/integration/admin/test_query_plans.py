@@ -58,11 +58,11 @@ def windows(**params: str) -> Callable[[], object]:
     """Each read of the first window for what an address asks, and of the second one."""
 
     def read() -> None:
-        ways = filters.leads(params, dates.chosen(params), Timeout.objects.all())
+        ways = filters.leads(params, dates.chosen(params), Timeout.objects.using("default"))
         for lead in ways:
-            first = reading.read(Timeout.objects.all(), lead, "")
+            first = reading.read(Timeout.objects.using("default"), lead, "")
             if first.further:
-                reading.read(Timeout.objects.all(), lead, first.further)
+                reading.read(Timeout.objects.using("default"), lead, first.further)
 
     return read
 
@@ -84,10 +84,10 @@ YEAR = {dates.YEAR: str(TODAY.year)}
         (windows(policy=RARE, state__exact="dead"), "delayq_policy"),
         (windows(policy=RARE), "delayq_policy"),
         (windows(**YEAR), "delayq_due"),
-        (lambda: dates.links(Timeout.objects.all(), {}, lambda *_: ""), "delayq_due"),
-        (lambda: dates.links(Timeout.objects.all(), YEAR, lambda *_: ""), "delayq_due"),
-        (lambda: filters.labels_in(Timeout.objects.all()), "delayq_policy"),
-        (lambda: searching.kinds_in(Timeout.objects.all()), "delayq_object"),
+        (lambda: dates.links(Timeout.objects.using("default"), {}, lambda *_: ""), "delayq_due"),
+        (lambda: dates.links(Timeout.objects.using("default"), YEAR, lambda *_: ""), "delayq_due"),
+        (lambda: filters.labels_in(Timeout.objects.using("default")), "delayq_policy"),
+        (lambda: searching.kinds_in(Timeout.objects.using("default")), "delayq_object"),
         (lambda: list(Timeout.objects.of_key("key-50").order_by("-id").values_list("pk", flat=True)[:9]), "delayq_key"),
     ],
 )

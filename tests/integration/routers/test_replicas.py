@@ -40,7 +40,7 @@ def received(*names: str) -> Iterator[list[tuple[Any, ...]]]:
     """What receivers see of the rows that signals carry."""
     got: list[tuple[Any, ...]] = []
 
-    def receive(signal: Any, timeout: Timeout, **_: Any) -> None:
+    def receive(signal: Any, timeout: Any, **_: Any) -> None:
         got.append((timeout._state.db, timeout.state, timeout.due_at, timeout.history, timeout.content_object.note))
 
     for name in names:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "repl
 
 
 @pytest.fixture(params=["no routers", "routers"])
-def order(request: pytest.FixtureRequest, settings: Settings, needs_the_databases: None) -> Iterator[Order]:
+def order(request: pytest.FixtureRequest, settings: Settings) -> Order:
     settings.DATABASE_ROUTERS = [] if request.param == "no routers" else ["tests.routers.ReadsReplica"]
     return Order.objects.create(created_at=timezone.now())
 

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import clock, controls, steering
+from django_delayq import clock
 from django_delayq.models import Timeout
 from tests.testapp.models import Order, Voucher
 
@@ -348,83 +348,3 @@ def test_rows_whose_content_type_is_gone_are_still_told_moved_and_cancelled(orde
     assert dq.extend_timeouts(Timeout.objects.filter(pk=other.pk), minutes=5) == 1
     assert dq.cancel_timeout(row)
     assert dq.cancel_timeouts(Timeout.objects.filter(pk=other.pk)) == 1
-
-
-def test_the_reading_verbs_and_the_guard_take_a_timeout(order: Order) -> None:
-    order.created_at = timezone.now()
-    order.save()
-    row = Timeout.objects.get()
-    other = dq.schedule_timeout(order, "remind", hours=1)
-    assert dq.get_deadline(row) == row.due_at
-    assert list(dq.pending_timeouts(row)) == [row]
-    assert list(dq.pending_timeouts([row, other])) == [row, other]
-    assert list(dq.pending_timeouts(Timeout.objects.filter(pk=other.pk))) == [other]
-    assert list(dq.pending_timeouts(Timeout)) == [row, other]
-    assert list(dq.pending_timeouts([row, other], "testapp.order.remind")) == [other]
-    Order.objects.update(status="paid")
-    assert dq.sync_timeouts(row) == 1
-    Order.objects.update(status="unpaid")
-    assert dq.sync_timeouts([row, other]) == 1
-    Order.objects.update(status="paid")
-    assert dq.sync_timeouts(Timeout.objects.all()) == 1
-    assert dq.get_deadline(row) is None
-
-
-def test_the_guard_takes_a_timeout_and_locks_and_cancels_its_round_alone(order: Order) -> None:
-    row, other = (dq.schedule_timeout(order, "remind", key=key, hours=1) for key in ("", "other"))
-    with dq.before_deadline(row) as yielded:
-        assert yielded == row
-        assert row.state == "cancelled"
-    other.refresh_from_db()
-    assert (Timeout.objects.get(pk=row.pk).cause, other.state) == ("hand", "pending")
-    Timeout.objects.filter(pk=other.pk).update(state="firing", slot_taken=None)
-    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(other):
-        pytest.fail("the block ran")
-
-
-def test_a_guarded_timeout_whose_condition_the_block_ends_counts_as_cancelled_by_it(order: Order) -> None:
-    order.created_at = timezone.now()
-    order.save()
-    with dq.before_deadline(Timeout.objects.get()):
-        order.status = "paid"
-        order.save()
-    assert Timeout.objects.get().cause == "condition"
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda order, row: dq.schedule_timeout(order, None, minutes=1), "Which policy of Order\\? Name one"),
-        (lambda order, row: dq.schedule_timeout(row, None, minutes=1), "not a Timeout.*use reschedule_timeout"),
-        (lambda order, row: dq.schedule_timeout(row, "remind", minutes=1), "not a Timeout.*use reschedule_timeout"),
-        (lambda order, row: dq.schedule_timeouts([row], "remind", minutes=1), "not a Timeout.*reschedule_timeouts"),
-        (lambda order, row: dq.schedule_timeouts(Order, "remind", minutes=1), "Pass Order.objects.all()"),
-        (lambda order, row: dq.cancel_timeouts(Order), "Expected timeouts.*not Order"),
-        (lambda order, row: dq.cancel_timeouts(Order.objects.all()), "Expected timeouts.*not Order queryset"),
-        (lambda order, row: dq.cancel_timeouts([order]), "Expected timeouts.*not Order"),
-        (lambda order, row: dq.extend_timeouts(None, hours=1), "Expected timeouts.*not NoneType"),
-        (lambda order, row: steering.cancel(order, by="x"), "Expected timeouts.*not Order"),
-        (lambda order, row: steering.cancel(Timeout, by="x"), "Expected timeouts.*not Timeout"),
-        (lambda order, row: dq.cancel_timeout(Order, "remind"), "not the class Order"),
-        (lambda order, row: dq.sync_timeouts(Order), "Pass Order.objects.all()"),
-        (lambda order, row: dq.sync_timeouts([7]), "not 7"),
-        (lambda order, row: dq.sync_timeouts(7), "not 7"),
-        (lambda order, row: dq.pending_timeouts(7), "not 7"),
-        (lambda order, row: clock.set_to(timedelta(1)).__enter__(), "set_to\\(\\) takes the datetime"),
-    ],
-)
-def test_what_a_verb_cannot_take_is_named_with_what_it_takes(order: Order, call: Any, words: str) -> None:
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    with pytest.raises(TypeError, match=words):
-        call(order, row)
-
-
-def test_a_single_timeout_is_enough_for_a_bulk_verb(order: Order) -> None:
-    row = dq.schedule_timeout(order, "remind", hours=1)
-    assert dq.extend_timeouts(row, hours=1) == dq.cancel_timeouts(row) == 1
-
-
-def test_policy_state_takes_a_label() -> None:
-    assert controls.policy_state("testapp.order.remind", "default").label == "testapp.order.remind"
-    with pytest.raises(dq.UnknownPolicy, match="Did you mean"):
-        controls.policy_state("testapp.order.remnd", "default")

@@ -1,0 +1,112 @@
+"""Each verb but the first takes a `Timeout`; what a verb cannot take is an error that names what it takes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, controls, steering
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def order() -> Order:
+    return Order.objects.create(status="unpaid")
+
+
+def test_the_reading_verbs_take_a_timeout(order: Order) -> None:
+    order.created_at = timezone.now()
+    order.save()
+    row = Timeout.objects.get()
+    other = dq.schedule_timeout(order, "remind", hours=1)
+    assert dq.get_deadline(row) == row.due_at
+    assert list(dq.pending_timeouts(row)) == [row]
+    assert list(dq.pending_timeouts([row, other])) == [row, other]
+    assert list(dq.pending_timeouts(Timeout.objects.filter(pk=other.pk))) == [other]
+    assert list(dq.pending_timeouts(Timeout)) == [row, other]
+    assert list(dq.pending_timeouts([row, other], "testapp.order.remind")) == [other]
+    Order.objects.update(status="paid")
+    assert dq.sync_timeouts(row) == 1
+    Order.objects.update(status="unpaid")
+    assert dq.sync_timeouts([row, other]) == 1
+    Order.objects.update(status="paid")
+    assert dq.sync_timeouts(Timeout.objects.all()) == 1
+    assert dq.get_deadline(row) is None
+
+
+def test_the_guard_takes_a_timeout_and_locks_and_cancels_its_round_alone(order: Order) -> None:
+    row, other = (dq.schedule_timeout(order, "remind", key=key, hours=1) for key in ("", "other"))
+    with dq.before_deadline(row) as yielded:
+        assert yielded == row
+        assert row.state == "cancelled"
+    other.refresh_from_db()
+    assert (Timeout.objects.get(pk=row.pk).cause, other.state) == ("hand", "pending")
+    Timeout.objects.filter(pk=other.pk).update(state="firing", slot_taken=None)
+    with pytest.raises(dq.DeadlinePassed), dq.before_deadline(other):
+        pytest.fail("the block ran")
+
+
+def test_a_guarded_timeout_whose_condition_the_block_ends_counts_as_cancelled_by_it(order: Order) -> None:
+    order.created_at = timezone.now()
+    order.save()
+    with dq.before_deadline(Timeout.objects.get()):
+        order.status = "paid"
+        order.save()
+    assert Timeout.objects.get().cause == "condition"
+
+
+untyped: Any = dq
+operations: Any = steering
+seam: Any = clock
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda order, row: untyped.schedule_timeout(order, None, minutes=1), "Which policy of Order\\? Name one"),
+        (lambda order, row: untyped.schedule_timeout(row, None, minutes=1), "not a Timeout.*use reschedule"),
+        (
+            lambda order, row: untyped.schedule_timeout(row, "remind", minutes=1),
+            "not a Timeout.*use reschedule",
+        ),
+        (
+            lambda order, row: untyped.schedule_timeouts([row], "remind", minutes=1),
+            "not a Timeout.*use reschedule",
+        ),
+        (lambda order, row: untyped.schedule_timeouts(Order, "remind", minutes=1), "Pass Order.objects.all()"),
+        (lambda order, row: untyped.cancel_timeouts(Order), "Expected timeouts.*not Order"),
+        (lambda order, row: untyped.cancel_timeouts(Order.objects.all()), "Expected timeouts.*not Order queryset"),
+        (lambda order, row: untyped.cancel_timeouts([order]), "Expected timeouts.*not Order"),
+        (lambda order, row: untyped.extend_timeouts(None, hours=1), "Expected timeouts.*not NoneType"),
+        (lambda order, row: operations.cancel(order, by="x"), "Expected timeouts.*not Order"),
+        (lambda order, row: operations.cancel(Timeout, by="x"), "Expected timeouts.*not Timeout"),
+        (lambda order, row: untyped.cancel_timeout(Order, "remind"), "not the class Order"),
+        (lambda order, row: untyped.sync_timeouts(Order), "Pass Order.objects.all()"),
+        (lambda order, row: untyped.sync_timeouts([7]), "not 7"),
+        (lambda order, row: untyped.sync_timeouts(7), "not 7"),
+        (lambda order, row: untyped.pending_timeouts(7), "not 7"),
+        (lambda order, row: seam.set_to(timedelta(1)).__enter__(), "set_to\\(\\) takes the datetime"),
+    ],
+)
+def test_what_a_verb_cannot_take_is_named_with_what_it_takes(order: Order, call: Any, words: str) -> None:
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    with pytest.raises(TypeError, match=words):
+        call(order, row)
+
+
+def test_a_single_timeout_is_enough_for_a_bulk_verb(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    assert dq.extend_timeouts(row, hours=1) == dq.cancel_timeouts(row) == 1
+
+
+def test_policy_state_takes_a_label() -> None:
+    assert controls.policy_state("testapp.order.remind", "default").label == "testapp.order.remind"
+    with pytest.raises(dq.UnknownPolicy, match="Did you mean"):
+        controls.policy_state("testapp.order.remnd", "default")
