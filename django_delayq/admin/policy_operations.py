@@ -45,7 +45,7 @@ class PauseForm(ReasonForm):
     def clean_until(self) -> Any:
         """A moment yet to come."""
         until = self.cleaned_data.get("until")
-        if until is not None and until <= clock.now():
+        if until is not None and "until" in self.changed_data and until <= clock.now():
             raise forms.ValidationError(_("This moment has passed."))
         return until
 
@@ -120,6 +120,8 @@ class PolicyOperation:
     fits: Callable[[PolicyState], bool]
     """Whether there is a button for it as the policy stands."""
     form: type[ReasonForm] = ReasonForm
+    initial: Callable[[PolicyState], dict[str, Any]] = lambda _state: {}
+    """What its form begins with; a field that is left as it is keeps what is in force."""
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Whether the visitor may look at policies, and do this to them."""
@@ -129,7 +131,17 @@ class PolicyOperation:
 
 def _pause(state: PolicyState, by: str, form: ReasonForm, progress: Any) -> PolicyChange | None:
     given = form.cleaned_data
-    return steering.pause(state.policy, by=by, reason=given["reason"], until=given["until"])
+    common = {"by": by, "reason": given["reason"]}
+    if "until" not in form.changed_data:
+        return steering.pause(state.policy, **common)
+    return steering.pause(state.policy, until=given["until"], **common)
+
+
+def _stop_in_force(state: PolicyState) -> dict[str, Any]:
+    """Reason and end, to the minute as the form has it, of the pause that is in force."""
+    if not state.stop:
+        return {}
+    return {"reason": state.reason, "until": state.until and state.until.replace(second=0, microsecond=0)}
 
 
 def _hold(state: PolicyState, by: str, form: ReasonForm, progress: Any) -> PolicyChange | None:
@@ -165,6 +177,7 @@ POLICY_OPERATIONS = {
             _pause,
             lambda state: state.stop in {Stop.NONE, Stop.PAUSED},
             PauseForm,
+            _stop_in_force,
         ),
         PolicyOperation(
             "hold",
@@ -177,7 +190,8 @@ POLICY_OPERATIONS = {
             ),
             _("Held: {reason}"),
             _hold,
-            lambda state: state.stop == Stop.NONE,
+            lambda state: state.stop in {Stop.NONE, Stop.PAUSED},
+            initial=_stop_in_force,
         ),
         PolicyOperation(
             "resume",

@@ -56,8 +56,8 @@ def operation_view(request: HttpRequest, label: str, operation: str, site: Admin
         raise PermissionDenied
     state = controls.policy_state(policy, database_of(policy.concrete_model))
     if request.method != "POST":
-        return _ask(request, chosen, state, site, chosen.form())
-    form = chosen.form(request.POST)
+        return _ask(request, chosen, state, site, chosen.form(initial=chosen.initial(state)))
+    form = chosen.form(request.POST, initial=chosen.initial(state))
     try:
         if not form.is_valid():
             return _ask(request, chosen, state, site, form)
@@ -135,7 +135,8 @@ def _act(request: HttpRequest, operation: PolicyOperation, state: PolicyState, f
     except _Enough:
         change = PolicyChange.objects.using(using).filter(policy=state.label).order_by("-id").first()
     if change is None:
-        messages.warning(request, _("{policy} was not stopped.").format(policy=state.label))
+        words = _("Nothing was changed.") if state.stop else _("{policy} was not stopped.").format(policy=state.label)
+        messages.warning(request, words)
         return
     _log(request, operation, state, form.cleaned_data["reason"], using)
     done = _("{policy}: {what}.").format(policy=state.label, what=change.get_what_display())

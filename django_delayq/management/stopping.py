@@ -8,14 +8,23 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.controls import policy_state
+from django_delayq.controls import PolicyState, policy_state
 from django_delayq.counting import count
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.locking import database_of
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.management.selecting import policy_named
+from django_delayq.management.showing import local
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.policies import TimeoutPolicy
+
+
+def stop_words(state: PolicyState) -> str:
+    """`paused until 2026-03-01 18:00:00: outage`, or `running`."""
+    if not state.is_stopped:
+        return "running"
+    until = f" until {local(state.until)}" if state.until else ""
+    return f"{state.stop}{until}{f': {state.reason}' if state.reason else ''}"
 
 
 class PolicyCommand(OperatorCommand):
@@ -45,7 +54,7 @@ class PolicyCommand(OperatorCommand):
             waiting = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
             if self.moves and before.stop in {"held", "releasing"} and not options.get("no_shift"):
                 self.ask(f"move the deadlines of {policy.label}, which are", waiting, options)
-            words = f"{policy.label} (was {before.stop or 'running'}; {waiting} pending)"
+            words = f"{policy.label} (was {stop_words(before)}; {waiting} pending)"
             if options["dry_run"]:
                 self.say(f"{words}: would be: {self.done}", options)
                 continue
@@ -54,7 +63,8 @@ class PolicyCommand(OperatorCommand):
             except (DelayqError, ValueError) as error:
                 raise CommandError(str(error)) from error
             moved = f"; {change.moved} moved, {change.unmoved} left as they are" if change and change.moved else ""
-            self.stdout.write(f"{words}: {self.done if change else 'nothing to change'}{moved}")
+            now = stop_words(policy_state(policy, using)) if change else "nothing to change"
+            self.stdout.write(f"{words}: {now}{moved}")
 
     def tell_progress(self, looked: int) -> None:
         """So many more rows were looked at."""

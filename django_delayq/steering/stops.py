@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.db import connections, transaction
 from django.utils.translation import gettext as _
@@ -39,46 +39,77 @@ class PolicyConflict(DelayqError):
 
 
 def pause(
-    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", until: datetime | None = None
-) -> PolicyChange:
-    """Nothing of `policy` fires until `resume`, or until that moment. Paused again: with the new moment and reason.
+    policy: str | TimeoutPolicy[Any],
+    *,
+    by: str,
+    reason: str = "",
+    until: datetime | Literal["keep"] | None = "keep",
+) -> PolicyChange | None:
+    """Stop `policy` until `resume`, or until a datetime. What falls due meanwhile fires afterwards.
+
+    Pausing a paused policy again changes what is given and keeps the rest: its end, its reason and its beginning.
 
     Args:
         policy: the policy or its label.
-        by: who does it, such as `admin:alice`.
-        reason: for people.
-        until: a moment yet to come, by the database's clock; None: until somebody resumes it.
+        by: the actor, such as `admin:alice`.
+        reason: for people; empty: the reason of the pause that is in force.
+        until: a datetime in the future, by the database's clock; None: until somebody resumes it. `"keep"`: the end of
+            the pause that is in force, or none.
+
+    Returns:
+        The change; None: the policy was paused like this already.
 
     Raises:
         UnknownPolicy: it is not declared.
         InvalidDelay: `until` has passed, or its awareness does not fit `USE_TZ`.
-        PolicyConflict: it is held, or being released.
+        PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
         ValueError: `by` is empty.
     """
-    if until is not None and check_moment(until, "until") <= clock.now():
+    if isinstance(until, datetime) and check_moment(until, "until") <= clock.now():
         raise InvalidDelay(_("{moment} has passed already.").format(moment=until))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             raise PolicyConflict(_told(_("{policy} is {stop}: resume it first."), control))
-        if control.stop == Stop.NONE or _is_over(control, change.at):
+        is_stopped = _is_stopped(control, change.at)
+        if until == "keep":
+            until = control.until if is_stopped else None
+        if is_stopped and until == control.until and not _is_news(reason, control):
+            return None
+        change.details = {"until": _text(until), **(_before(control) if is_stopped else {})}
+        if not is_stopped:
             control.stopped_at = change.at
         control.stop, control.until = Stop.PAUSED, until
         change.what, change.finished_at = What.PAUSED, change.at
-        change.details = {"until": None if until is None else until.isoformat()}
     return change
 
 
-def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange:
-    """Nothing of `policy` fires until `resume`, which then moves all that is pending by the length of the hold.
+def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange | None:
+    """Stop `policy` until `resume`, which then moves all pending deadlines by the length of the hold.
+
+    A pause becomes a hold that begins now and has no end; its reason stays unless another one is given. Holding a held
+    policy again changes its reason only.
+
+    Args:
+        policy: the policy or its label.
+        by: the actor.
+        reason: for people; empty: the reason of the pause or hold that is in force.
+
+    Returns:
+        The change; None: the policy was held like this already.
 
     Raises:
-        PolicyConflict: it is paused, held or being released already.
+        PolicyConflict: it is being released.
         UnknownPolicy, ValueError: as for `pause`.
     """
     with control_of(policy, by, reason) as (control, change):
-        if control.stop != Stop.NONE and not _is_over(control, change.at):
+        if control.stop == Stop.RELEASING:
             raise PolicyConflict(_told(_("{policy} is {stop} already."), control))
-        control.stop, control.stopped_at, control.until = Stop.HELD, change.at, None
+        if control.stop == Stop.HELD and not _is_news(reason, control):
+            return None
+        change.details = _before(control) if _is_stopped(control, change.at) else {}
+        if control.stop != Stop.HELD:
+            control.stopped_at = change.at
+        control.stop, control.until = Stop.HELD, None
         change.what, change.finished_at = What.HELD, change.at
     return change
 
@@ -113,7 +144,7 @@ def resume(
     if waiting is not None and waiting.what == What.RESUMED:
         return run_move(waiting, using, progress)
     with control_of(found, by, reason) as (control, change):
-        if control.stop == Stop.NONE or _is_over(control, change.at):
+        if not _is_stopped(control, change.at):
             control.stop, control.until = Stop.NONE, None
             return None
         held_since = control.stopped_at if control.stop == Stop.HELD and shift else None
@@ -149,9 +180,10 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
             words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
             raise PolicyConflict(words.format(policy=found.label))
         change = new_change(found, database_now(using), actor, reason)
+        was_stopped = _is_stopped(control, change.at)
         yield control, change
         if change.what:
-            control.by, control.reason, control.changed_at = actor, clipped(reason), change.at
+            _sign(control, change, was_stopped=was_stopped)
             change.save(using=using)
         control.save(using=using)
     controls.forget()
@@ -194,8 +226,32 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
     return for_update(rows.filter(pk=known), using).get()
 
 
-def _is_over(control: PolicyControl, now: datetime) -> bool:
-    return control.stop == Stop.PAUSED and control.until is not None and control.until <= now
+def _sign(control: PolicyControl, change: PolicyChange, *, was_stopped: bool) -> None:
+    """Keep who stopped the policy and why, for as long as that stop lasts."""
+    control.changed_at = change.at
+    if was_stopped and change.what == What.DELAY:
+        return
+    keeps_reason = was_stopped and change.what != What.RESUMED
+    control.by, control.reason = change.by, change.reason or (control.reason if keeps_reason else "")
+
+
+def _is_stopped(control: PolicyControl, now: datetime) -> bool:
+    is_over = control.stop == Stop.PAUSED and control.until is not None and control.until <= now
+    return control.stop != Stop.NONE and not is_over
+
+
+def _is_news(reason: str, control: PolicyControl) -> bool:
+    return bool(reason) and clipped(reason) != control.reason
+
+
+def _before(control: PolicyControl) -> dict[str, Any]:
+    """What was in force until now, for the change."""
+    return {
+        "was": str(control.stop),
+        "since": _text(control.stopped_at),
+        "was_until": _text(control.until),
+        "was_reason": control.reason,
+    }
 
 
 def _text(moment: datetime | None) -> str | None:

@@ -69,9 +69,9 @@ class PostponeSerializer(VerbSerializer):
 
 
 class PauseSerializer(ReasonSerializer):
-    """Until when; without it until somebody resumes."""
+    """Until when; null: until somebody resumes. Without it, a pause that is in force keeps its end."""
 
-    until = Moment(required=False, allow_null=True, default=None)
+    until = Moment(required=False, allow_null=True)
 
 
 class ResumeSerializer(ReasonSerializer):

@@ -138,12 +138,18 @@ class PolicyViewSet(OptionalScope, ViewSet):
 
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, label: str) -> Response:
-        """Nothing of it fires until it is resumed, or until a moment. What falls due meanwhile fires then."""
+        """Nothing of it fires until it is resumed, or until a moment. What falls due meanwhile fires then.
+
+        Of a pause that is in force, end and reason are kept unless given.
+        """
         return self._act(steering.pause, acting.PauseSerializer)
 
     @action(detail=True, methods=["post"])
     def hold(self, request: Request, label: str) -> Response:
-        """Nothing of it fires, and its clock stands still: resuming moves what is pending by the hold's length."""
+        """Nothing of it fires, and its clock stands still: resuming moves what is pending by the hold's length.
+
+        A pause that is in force becomes a hold that begins now.
+        """
         return self._act(steering.hold, acting.ReasonSerializer)
 
     @action(detail=True, methods=["post"])

@@ -13,7 +13,7 @@ from django_delayq.steering import hold
 class Command(PolicyCommand):
     """For an outage that is nobody's fault."""
 
-    help = "Stops policies until they are resumed. Then all their pending deadlines lie later by as long."
+    help = "Stops policies until they are resumed. Then all their pending deadlines lie later by as long. Ends a pause."
     done = "held"
 
     def change(self, policy: TimeoutPolicy[Any], options: dict[str, Any], **common: Any) -> PolicyChange | None:

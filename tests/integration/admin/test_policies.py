@@ -248,15 +248,33 @@ def test_a_form_that_says_nonsense_changes_nothing_and_comes_back(
 @pytest.mark.django_db(transaction=True)  # rows are moved after the commit
 def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> None:
     steering.hold(LABEL, by="somebody")
-    for operation in ("pause", "hold"):
-        assert address(operation) not in page(admin_client)
-        answer = admin_client.post(address(operation), FIELDS)
-        assert answer.status_code == 200 and "held" in answer.content.decode()
+    assert address("pause") not in page(admin_client) and address("hold") not in page(admin_client)
+    answer = admin_client.post(address("pause"), FIELDS)
+    assert answer.status_code == 200 and "held" in answer.content.decode()
     assert state().stop == "held"
     steering.resume(LABEL, by="somebody")
     assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} was not stopped."]
     shifted = admin_client.post(address("delay", "testapp.order.remind"), FIELDS)
     assert "has no delay of its own" in shifted.content.decode()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_form_of_a_paused_policy_shows_what_is_in_force_and_keeps_what_is_left_alone(admin_client: Client) -> None:
+    until = timezone.now() + timedelta(days=1, seconds=33)
+    steering.pause(LABEL, by="somebody", reason="outage", until=until)
+    shown = admin_client.get(address("pause")).context["form"]
+    fields = {"reason": shown["reason"].value(), "until": timezone.localtime(until).strftime("%Y-%m-%dT%H:%M")}
+    assert fields["reason"] == "outage"
+    assert f'value="{fields["until"]}"' in str(shown["until"])
+    assert told(admin_client.post(address("pause"), fields)) == ["Nothing was changed."]
+    admin_client.post(address("pause"), {**fields, "reason": "still down"})
+    assert (state().until, state().reason) == (until, "still down"), "the end is kept to the second"
+    assert address("hold") in page(admin_client)
+    assert admin_client.get(address("hold")).context["form"]["reason"].value() == "still down"
+    admin_client.post(address("pause"), {**fields, "until": ""})
+    assert (state().stop, state().until) == ("paused", None)
+    admin_client.post(address("hold"), FIELDS)
+    assert (state().stop, PolicyChange.objects.latest("id").details["was"]) == ("held", "paused")
 
 
 def test_a_policy_or_operation_that_is_none_leads_nowhere(admin_client: Client) -> None:

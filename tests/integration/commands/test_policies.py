@@ -38,13 +38,30 @@ def waits(order: Order) -> timedelta:
 def test_policies_are_paused_and_resumed(do: Do) -> None:
     pending(Order.objects.create())
     said = do("delayq_pause", REMIND, LINGER, "--until", "2h", "--reason", "outage").out
-    assert f"{REMIND} (was running; 1 pending): paused" in said
+    assert f"{REMIND} (was running; 1 pending): paused until 20" in said
     assert (stop_of(REMIND), stop_of(LINGER)) == ("paused", "paused")
     change = PolicyChange.objects.filter(policy=REMIND).get()
     assert (change.by, change.reason, change.what) == (CLI, "outage", "paused")
-    assert f"{REMIND} (was paused; 1 pending): goes on" in do("delayq_resume", REMIND).out
+    said = do("delayq_resume", REMIND).out
+    assert f"{REMIND} (was paused until 20" in said
+    assert ": outage; 1 pending): running" in said
     assert (stop_of(REMIND), stop_of(LINGER)) == ("", "paused")
     assert "nothing to change" in do("delayq_resume", REMIND).out
+
+
+def test_a_pause_again_says_what_it_keeps_and_what_it_changes(do: Do) -> None:
+    do("delayq_pause", REMIND, "--until", "2h", "--reason", "outage")
+    until = PolicyControl.objects.get().until
+    assert "nothing to change" in do("delayq_pause", REMIND).out
+    assert PolicyControl.objects.get().until == until
+    said = do("delayq_pause", REMIND, "--reason", "still down").out
+    assert "(was paused until 20" in said and ": outage; 0 pending): paused until 20" in said
+    assert said.rstrip().endswith(": still down")
+    assert do("delayq_pause", REMIND, "--until", "never").out.rstrip().endswith("pending): paused: still down")
+    assert PolicyControl.objects.get().until is None
+    assert do("delayq_hold", REMIND).out.rstrip().endswith("(was paused: still down; 0 pending): held: still down")
+    with pytest.raises(CommandError, match="held: resume it first"):
+        do("delayq_pause", REMIND)
 
 
 def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Callable[[str | None], None]) -> None:

@@ -229,6 +229,22 @@ def test_a_policy_is_paused_and_resumed(operator: APIClient, schedule: Schedule)
     assert fire_due() == 1
 
 
+def test_a_pause_keeps_what_is_left_out_and_null_takes_its_end_away(operator: APIClient) -> None:
+    until = (timezone.now() + timedelta(hours=1)).isoformat()
+    operator.post(f"{POLICY}pause/", {"until": until, "reason": "outage"}, format="json")
+    first = operator.get(POLICY).json()
+    again = operator.post(f"{POLICY}pause/", {}, format="json")
+    assert (again.status_code, again.data["changed"]) == (409, False), "as it was paused already"
+    assert operator.get(POLICY).json() == first
+    operator.post(f"{POLICY}pause/", {"reason": "still down"}, format="json")
+    shown = operator.get(POLICY).json()
+    assert (shown["until"], shown["reason"]) == (first["until"], "still down")
+    endless = operator.post(f"{POLICY}pause/", {"until": None}, format="json").json()["policy"]
+    assert (endless["until"], endless["reason"]) == (None, "still down")
+    held = operator.post(f"{POLICY}hold/", {}, format="json").json()["policy"]
+    assert (held["stop"], held["reason"]) == ("held", "still down")
+
+
 def test_what_does_not_fit_what_is_in_force_is_409(operator: APIClient) -> None:
     nothing_to_resume = operator.post(f"{POLICY}resume/")
     assert (nothing_to_resume.status_code, nothing_to_resume.data["changed"]) == (409, False)

@@ -13,7 +13,7 @@ from django_delayq import InvalidDelay, UnknownPolicy, clock, controls, explain_
 from django_delayq.firing import plan, run
 from django_delayq.firing.planning import PARKED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.steering import PolicyConflict, go_on_with_moves, hold, moves, pause, resume, retry
+from django_delayq.steering import PolicyConflict, change_delay, go_on_with_moves, hold, moves, pause, resume, retry
 from django_delayq.steering.moves import LEFT_ALONE
 from tests.integration.steering.conftest import BY, dead, pending, said
 from tests.testapp.models import Order
@@ -113,17 +113,72 @@ def test_every_change_is_kept_with_who_and_why() -> None:
     assert len(changes()) == 5
 
 
-def test_stops_do_not_go_together() -> None:
-    hold(REMIND, by=BY)
-    with pytest.raises(PolicyConflict, match="held"):
-        pause(REMIND, by=BY)
-    with pytest.raises(PolicyConflict, match="held already"):
-        hold(REMIND, by=BY)
+def test_pausing_again_keeps_the_end_and_the_reason_unless_given() -> None:
+    until = timezone.now() + HOUR
+    pause(REMIND, by=BY, reason="outage", until=until)
+    began = state().stopped_at
+    assert pause(REMIND, by="rest:bob") is None, "nothing changed"
+    assert pause(REMIND, by="rest:bob", reason="outage", until=until) is None
+    assert changes() == [("paused", BY, "outage")]
+    assert (state().until, state().reason, state().by) == (until, "outage", BY)
+    change = pause(REMIND, by="rest:bob", reason="a longer outage")
+    assert change is not None
+    assert change.details == {
+        "until": until.isoformat(), "was": "paused", "since": began and began.isoformat(),
+        "was_until": until.isoformat(), "was_reason": "outage",
+    }  # fmt: skip
+    assert (state().until, state().reason, state().by) == (until, "a longer outage", "rest:bob")
+    pause(REMIND, by=BY, until=until + HOUR)
+    assert (state().until, state().reason, state().by) == (until + HOUR, "a longer outage", BY)
+    pause(REMIND, by=BY, until=None)
+    assert (state().until, state().reason) == (None, "a longer outage")
+    assert state().stopped_at == began
+
+
+def test_a_pause_after_one_that_is_over_begins_anew(order: Order) -> None:
+    until = timezone.now() + HOUR
+    pause(REMIND, by=BY, reason="outage", until=until)
+    with clock.set_to(until + HOUR):
+        assert pause(REMIND, by="rest:bob") is not None
+        assert (state().until, state().reason, state().by) == (None, "", "rest:bob")
+
+
+def test_a_pause_becomes_a_hold_that_begins_now(order: Order) -> None:
+    row = pending(order)
+    Timeout.objects.update(created_at=timezone.now() - 5 * HOUR)
+    pause(REMIND, by=BY, reason="outage", until=timezone.now() + HOUR)
+    held_for(3 * HOUR)
+    change = hold(REMIND, by="rest:bob")
+    assert change is not None
+    assert (change.what, change.details["was"], change.details["was_reason"]) == ("held", "paused", "outage")
+    assert (state().stop, state().until, state().reason, state().by) == ("held", None, "outage", "rest:bob")
     resume(REMIND, by=BY)
-    pause(REMIND, by=BY)
-    with pytest.raises(PolicyConflict, match="paused already"):
-        hold(REMIND, by=BY)
-    assert [what for what, *_ in changes()] == ["held", "resumed", "paused"]
+    before = row.due_at
+    row.refresh_from_db()
+    assert row.due_at - before < timedelta(minutes=2), "deadlines move by the hold, not by the pause before it"
+
+
+def test_holding_again_keeps_the_beginning_and_changes_the_reason_if_given() -> None:
+    hold(REMIND, by=BY, reason="outage")
+    began = state().stopped_at
+    assert hold(REMIND, by="rest:bob") is None
+    assert hold(REMIND, by="rest:bob", reason="still down") is not None
+    assert (state().stopped_at, state().reason, state().by) == (began, "still down", "rest:bob")
+
+
+def test_a_hold_ends_by_resuming_and_not_by_a_pause() -> None:
+    hold(REMIND, by=BY)
+    with pytest.raises(PolicyConflict, match="held: resume it first"):
+        pause(REMIND, by=BY)
+    assert [what for what, *_ in changes()] == ["held"]
+
+
+def test_another_delay_leaves_a_pause_its_name_and_its_reason() -> None:
+    label = "testapp.order.cancel_unpaid"
+    pause(label, by=BY, reason="outage")
+    change_delay(label, HOUR, by="rest:bob", reason="holidays")
+    found = controls.policy_state(get_policy(label), "default")
+    assert (found.by, found.reason, found.after) == (BY, "outage", HOUR)
 
 
 def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order) -> None:
