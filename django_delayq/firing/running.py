@@ -10,6 +10,7 @@ from django_delayq.controls import look_again_at, stopped_among
 from django_delayq.firing.attempt import handle_each
 from django_delayq.firing.batches import fire_batch, handle_batch
 from django_delayq.firing.groups import fire_in_groups
+from django_delayq.firing.long_runs import noted
 from django_delayq.firing.outside import fire_outside
 from django_delayq.firing.patience import TROUBLE_CEILING, patience
 from django_delayq.firing.planning import PARKED
@@ -34,7 +35,8 @@ def run(work: Work, using: str) -> Report:
     """
     findings = Findings()
     try:
-        _fire(work, using, findings)
+        with noted(work):
+            _fire(work, using, findings)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a worker thread must survive whatever this is

@@ -117,7 +117,9 @@ def test_outcomes_settle_as_inside_a_transaction(
 
 
 @pytest.mark.parametrize(
-    "outcome", [None, dq.Skip("no need"), dq.GiveUp("no"), RuntimeError("failed")], ids=["fired", "skip", "dead", "retry"]
+    "outcome",
+    [None, dq.Skip("no need"), dq.GiveUp("no"), RuntimeError("failed")],
+    ids=["fired", "skip", "dead", "retry"],
 )
 def test_a_settled_row_was_not_to_run_in_the_future(order: Order, declare: Declare, outcome: Exception | None) -> None:
     """While the handler runs, `run_at` is the end of the lease; nothing will run then."""
