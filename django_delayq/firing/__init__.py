@@ -7,6 +7,7 @@
     taking     lock the objects, lock the rows, ask the condition
     outside    atomic=False: the handler between two transactions; expiry: when its process died
     failures   what becomes of a timeout whose handler raised
+    unknown    timeouts of policies that are not declared in this process
     long_runs  works that take longer than a second, or than a lease
 
 `plan` and `run` are what a worker needs, wherever it gets its entries; `settle_expired` and `extend_firing`
