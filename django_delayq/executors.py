@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from datetime import timedelta
+from itertools import islice
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from django.db import connections
 from django.utils.module_loading import import_string
@@ -17,13 +18,19 @@ from django.utils.module_loading import import_string
 from django_delayq import clock
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.db_connections import check_connections, open_connection
-from django_delayq.firing import Report, Work, run
+from django_delayq.firing import Report, Work, log_long_runs, run
+from django_delayq.policies import registry
 from django_delayq.scrubbing import shown
 
 logger = logging.getLogger("django_delayq.worker")
 
 Done: TypeAlias = Callable[[Work, Report], None]
 """Told what became of a work, in any thread."""
+
+SLOW_SECONDS: Final = 1.0
+"""A policy whose works take longer is slow."""
+WEIGHT: Final = 0.2
+WATCH_SECONDS: Final = 0.5
 
 
 class Executor(Protocol):
@@ -42,14 +49,23 @@ class Executor(Protocol):
 class Line:
     """Works that wait for a thread. The next one is of the policy that has the fewest under way.
 
-    So that a policy whose handlers are slow cannot have all threads while another one waits: the next thread to be
-    free is the other's. Within a policy the first comes first; between equals, the one that has waited longer.
+    The last free thread is kept for policies that are not slow, so that slow handlers, of one policy or of several,
+    never hold all threads while a quick one waits. It is given to a policy that is known to be quick, or that holds
+    no other thread and has not run yet. Within a policy the first comes first; between equals, the one that has
+    waited longer.
+
+    Args:
+        threads: how many threads take works.
+        keeps_one: whether the last free thread is kept: not if only one policy is served. Never with one thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int, keeps_one: Callable[[], bool] = lambda: True) -> None:
+        self._threads = threads
+        self._keeps_one = keeps_one
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[tuple[Work, Done]]] = {}
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, dict[int, float]] = {}
+        self._seconds: dict[str, float] = {}
         self._is_closed = False
 
     def put(self, work: Work, done: Done) -> None:
@@ -61,24 +77,47 @@ class Line:
     def take(self) -> tuple[Work, Done] | None:
         """The next work, waited for; it is under way until `ended`. None: closed, and nothing is left."""
         with self._changed:
-            while not self._waiting:
+            while (policy := self._next_policy()) is None:
                 if self._is_closed:
                     return None
                 self._changed.wait()
-            policy = min(self._waiting, key=self._running.__getitem__)
             rest = self._waiting.pop(policy)
             item = rest.popleft()
             if rest:
                 self._waiting[policy] = rest  # behind its equals
-            self._running[policy] += 1
+            self._running.setdefault(policy, {})[id(item[0])] = time.monotonic()
             return item
 
+    def _next_policy(self) -> str | None:
+        """Whose work is to be taken now; None: that of no policy."""
+        free = self._threads - sum(map(len, self._running.values()))
+        if self._threads > 1 and free == 1 and not self._is_closed and self._keeps_one():
+            waiting = [policy for policy in self._waiting if not self._may_be_slow(policy)]
+        else:
+            waiting = list(self._waiting)
+        return min(waiting, key=lambda policy: len(self._running.get(policy, ())), default=None)
+
+    def _may_be_slow(self, policy: str) -> bool:
+        """Whether `policy` must leave the last free thread to others.
+
+        A policy that has not run here yet may have one thread; and no more, until that one shows how long it takes.
+        """
+        running, seconds = self._running.get(policy, {}), self._seconds.get(policy)
+        if any(time.monotonic() - began > SLOW_SECONDS for began in running.values()):
+            return True
+        return bool(running) if seconds is None else seconds > SLOW_SECONDS
+
     def ended(self, work: Work) -> None:
-        """`work` is not under way any more."""
+        """`work` is not under way any more. A slow work counts at once, and a dozen quick ones make up for it."""
         with self._changed:
-            self._running[work.policy] -= 1
-            if not self._running[work.policy]:
+            running = self._running[work.policy]
+            seconds = time.monotonic() - running.pop(id(work))
+            before = self._seconds.get(work.policy, seconds)
+            self._seconds[work.policy] = max(seconds, before + WEIGHT * (seconds - before))
+            if not running:
                 del self._running[work.policy]
+            if self._waiting:
+                self._changed.notify()  # a thread may be waiting for just this to be known
 
     def withdraw(self) -> list[Work]:
         """What waits, and will not be taken any more."""
@@ -88,7 +127,7 @@ class Line:
             return withdrawn
 
     def close(self) -> None:
-        """Who takes and finds nothing need not wait any longer."""
+        """A thread that finds nothing to take need not wait any longer, and none is kept free."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -97,18 +136,26 @@ class Line:
 class ThreadExecutor:
     """Daemon threads, each with its own database connection, open already when the first deadline comes.
 
-    Daemons, so that a worker that is told to stop a second time need not wait for a handler that hangs.
+    Daemons, so that a worker that is told to stop a second time need not wait for a handler that hangs. One more,
+    without a connection, logs what keeps a thread for longer than a second.
+
+    Args:
+        using: the database.
+        concurrency: how many threads.
+        queues: which are served; None: all.
     """
 
-    def __init__(self, using: str, concurrency: int) -> None:
+    def __init__(self, using: str, concurrency: int, queues: Collection[str] | None = None) -> None:
         self._using = using
+        self._queues = queues
         self._broken_at = 0.0
-        self._line = Line()
+        self._line = Line(concurrency, self._serves_several)
+        self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, name=f"delayq-handler-{number}", daemon=True)
             for number in range(1, concurrency + 1)
         ]
-        for thread in self._threads:
+        for thread in (*self._threads, threading.Thread(target=self._watch, name="delayq-watch", daemon=True)):
             thread.start()
 
     def submit(self, work: Work, done: Done) -> None:
@@ -121,6 +168,16 @@ class ThreadExecutor:
         self._line.close()
         for thread in self._threads if wait else ():
             thread.join()
+        self._closed.set()
+
+    def _serves_several(self) -> bool:
+        served = (policy for policy in registry if self._queues is None or policy.queue in self._queues)
+        return len(list(islice(served, 2))) > 1
+
+    def _watch(self) -> None:
+        lease = get_settings().lease.total_seconds()
+        while not self._closed.wait(min(WATCH_SECONDS, lease / 3)):
+            log_long_runs(lease, len(self._threads))
 
     def _serve(self) -> None:
         open_connection(self._using)
@@ -153,15 +210,15 @@ class ThreadExecutor:
             return Report(again=dict.fromkeys(work.ids, clock.now() + timedelta(seconds=1)))
 
 
-def make_executor(using: str, concurrency: int) -> Executor:
-    """The executor that the settings name.
+def make_executor(using: str, concurrency: int, queues: Collection[str] | None = None) -> Executor:
+    """The executor that the settings name; `queues` None: the worker serves all.
 
     Raises:
         ConfigError: `DELAYQ["EXECUTOR"]` cannot be imported.
     """
     path = get_settings().executor
     if path is None:
-        return ThreadExecutor(using, concurrency)
+        return ThreadExecutor(using, concurrency, queues)
     try:
         executor: Executor = import_string(path)(using, concurrency)
     except ImportError as error:

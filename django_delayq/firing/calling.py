@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.firing.long_runs import noted
+from django_delayq.firing.long_runs import awaiting, handling
 from django_delayq.ledger.locking import begin_write
 from django_delayq.scrubbing import shown
 
@@ -27,9 +27,10 @@ def call(policy: TimeoutPolicy[Any], *arguments: Any) -> None:
 
     An async handler's ORM calls come back to this thread, and so to this connection and transaction.
     """
-    with noted(policy, arguments):
+    with handling(arguments):
         result = policy.handler(*arguments)
         if inspect.isawaitable(result):
+            awaiting(result)
             async_to_sync(_awaited)(result)
 
 

@@ -99,8 +99,7 @@ def _record(
         if _is_unchanged(row, seen, now):
             verdict = _verdict(policy, row, error, now, charged=charged)
             if row.state == State.FIRING:
-                labels = policy.labels if policy else ()
-                taken = superseded or settling.slot_is_taken(row, labels, using)
+                taken = superseded or settling.slot_is_taken(row, policy.labels if policy else (), using)
                 verdict = _of_firing(row, verdict, now, slot_is_taken=taken)
                 if verdict.values["state"] != State.PENDING:
                     verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: nothing runs then

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +12,7 @@ from django_delayq.controls import look_again_at, stopped_among
 from django_delayq.firing.pace import pace_of
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
+from django_delayq.firing.unknown import unknown
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-logger = logging.getLogger("django_delayq.firing")
-
-PARKED = timedelta(minutes=1)
 _BIGGEST_ID = 2**63 - 1
 _COLUMNS = ("id", "policy", "object_id", "queue", "state", "run_at", "database_now")
 
@@ -70,8 +67,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         elif row.run_at > row.database_now + ahead:
             findings.again[row.id] = row.run_at
         elif policy is None:
-            findings.again[row.id] = row.database_now + PARKED
-            _say_parked(row.policy)
+            findings.again[row.id] = unknown.again_at(row.policy, row.id, row.database_now)
         elif policy.label in stopped:
             findings.again[row.id] = look_again_at(row.database_now, stopped[policy.label])
         else:
@@ -124,16 +120,3 @@ def _pieces(rows: Sequence[_Row], size: int) -> Iterator[list[_Row]]:
 
 def _work(label: str, rows: Sequence[_Row], *, suspect: bool = False) -> Work:
     return Work(label, tuple(row.id for row in rows), tuple(row.object_id for row in rows), rows[0].queue, suspect)
-
-
-_said: set[str] = set()
-
-
-def _say_parked(label: str) -> None:
-    if label not in _said and len(_said) < 1000:
-        _said.add(label)
-        logger.warning(
-            "No timeout policy %r is declared here: its timeouts wait, and are looked at again every minute",
-            label,
-            extra={"event": "policy_unknown", "policy": label},
-        )

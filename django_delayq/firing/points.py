@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,12 +40,24 @@ STEPS = (
 )
 
 _hook: Callable[[str], None] | None = None
+_last: dict[int, str] = {}
 
 
 def reach(step: str) -> None:
-    """A firing in this process has come to `step`. Costs nothing unless a test looks on."""
+    """A firing in this thread has come to `step`."""
+    _last[threading.get_ident()] = step
     if _hook is not None:
         _hook(step)
+
+
+def step_of(thread: int) -> str:
+    """The step that the firing in `thread` reached last; "planned" if it has only begun."""
+    return _last.get(thread, STEPS[0])
+
+
+def forget_step() -> None:
+    """The firing in this thread has ended."""
+    _last.pop(threading.get_ident(), None)
 
 
 def look_on(hook: Callable[[str], None] | None) -> None:

@@ -11,12 +11,13 @@ from django_delayq.db_errors import trouble_of
 from django_delayq.firing.attempt import handle_each
 from django_delayq.firing.batches import fire_batch, handle_batch
 from django_delayq.firing.groups import fire_in_groups
+from django_delayq.firing.long_runs import noted
 from django_delayq.firing.outside import fire_outside
 from django_delayq.firing.patience import TROUBLE_CEILING, patience
-from django_delayq.firing.planning import PARKED
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.suspects import fire_suspect
+from django_delayq.firing.unknown import unknown
 from django_delayq.policies import registry
 from django_delayq.scrubbing import message_of, shown
 
@@ -34,7 +35,8 @@ def run(work: Work, using: str) -> Report:
     """
     findings = Findings()
     try:
-        _fire(work, using, findings)
+        with noted(work):
+            _fire(work, using, findings)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a worker thread must survive whatever this is
@@ -64,7 +66,8 @@ def _fire(work: Work, using: str, findings: Findings) -> None:
     policy = registry.get(work.policy)
     candidates = work.candidates()
     if policy is None:
-        findings.again.update(dict.fromkeys(work.ids, findings.moment() + PARKED))
+        now = findings.moment()
+        findings.again.update((id, unknown.again_at(work.policy, id, now)) for id in work.ids)
     elif stopped := stopped_among([policy.label], using):
         # Since it was planned: work may wait for a thread for longer than an operator waits for his pause.
         again = look_again_at(findings.moment(), stopped[policy.label])

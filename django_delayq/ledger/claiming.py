@@ -31,28 +31,30 @@ class Claimed(NamedTuple):
     now: datetime
 
 
-def claimable(using: str, queues: Sequence[str] | None, label: str | None = None) -> TimeoutQuerySet:
+def claimable(
+    using: str, queues: Sequence[str] | None, label: str | None = None, without: Collection[str] = ()
+) -> TimeoutQuerySet:
     """Rows that are due and that nobody has claimed, longest due first.
 
-    `queues` None: of all queues; `label` None: of all policies that are not stopped.
+    `queues` None: of all queues; `label` None: of all policies that are not stopped, but for the labels `without`.
     """
     unclaimed = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
     rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
     if label is not None:
         rows = rows.filter(policy=label)
-    elif stopped := labels_of(still_stopped(using)):
+    elif left_out := {*labels_of(still_stopped(using)), *without}:
         # What is stopped is not even claimed: there may be more of it than a worker takes in one look.
-        rows = rows.exclude(policy__in=stopped)
+        rows = rows.exclude(policy__in=sorted(left_out))
     return rows if queues is None else rows.filter(queue__in=queues)
 
 
-def is_any_claimable(using: str, queues: Sequence[str] | None) -> bool:
+def is_any_claimable(using: str, queues: Sequence[str] | None, without: Collection[str] = ()) -> bool:
     """Whether `claim` would find anything.
 
     Not `exists()`, which leaves out the order: without it PostgreSQL may read the table from its beginning until it
     finds one, and mostly there is none.
     """
-    return bool(claimable(using, queues).values_list("pk", flat=True)[:1])
+    return bool(claimable(using, queues, without=without).values_list("pk", flat=True)[:1])
 
 
 def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequence[str]) -> list[str]:
@@ -69,9 +71,14 @@ def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequ
     return [label for label, id in zip(labels, found, strict=True) if id is not None]
 
 
-def claim(using: str, queues: Sequence[str] | None, limit: int, seconds: timedelta) -> Claimed:
-    """At most `limit` due rows are claimed by the caller for `seconds`; rows that others lock are left out."""
-    return _claim([(claimable(using, queues), limit)], seconds, using)
+def claim(
+    using: str, queues: Sequence[str] | None, limit: int, seconds: timedelta, without: Collection[str] = ()
+) -> Claimed:
+    """At most `limit` due rows are claimed by the caller for `seconds`; rows that others lock are left out.
+
+    So are those of the labels `without`, which the caller could not fire.
+    """
+    return _claim([(claimable(using, queues, without=without), limit)], seconds, using)
 
 
 def claim_each(using: str, queues: Sequence[str] | None, limits: Mapping[str, int], seconds: timedelta) -> Claimed:

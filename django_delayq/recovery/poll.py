@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from django_delayq.conf import get_settings
+from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import claiming
 from django_delayq.recovery.clocks import Clocks
 
@@ -55,9 +56,10 @@ class Poll:
         """As `take`, now."""
         self._next_look = time.monotonic() + POLL_SECONDS
         # The look that finds nothing, and most do, must not begin a writing transaction: on SQLite all stand in line.
-        if not claiming.is_any_claimable(self._using, self.queues):
+        without = unknown.labels()
+        if not claiming.is_any_claimable(self._using, self.queues, without):
             return Taken(wait_seconds=POLL_SECONDS)
-        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease))
+        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease, without))
         if len(claims) >= room:
             self._next_look = 0.0
             return Taken(claims, is_part=True)

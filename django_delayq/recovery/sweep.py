@@ -19,7 +19,7 @@ from django_delayq.conf import get_settings
 from django_delayq.controls import Stopped, read_stopped
 from django_delayq.engine import Engine
 from django_delayq.firing import settle_expired
-from django_delayq.firing.planning import PARKED
+from django_delayq.firing.unknown import unknown
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.locks import take_turn
@@ -28,6 +28,8 @@ from django_delayq.recovery.reading import PAGE, Row, page_of
 PASS: Final = 10_000
 BEHIND: Final = timedelta(seconds=60)
 FULL_INTERVAL: Final = timedelta(seconds=60)
+PARKED: Final = timedelta(minutes=1)
+"""How long the entry of a stopped policy stays where it is."""
 EXPIRED_PAGE: Final = 1_000
 
 
@@ -105,10 +107,14 @@ class Sweep:
     def _ensure(self, rows: Sequence[Row]) -> int:
         entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
-            # One that nobody declares, or that is stopped, is looked at once a minute; parked so, it stays where it is.
+            # One of a stopped policy is looked at once a minute; parked so, it stays where it is. One of a policy that
+            # is not declared here stays where this worker has parked it; others, which may know it, find the rest.
             policy = registry.get(row.policy)
-            may_fire = policy is not None and policy.label not in self._stopped
-            moment = row.run_at if may_fire else max(row.run_at, self._parked_until)
+            moment = row.run_at
+            if policy is None:
+                moment = unknown.parked_until(row.id) or moment
+            elif policy.label in self._stopped:
+                moment = max(moment, self._parked_until)
             entries[row.queue, self._engine.shard_of(row.id)].append((row.id, self._clocks.redis_ms(moment)))
         return sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
 

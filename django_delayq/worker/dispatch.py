@@ -91,6 +91,8 @@ class Dispatch:
             self._hold(report.due_by)
         for work in works:
             self._executor.submit(work, self._done)
+        if report.again:
+            self._sources.flush()  # what this worker cannot fire now is there for others at once
         return len(fresh)
 
     def _hold(self, moment: datetime) -> None:

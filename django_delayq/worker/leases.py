@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django_delayq.conf import get_settings
-from django_delayq.firing import extend_firing, warn_of_long_runs
+from django_delayq.firing import extend_firing
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.duties import Duty
 from django_delayq.worker.sources import Sources
@@ -17,7 +17,6 @@ def lease_keeper(sources: Sources, dispatch: Dispatch, using: str) -> Duty:
     """
 
     def extend() -> None:
-        warn_of_long_runs(get_settings().lease.total_seconds())
         sources.extend()
         extend_firing(dispatch.firing_outside(), using)
 

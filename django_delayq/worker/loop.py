@@ -105,7 +105,7 @@ class Worker:
         """Returns after `stop`, or when a burst or `max_timeouts` is over. No failure of a server ends it."""
         with stopping_on_signals(self):
             open_connection(self.using)
-            executor = make_executor(self.using, self.concurrency)
+            executor = make_executor(self.using, self.concurrency, self._only)
             dispatch = Dispatch(
                 executor, self._sources, self.using, clocks=self._clocks, appetite=self._appetite, wake=self.wake
             )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from django_delayq.exceptions import EngineError
+from django_delayq.firing.unknown import unknown
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Poll, Taken
 from django_delayq.worker.link import Link
@@ -60,12 +61,12 @@ class Sources:
         except Exception:
             self._poll.settle((), dict.fromkeys(others, self._clocks.now()))
             raise
-        self._shares.saw(is_behind=taken.is_part)
-        if not taken.is_part:
-            return replace(taken, deliveries=_both(taken.deliveries, others))
+        # While other releases run, one of them may have parked in Redis what only this worker can fire.
+        is_behind = taken.is_part or (self._transfer is not None and unknown.are_about)
+        self._shares.saw(is_behind=is_behind)
         # Without room it is woken by what ends; but all that runs may be slow, and others must not wait for it.
         wait = min(taken.wait_seconds, self._shares.seconds_left)
-        return Taken(_both(taken.deliveries, others), wait, is_part=True)
+        return replace(taken, deliveries=_both(taken.deliveries, others), wait_seconds=wait)
 
     def _take(self, room: int) -> Taken:
         if self._transfer is None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from django_delayq.conf import get_settings
 from django_delayq.engine import DelayQueue, Engine, Lease
+from django_delayq.firing.unknown import unknown
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.poll import Taken
 
@@ -26,6 +27,9 @@ MOST_ROUNDS: Final = 10
 """How often one pass asks a queue: somebody who fills it with garbage must not keep us here."""
 JITTER_SECONDS: Final = 0.005
 """Workers that wait for nothing in particular do not all come at once. Who waits for a deadline comes on time."""
+
+HANDICAP_SECONDS: Final = 0.2
+"""A worker that has just met a policy which it does not know looks so much later than one that may know it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +70,13 @@ class Transfer:
 
     def look_now(self) -> None:
         """The next `take` looks at every queue, whatever was known of them."""
-        self._look_at.update(dict.fromkeys(self._look_at, 0.0))
+        for place in self._look_at:
+            self._look_soon(place)
+
+    def _look_soon(self, place: tuple[str, int]) -> None:
+        """The next `take` looks at `place`; if unknown policies are about, the one after the handicap."""
+        soon = time.monotonic() + HANDICAP_SECONDS if unknown.are_about else 0.0
+        self._look_at[place] = min(self._look_at[place], soon)
 
     def take(self, room: int) -> Taken:
         """Every queue that may have something due is asked, in turns, for a share of the room; then for more."""
@@ -108,7 +118,8 @@ class Transfer:
         next_ms = reserved.next_due_ms
         idle = LONGEST_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
         wait = idle if next_ms is None else min(idle, max(0, next_ms - AHEAD_MS - reserved.now_ms) / 1000)
-        self._look_at[place] = time.monotonic() + wait if wait else 0.0
+        handicap = HANDICAP_SECONDS if unknown.are_about else 0.0
+        self._look_at[place] = time.monotonic() + wait + handicap if wait else 0.0
         return not wait
 
     def _hold(self, held: _Held) -> None:
@@ -150,7 +161,7 @@ class Transfer:
             due = {id: self._clocks.redis_ms(moment) for id, moment in held.again.items()}
             held.queue.release(held.lease, due.items())
             # Who is told to look again at a moment that has passed looks now, and not when the next timer ends.
-            self._look_at[held.queue.name, self._engine.shard_of(next(iter(due)))] = 0.0
+            self._look_soon((held.queue.name, self._engine.shard_of(next(iter(due)))))
             held.again = {}
 
     def extend(self) -> None:

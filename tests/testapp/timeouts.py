@@ -1,11 +1,16 @@
-"""Policies for the tests. Tests that need a special one declare it with the fixture `declare`."""
+"""Policies for the tests. Tests that need a special one declare it with the fixture `declare`.
+
+Those at the end are only declared in processes whose variable `DELAYQ_TEST_POLICIES` names them, so that releases of an
+application that differ in their policies can run side by side.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 from django.db.models import Q
@@ -14,6 +19,8 @@ from django_delayq import Retry, timeout_policy
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.db.models import QuerySet
 
     from django_delayq.models import Timeout
@@ -75,3 +82,29 @@ def chase(parcel: Parcel, timeout: Timeout) -> None:
 def expire(voucher: Voucher, timeout: Timeout) -> None:
     voucher.status = "expired"
     voucher.save()
+
+
+SOME = os.environ.get("DELAYQ_TEST_POLICIES", "").split()
+
+
+def only_in_some(name: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a policy for orders in processes whose environment asks for it."""
+    return timeout_policy(Order, name=name, **options) if name in SOME else lambda handler: handler
+
+
+@only_in_some("dawdle", atomic=False)
+def dawdle(order: Order, timeout: Timeout) -> None:
+    """Takes seconds, without a lock."""
+    time.sleep(float(os.environ["DELAYQ_TEST_DAWDLE"]))
+
+
+@only_in_some("adawdle", atomic=False)
+async def adawdle(order: Order, timeout: Timeout) -> None:
+    await asyncio.sleep(float(os.environ["DELAYQ_TEST_DAWDLE"]))
+
+
+@only_in_some("novel")
+@only_in_some("former")
+@only_in_some("current", aliases=("former",) if "alias" in SOME else ())
+def do_nothing(order: Order, timeout: Timeout) -> None:
+    """What some releases know and others do not."""

@@ -16,6 +16,7 @@ from django_delayq import TimeoutPolicy, schedule_timeout
 from django_delayq.firing import Report, batches, groups, plan, points, run
 from django_delayq.firing.pace import Pace, forget_paces, pace_of
 from django_delayq.firing.patience import patience
+from django_delayq.firing.unknown import unknown
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -35,6 +36,7 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "WORK_SECONDS", 600.0)
     forget_paces()
     patience.forget_all()
+    unknown.forget_all()
     yield
     points.look_on(None)
 

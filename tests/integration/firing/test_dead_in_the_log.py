@@ -1,4 +1,4 @@
-"""Each way in which a timeout becomes dead is one record of level error with the event that the docs ask to alert on."""
+"""Each way in which a timeout becomes dead is one error in the log, with the event that the docs ask to alert on."""
 
 from __future__ import annotations
 

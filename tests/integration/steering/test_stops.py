@@ -11,8 +11,8 @@ from django.utils import timezone
 
 from django_delayq import InvalidDelay, UnknownPolicy, clock, controls, explain_timeout, get_policy, reschedule_timeout
 from django_delayq.firing import plan, run
-from django_delayq.firing.planning import PARKED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.recovery.sweep import PARKED
 from django_delayq.steering import PolicyConflict, change_delay, go_on_with_moves, hold, moves, pause, resume, retry
 from django_delayq.steering.moves import LEFT_ALONE
 from tests.integration.steering.conftest import BY, dead, pending, said

@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from django_delayq import Retry, clock, controls, get_policy
 from django_delayq.firing import plan, points, run
-from django_delayq.firing.planning import PARKED
 from django_delayq.ledger import claiming
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.recovery.sweep import PARKED
 from django_delayq.steering import hold, pause, resume
 from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture

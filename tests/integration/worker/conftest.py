@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_delayq.connections import forget_engine
+from django_delayq.firing.unknown import unknown
 from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.running import RunningWorker, StartWorker
 
 if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> None:
+    """No test inherits which undeclared policies another one has met."""
+    unknown.forget_all()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""A handler that hangs keeps its lease, and the log tells of it: at once when a lease is over, and then ever less."""
+"""A handler that takes long is in the log: after a second, with what it waits for, and again when a lease is over."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connection
 
+from django_delayq.firing.long_runs import forget_long_runs
 from django_delayq.models import Timeout
 from tests.integration.worker.running import StartWorker, all_are, due_orders, wait_until
 from tests.testapp.models import Order
@@ -19,6 +22,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LEASE = timedelta(milliseconds=400)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> None:
+    """No test inherits that a policy was in the log within the last minute."""
+    forget_long_runs()
 
 
 @pytest.mark.usefixtures("with_redis")
@@ -59,3 +68,107 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[Any]:
         for record in caplog.records
         if getattr(record, "event", "") == "handler_runs_long" and record.levelno == logging.WARNING
     ]
+
+
+def slow(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    return [record for record in caplog.records if getattr(record, "event", "") == "handler_slow"]
+
+
+@pytest.fixture
+def hangs(declare: Callable[..., Any]) -> Any:
+    """Declares policies whose handlers run until the test is over."""
+    go_on = threading.Event()
+
+    def wait_for_the_test(*_: Any) -> None:
+        assert go_on.wait(30)
+
+    def do(name: str, **options: Any) -> Any:
+        return declare(Order, wait_for_the_test, name=name, atomic=False, **options)
+
+    yield do
+    go_on.set()
+
+
+@pytest.mark.usefixtures("source")
+def test_a_slow_handler_is_logged_after_a_second_with_its_place(
+    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+    policy = hangs("hangs")
+    [row] = due_orders(policy)
+    start_worker(concurrency=2)
+    wait_until(lambda: slow(caplog))
+    [record] = slow(caplog)
+    assert (record.levelno, record.policy) == (logging.INFO, policy.label)
+    assert (record.timeout_id, record.timeout_ids) == (row.pk, (row.pk,))
+    assert 1 <= record.seconds < 10
+    assert "in the handler, at worker/test_long_runs.py:" in record.getMessage()
+    assert "in wait_for_the_test" in record.getMessage()
+    assert f"timeout {row.pk} of object {row.object_id}" in record.getMessage()
+    assert "1 of 2 threads are busy" in record.getMessage()
+
+
+@pytest.mark.usefixtures("with_redis")
+def test_several_slow_handlers_of_a_policy_are_one_line(
+    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+    first, second = hangs("first"), hangs("second")
+    due_orders(first, 2)
+    due_orders(second, 1)
+    start_worker(concurrency=5)
+    wait_until(lambda: len(slow(caplog)) == 2)
+    assert {record.policy for record in slow(caplog)} == {first.label, second.label}
+
+
+@pytest.mark.usefixtures("with_redis")
+def test_when_all_threads_are_busy_it_is_a_warning(
+    start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+    first, second = hangs("first"), hangs("second")
+    due_orders(first)
+    due_orders(second)
+    start_worker(concurrency=2)
+    wait_until(lambda: len(slow(caplog)) == 2)
+    assert {(record.levelno, record.policy) for record in slow(caplog)} == {
+        (logging.WARNING, first.label),
+        (logging.WARNING, second.label),
+    }
+
+
+@pytest.mark.usefixtures("with_redis")
+def test_a_coroutine_that_waits_is_logged_with_its_place(
+    start_worker: StartWorker, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+
+    async def deep_inside() -> None:
+        await asyncio.sleep(2)
+
+    async def waits(order: Order, timeout: Timeout) -> None:
+        await deep_inside()
+
+    due_orders(declare(Order, waits, name="waits", atomic=False))
+    start_worker(concurrency=2)
+    wait_until(lambda: slow(caplog))
+    assert "in waits > worker/test_long_runs.py" in slow(caplog)[0].getMessage()
+    assert "in deep_inside" in slow(caplog)[0].getMessage()
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no statement that takes its time")
+@pytest.mark.usefixtures("with_redis")
+def test_a_statement_that_takes_long_is_named_without_its_values(
+    start_worker: StartWorker, declare: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq.firing")
+
+    def asks(order: Order, timeout: Timeout) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(2)" if connection.vendor == "postgresql" else "SELECT sleep(2)")
+
+    due_orders(declare(Order, asks, name="asks"))
+    start_worker(concurrency=2)
+    wait_until(lambda: slow(caplog))
+    assert "waits for the database, in a statement SELECT, at" in slow(caplog)[0].getMessage()
+    assert "sleep" not in slow(caplog)[0].getMessage()

@@ -139,18 +139,6 @@ def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_re
     engine.close()
 
 
-def test_a_policy_that_nobody_declares_is_not_moved_from_where_it_is_parked(
-    engine: Engine, forgotten: list[Timeout]
-) -> None:
-    Timeout.objects.filter(pk=forgotten[0].pk).update(policy="testapp.order.forgotten")
-    Sweep(engine, "default", Clocks("default")).run_once()
-    parked = in_redis(engine)[forgotten[0].pk]
-    assert parked > due_ms_of(clock.now() + timedelta(seconds=50))
-    engine.client.delete(f"{engine.prefix}:turn:sweep")
-    Sweep(engine, "default", Clocks("default")).run_once()
-    assert in_redis(engine)[forgotten[0].pk] == parked
-
-
 def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,93 @@
+"""Timeouts of policies that are not declared in this process: most likely those of a newer or older release.
+
+Workers of several releases run side by side during a deployment. A worker that meets such a row leaves it to the
+others: the row comes back after 1, 2, 4 ... 60 seconds, the worker asks the ledger for other labels only, and for a
+minute it looks into Redis a little later than a worker that knows the label.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from django_delayq.policies import registry
+
+logger = logging.getLogger("django_delayq.firing")
+
+FIRST: Final = timedelta(seconds=1)
+LONGEST: Final = timedelta(minutes=1)
+ABOUT_SECONDS: Final = 60.0
+"""After a row was met for the first time, more such rows are expected for so long."""
+MAX_ROWS: Final = 10_000
+MAX_LABELS: Final = 1_000
+
+
+class _Row(NamedTuple):
+    label: str
+    pause: timedelta
+    again_at: datetime
+
+
+class _Unknown:
+    """The unknown labels that this process has met, and when it checks their rows again. Forgets what is declared."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+        self._labels: set[str] = set()
+        self._met_at = -ABOUT_SECONDS
+        self._lock = threading.Lock()
+
+    def again_at(self, label: str, timeout_id: int, now: datetime) -> datetime:
+        """Return when to check a row again that was met `now`, by the database's clock."""
+        with self._lock:
+            self._note(label)
+            row = self._rows.pop(timeout_id, None)
+            if row is None:
+                self._met_at = time.monotonic()
+                if len(self._rows) >= MAX_ROWS:
+                    self._rows = {id: old for id, old in self._rows.items() if old.again_at + LONGEST > now}
+                if len(self._rows) >= MAX_ROWS:
+                    return now + LONGEST
+            pause = FIRST if row is None else min(2 * row.pause, LONGEST)
+            self._rows[timeout_id] = _Row(label, pause, now + pause)
+            return now + pause
+
+    def parked_until(self, timeout_id: int) -> datetime | None:
+        """Return what `again_at` said of the row last; None: this process has not met it."""
+        row = self._rows.get(timeout_id)
+        return None if row is None else row.again_at
+
+    def labels(self) -> list[str]:
+        """Return the labels that were met and are still not declared."""
+        known = [label for label in list(self._labels) if registry.get(label) is not None]
+        if known:
+            with self._lock:
+                self._labels.difference_update(known)
+                self._rows = {id: row for id, row in self._rows.items() if row.label not in known}
+        return list(self._labels)
+
+    @property
+    def are_about(self) -> bool:
+        """Whether a row was met for the first time within the last minute."""
+        return time.monotonic() - self._met_at < ABOUT_SECONDS
+
+    def forget_all(self) -> None:
+        """As in a process that has just started: for tests."""
+        self.__init__()  # type: ignore[misc]
+
+    def _note(self, label: str) -> None:
+        if label in self._labels or len(self._labels) >= MAX_LABELS:
+            return
+        self._labels.add(label)
+        logger.warning(
+            "No timeout policy %r is declared here: its timeouts are left to workers that know it, and checked again "
+            "after 1, 2, 4 ... 60 seconds",
+            label,
+            extra={"event": "policy_unknown", "policy": label},
+        )
+
+
+unknown = _Unknown()

@@ -1,0 +1,88 @@
+"""Workers of two releases side by side: each fires what it knows, and what only one of them knows is hardly late."""
+
+from __future__ import annotations
+
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from django_delayq import schedule_timeout
+from django_delayq.models import Timeout, WorkerSeen
+from tests.e2e.crashes.conftest import StartWorker, wait_until
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]
+
+SHORT = {"LEASE": 9.0, "SWEEP_INTERVAL": 2.0}
+ON_TIME = timedelta(seconds=3)
+
+
+def both(start_worker: StartWorker, source: dict[str, str], old: str, new: str) -> None:
+    """A worker of the old release and one of the new release run; each knows the policies given."""
+    for policies in (old, new):
+        start_worker(POLICIES=policies, seconds=SHORT, **source)
+    wait_until(lambda: WorkerSeen.objects.count() == 2, "both workers run")
+
+
+def lateness(rows: list[Timeout]) -> list[timedelta]:
+    settled = Timeout.objects.filter(pk__in=[row.pk for row in rows]).exclude(state="pending")
+    return [row.settled_at - row.due_at for row in settled if row.state == "fired" and row.settled_at]
+
+
+def test_a_new_policy_of_a_new_release_is_hardly_late(
+    start_worker: StartWorker, source: dict[str, str], declare: Any
+) -> None:
+    novel = declare(Order, name="novel")
+    both(start_worker, source, "", "novel")
+    rows = []
+    for _ in range(12):
+        rows.append(schedule_timeout(Order.objects.create(), novel, seconds=0.2))
+        time.sleep(0.2)
+    wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired", 20)
+    assert max(lateness(rows)) < ON_TIME
+
+
+@pytest.mark.parametrize("alias", [" alias", ""], ids=["with an alias", "without an alias"])
+def test_a_renamed_policy_fires_under_both_names(
+    start_worker: StartWorker, source: dict[str, str], declare: Any, alias: str
+) -> None:
+    """Rows under the old name are the old worker's, and the new one's if it has the alias."""
+    former, current = declare(Order, name="former"), declare(Order, name="current")
+    both(start_worker, source, "former", f"current{alias}")
+    rows = []
+    for _ in range(6):
+        rows.append(schedule_timeout(Order.objects.create(), former, seconds=0.2))
+        rows.append(schedule_timeout(Order.objects.create(), current, seconds=0.2))
+        time.sleep(0.2)
+    wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired", 20)
+    assert max(lateness(rows)) < ON_TIME
+
+
+def test_an_old_worker_alone_leaves_the_rows_and_does_not_spin(
+    start_worker: StartWorker, source: dict[str, str], declare: Any
+) -> None:
+    novel = declare(Order, name="novel")
+    rows = [schedule_timeout(Order.objects.create(), novel, seconds=0) for _ in range(50)]
+    worker = start_worker(seconds=SHORT, **source)
+    known = schedule_timeout(Order.objects.create(), "remind", seconds=0)
+    wait_until(lambda: lateness([known]), "the worker fires what it knows")
+    before = cpu_seconds(worker.pid)
+    time.sleep(5)  # what is measured is what it does meanwhile
+    assert cpu_seconds(worker.pid) - before < 1.5
+    assert Timeout.objects.pending().filter(attempts=0).count() == len(rows)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    start_worker(POLICIES="novel", seconds=SHORT, **source)
+    wait_until(lambda: len(lateness(rows)) == len(rows), "a worker that knows them has fired them", 20)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of the processor."""
+    import os
+    from pathlib import Path
+
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

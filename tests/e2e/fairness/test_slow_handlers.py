@@ -1,0 +1,61 @@
+"""Slow handlers never hold the last free thread: another policy's timeouts, one after the other, are on time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from django_delayq import schedule_timeout
+from django_delayq.models import Timeout
+from tests.e2e.crashes.conftest import StartWorker, wait_until
+from tests.testapp.models import Order, Parcel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]
+
+SECONDS_SLOW = 3.0
+ON_TIME = {"redis": timedelta(seconds=1), "ledger": timedelta(seconds=2)}
+"""How late a quick timeout may be. Without Redis a worker looks once a second."""
+
+
+def trickle(seconds: float) -> Iterator[None]:
+    """Twice a second a timeout of a quick policy is due, half a second after it was scheduled."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        schedule_timeout(Parcel.objects.create(), "chase", seconds=0.5)
+        time.sleep(0.5)
+        yield
+
+
+def lateness() -> list[timedelta | None]:
+    """How late each quick timeout was; None: it has not fired yet."""
+    rows = Timeout.objects.filter(policy__endswith=".chase").values_list("due_at", "settled_at")
+    return [None if settled_at is None else settled_at - due_at for due_at, settled_at in rows]
+
+
+def is_begun() -> bool:
+    return Timeout.objects.filter(state="firing").exists()
+
+
+@pytest.mark.parametrize("policies", [["dawdle"], ["dawdle", "adawdle"]], ids=" and ".join)
+def test_slow_handlers_do_not_make_quick_ones_late(
+    start_worker: StartWorker, source: dict[str, str], declare: Any, policies: list[str]
+) -> None:
+    slow = [declare(Order, name=name, atomic=False) for name in policies]
+    for policy, _ in zip(cycle(slow), range(8), strict=False):
+        schedule_timeout(Order.objects.create(), policy, seconds=0)
+    seconds = {"LEASE": 9.0, "SWEEP_INTERVAL": 1.0}
+    worker = start_worker(POLICIES=" ".join(policies), DAWDLE=str(SECONDS_SLOW), seconds=seconds, **source)
+    wait_until(is_begun, "slow handlers run")
+    for _ in trickle(2.5 * SECONDS_SLOW):
+        pass
+    wait_until(lambda: None not in lateness(), "the quick ones have fired")
+    assert max(filter(None, lateness())) < ON_TIME["ledger" if source else "redis"]
+    assert Timeout.objects.exclude(policy__endswith=".chase").exclude(state="fired").exists(), "there was no backlog"
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
