@@ -17,6 +17,7 @@ from django_delayq.arming import decide
 from django_delayq.conf import get_settings
 from django_delayq.controls import policy_state
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
+from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import condition_holds, observe_many
@@ -172,12 +173,18 @@ def _why_stopped(subject: Subject) -> str:
 
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:
-    """Return why the pending round would not fire as things are; empty: nothing prevents it."""
+    """Return why the pending round would be skipped as things are; empty: nothing prevents it from firing."""
     policy = subject.policy
-    if policy is None or policy.when is None or condition_holds(policy, subject.pk, subject.using):
+    if policy is None or condition_holds(policy, subject.pk, subject.using):
         return ""
-    text = _(
-        "It is due at {moment}, but the condition of the policy does not hold: unless that changes, it will be skipped."
+    is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
+    text = (
+        _("It is due at {moment}, but the object is gone: it will be skipped.")
+        if is_gone
+        else _(
+            "It is due at {moment}, but the condition of the policy does not hold: "
+            "unless that changes, it will be skipped."
+        )
     )
     return text.format(moment=_local(pending.run_at))
 

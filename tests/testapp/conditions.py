@@ -122,3 +122,21 @@ class ManagedChild(ManagedWithOwner):
     """A multi-table child whose parent's base manager joins."""
 
     place = models.CharField(max_length=20, default="")
+
+
+class Removable(Managed):
+    """Rows that are marked as deleted, seen by every manager."""
+
+    deleted_at = models.DateTimeField(null=True)
+
+
+class NotArchived(models.Manager[Any]):
+    def get_queryset(self) -> QuerySet[Any]:
+        return super().get_queryset().filter(archive="")
+
+
+class Archived(Managed):
+    """Rows that the default manager hides and the base manager shows."""
+
+    archive = models.CharField(max_length=20, default="")
+    objects = NotArchived()
