@@ -189,8 +189,8 @@ def _sources(field: Any) -> set[Any]:
     """
     if not isinstance(field, GeneratedField):
         return {field}
-    expression: Any = field.expression
-    columns = _walk(expression.resolve_expression(Query(field.model), allow_joins=False))
+    generated: Any = field  # django-stubs does not know its expression
+    columns = _walk(generated.expression.resolve_expression(Query(field.model), allow_joins=False))
     return {field}.union(*(_sources(node.target) for node in columns if isinstance(node, Col)))
 
 

@@ -91,9 +91,7 @@ def schedule_timeout(
         return present
 
 
-def cancel_timeout(
-    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, *, key: str = "", reason: str = ""
-) -> bool:
+def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = "") -> bool:
     """True: it will not happen. False: too late, the newest round has fired or is firing.
 
     May be called again, and when nothing is pending. Cancels a dead timeout too, so that nobody revives it.
@@ -141,8 +139,8 @@ def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
 
 
 def reschedule_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",
@@ -167,8 +165,8 @@ def reschedule_timeout(
 
 
 def extend_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",
@@ -267,15 +265,15 @@ async def aschedule_timeout(
 
 
 async def acancel_timeout(
-    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, *, key: str = "", reason: str = ""
+    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
 ) -> bool:
     """`cancel_timeout` for async code."""
     return await sync_to_async(cancel_timeout)(obj, policy, key=key, reason=reason)
 
 
 async def areschedule_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",
@@ -286,8 +284,8 @@ async def areschedule_timeout(
 
 
 async def aextend_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",

@@ -23,9 +23,7 @@ from django_delayq.models import Timeout
 from django_delayq.observing import condition_holds, observe_many
 
 if TYPE_CHECKING:
-    from django.db.models import Model
-
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policies import M, TimeoutPolicy
 
 State = Timeout.State
 NAMES = {
@@ -104,7 +102,7 @@ def told_reason(reason: str) -> str:
     return str(REASONS.get(reason, reason))
 
 
-def explain_timeout(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Story:
+def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Story:
     """What happened to this timeout, when, by whom and why, and what will happen. Reads only.
 
     `obj` may be a `Timeout`: then only its own round is told.

@@ -45,8 +45,11 @@ class WithOwner(models.Manager[Any]):
 
 class WithCount(models.Manager[Any]):
     def get_queryset(self) -> QuerySet[Any]:
-        rows = super().get_queryset().annotate(peers=Count("owner__order"), of_vip=F("owner__vip"))
-        return rows.annotate(size=F("amount") * F("bound"))
+        rows: QuerySet[Any] = super().get_queryset()
+        counted: QuerySet[Any] = rows.annotate(
+            peers=Count("owner__order"), of_vip=F("owner__vip"), size=F("amount") * F("bound")
+        )
+        return counted
 
 
 class OrderedByOwner(models.Manager[Any]):

@@ -88,7 +88,7 @@ def test_a_condition_that_reads_other_rows_is_warned_of_and_asked_on_every_save(
 def test_a_condition_on_own_columns_is_not_warned_of(declare: Declare, model: Any, when: Q, fields: set[str]) -> None:
     policy = declare(model, name="own", after=HOUR, when=when)
     assert warnings("W001") == []
-    assert columns_read(policy) == fields
+    assert set(columns_read(policy) or ()) == fields
 
 
 def test_raw_sql_may_read_any_column(declare: Declare) -> None:
@@ -303,5 +303,5 @@ def test_the_story_says_that_the_object_is_gone(declare: Declare) -> None:
     policy = declare(Task, name="by_hand")
     task = Task.objects.create()
     row = dq.schedule_timeout(task, policy, minutes=5)
-    Task.objects.filter(pk=task.pk)._raw_delete("default")  # type: ignore[attr-defined]
+    Task.objects.filter(pk=task.pk)._raw_delete("default")
     assert "the object is gone" in dq.explain_timeout(row).outlook
