@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
@@ -18,7 +21,7 @@ from django_delayq.key_types import refusal
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
-from django_delayq.policy_rules import reads_other_rows
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows
 from django_delayq.scrubbing import get_scrubber
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ def register() -> None:
     """Make Django run the checks below."""
     register_check(check_settings, "django_delayq")
     register_check(check_policies, "django_delayq")
+    register_check(check_modules, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
 
@@ -103,11 +107,26 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
         yield from _check_tables(policy, using)
     if reads_other_rows(policy):
         yield Warning(
-            f"when of {policy.label} looks at related rows.",
-            hint="Saving a related row neither arms nor cancels, and its state is not locked while firing. "
-            "Copy what matters to the object's own columns, or call sync_timeouts() where the related row changes.",
+            f"when of {policy.label} reads other rows.",
+            hint="Saving such a row neither arms nor cancels, and it is not locked while firing. "
+            "Copy what matters to the object's own columns, or call sync_timeouts() where the other row changes.",
             obj=policy,
             id="django_delayq.W001",
+        )
+    if policy.since is not None and policy.when is None:
+        yield Warning(
+            f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing.",
+            hint="Give when=, or when=Q() for every object. Without when, each timeout needs schedule_timeout().",
+            obj=policy,
+            id="django_delayq.W013",
+        )
+    if ignored := ignored_deletion(policy):
+        yield Warning(
+            f"when of {policy.label} does not read {', '.join(ignored)}: timeouts of deleted or hidden rows fire.",
+            hint=f"Add the field to when, such as {ignored[0]}__isnull=True or {ignored[0]}=False: handlers get "
+            "such rows too, and saving one may bring it back.",
+            obj=policy,
+            id="django_delayq.W015",
         )
     if policy.is_automatic and policy.after is None:
         yield Warning(
@@ -131,6 +150,19 @@ def _check_tables(policy: Any, using: str) -> Iterator[CheckMessage]:
                 hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
                 f"--database {using}.",
                 obj=policy,
+            )
+
+
+def check_modules(**_: Any) -> Iterator[CheckMessage]:
+    """Policies are where they are found: a `timeout.py` beside an app's models is not imported."""
+    for config in apps.get_app_configs():
+        name = f"{config.name}.timeout"
+        path = Path(config.path, "timeout.py")
+        if name not in sys.modules and path.is_file() and "django_delayq" in path.read_text(errors="replace"):
+            yield Warning(
+                f"{name} is not imported: policies are looked for in timeouts.py.",
+                hint=f"Rename {path} to timeouts.py.",
+                id="django_delayq.W014",
             )
 
 

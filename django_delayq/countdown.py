@@ -6,7 +6,7 @@ Without the last, whoever shows it would count by a clock of their own, which ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_delayq import clock
 from django_delayq.ledger.subjects import subject_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.db.models import Model
 
     from django_delayq.ledger.subjects import Subject
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policies import M, TimeoutPolicy
 
 # Older SQLite takes no more than 999 parameters in one statement.
 MOST_SLOTS = 500
@@ -55,7 +55,7 @@ class Countdown:
         return self.seconds_left == 0.0
 
 
-def countdown_of(target: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Countdown:
+def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Countdown:
     """How the newest round of `policy` for `target` stands.
 
     One query; none if `target` is a `Timeout`, or if its `TimeoutRelation` was prefetched whole.
@@ -75,9 +75,7 @@ def countdown_of(target: Model, policy: str | TimeoutPolicy[Any] | None = None, 
     return _nothing() if found is None else Countdown(*found)
 
 
-def pending_countdowns(
-    objects: Sequence[Model], policy: str | TimeoutPolicy[Any], key: str = ""
-) -> list[Countdown | None]:
+def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:
     """What is pending for each of `objects`, in their order; None: nothing.
 
     One query for up to five hundred objects; none for those whose `TimeoutRelation` was prefetched.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
@@ -13,7 +14,7 @@ from django.db.models import Model
 
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
-from django_delayq.policy_rules import check_against_model, check_declaration
+from django_delayq.policy_rules import check_against_model, check_call, check_declaration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -222,7 +223,9 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
     if isinstance(policy, TimeoutPolicy):
         if policy.fits(model):
             return policy
-        raise UnknownPolicy(f"{policy.label} is declared for {policy.model.__name__}, not for {model.__name__}.")
+        raise UnknownPolicy(
+            _historical(model) or f"{policy.label} is declared for {policy.model.__name__}, not for {model.__name__}."
+        )
     if not isinstance(policy, str):
         raise UnknownPolicy(_NO_NAME.format(type(policy).__name__))
     fitting = get_policies(model)
@@ -232,8 +235,19 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
     named.sort(key=lambda known: mro.index(known.model) if known.model in mro else len(mro))
     if not named:
         names = [name for known in fitting for name in (known.name, *known.labels)]
-        raise UnknownPolicy(_unknown(policy, names, of=model.__name__))
+        raise UnknownPolicy(_historical(model) or _unknown(policy, names, of=model.__name__))
     return named[0]
+
+
+def _historical(model: type[Model]) -> str:
+    """Return why no policy concerns `model`, if it is what `apps.get_model` returns in a migration; otherwise ""."""
+    if model.__module__ != "__fake__":  # how Django's migrations name the module of such classes
+        return ""
+    return (
+        f"{model._meta.label} is a historical model of a migration: policies are declared for the model of the code, "
+        "and in a migration nothing is scheduled or armed. Workers arm automatic policies within SYNC_INTERVAL after "
+        "the migration, and `manage.py delayq_sync` at once; schedule others in a management command."
+    )
 
 
 def _bare_names(policy: TimeoutPolicy[Any]) -> Iterable[str]:
@@ -296,7 +310,18 @@ def timeout_policy(
 ) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
 def timeout_policy(
     model: type[Any] | str,
-    **options: Any,
+    *,
+    name: str | None = None,
+    after: timedelta | Callable[[Any], timedelta | None] | None = None,
+    since: str | Callable[[Any], datetime | None] | None = None,
+    when: Q | None = None,
+    retry: Retry | None = None,
+    batch: int | None = None,
+    atomic: bool = True,
+    queue: str = "default",
+    max_extensions: int | None = None,
+    aliases: Iterable[str] = (),
+    **unknown: Any,
 ) -> Callable[[Any], TimeoutPolicy[Any]]:
     """Declare what happens to a `model` object when something else has not happened in time.
 
@@ -306,7 +331,6 @@ def timeout_policy(
 
     Args:
         model: a model class, or `"app.Model"`.
-        **options: the following.
         name: unique per model; the function's name by default.
         after: how long after `since` (without one: after the call that schedules it) it is due: a timedelta,
             or a callable `obj -> timedelta | None` (None: this object is exempt). Without `after` each
@@ -319,6 +343,7 @@ def timeout_policy(
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
         aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
+        **unknown: refused, with the option that was probably meant.
 
     Returns:
         A decorator. Handlers take `(obj, timeout)`, or `(queryset, timeouts)` with `batch`, and may be async.
@@ -326,8 +351,35 @@ def timeout_policy(
     Raises:
         PolicyError: when the declaration is wrong (fields of models not yet loaded: at start).
     """
+    check_call(model, unknown, _OPTIONS)
 
     def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
-        return register_policy(TimeoutPolicy[Any](model=model, handler=handler, **options))  # type: ignore[arg-type]
+        return register_policy(
+            TimeoutPolicy[Any](
+                model=cast("type[Any]", model),
+                handler=handler,
+                name=name or "",
+                after=after,
+                since=since,
+                when=when,
+                retry=retry,
+                batch=batch,
+                atomic=atomic,
+                queue=queue,
+                max_extensions=max_extensions,
+                aliases=cast("tuple[str, ...]", aliases),
+            )
+        )
 
     return declare
+
+
+def _without_unknown(signature: inspect.Signature) -> inspect.Signature:
+    """Return `signature` as callers should see it: `**unknown` is there to be refused."""
+    named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    return signature.replace(parameters=named)
+
+
+_SIGNATURE = _without_unknown(inspect.signature(timeout_policy))
+_OPTIONS = [name for name in _SIGNATURE.parameters if name != "model"]
+timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

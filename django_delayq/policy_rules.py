@@ -19,7 +19,7 @@ from django_delayq.key_types import refusal
 from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -27,6 +27,25 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
 MAX_LABEL = 200
 MAX_BATCH = 10_000
+
+
+def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> None:
+    """Refuse a call of `timeout_policy` without a model or with unknown options.
+
+    Raises:
+        PolicyError: the message names the option that was probably meant.
+    """
+    is_model = isinstance(model, type) and issubclass(model, Model)
+    if not is_model and (isinstance(model, type) or callable(model)):
+        name = getattr(model, "__qualname__", repr(model))
+        raise PolicyError(
+            f"@timeout_policy is given {name}, which is not a model. The model comes first, in parentheses: "
+            "@timeout_policy(Order, after=...)."
+        )
+    for option in unknown:
+        near = difflib.get_close_matches(option, known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(known)}."
+        raise PolicyError(f"timeout_policy() has no option {option!r}. {hint}")
 
 
 def check_declaration(policy: TimeoutPolicy[Any]) -> None:
@@ -38,7 +57,7 @@ def check_declaration(policy: TimeoutPolicy[Any]) -> None:
 
 def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     model, after, since = policy.model, policy.after, policy.since
-    yield not callable(policy.handler), "the handler must be a function."
+    yield from _faults_of_handler(policy)
     is_model = isinstance(model, type) and issubclass(model, Model)
     is_label = isinstance(model, str) and MODEL_LABEL.match(model) is not None
     yield not (is_model or is_label), f'the model must be a model class or "app.Model", not {model!r}.'
@@ -69,6 +88,28 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
         f"queue must be a text of 1 to 100 characters, not {policy.queue!r}.",
     )
+
+
+def _faults_of_handler(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    handler, given = policy.handler, "(queryset, timeouts)" if policy.batch else "(obj, timeout)"
+    yield not callable(handler), f"the handler must be a function, not {handler!r}."
+    yield (
+        isinstance(handler, type),
+        f"the handler is a class, {handler}, which would only be instantiated; give a function or an instance.",
+    )
+    called = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
+    yield (
+        any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (handler, called)),
+        "the handler has a `yield`: calling it would only make a generator, and run none of its lines.",
+    )
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        yield True, f"the handler is called with two arguments, {given}, but it takes {signature} ({error})."
 
 
 def _is_alias(alias: str) -> bool:
@@ -149,8 +190,8 @@ def _sources(field: Any) -> set[Any]:
     """
     if not isinstance(field, GeneratedField):
         return {field}
-    expression: Any = field.expression
-    columns = _walk(expression.resolve_expression(Query(field.model), allow_joins=False))
+    generated: Any = field  # django-stubs does not know its expression
+    columns = _walk(generated.expression.resolve_expression(Query(field.model), allow_joins=False))
     return {field}.union(*(_sources(node.target) for node in columns if isinstance(node, Col)))
 
 
@@ -161,6 +202,25 @@ def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
         isinstance(node, (Subquery, Query)) or (isinstance(node, Col) and node.alias not in own)
         for node in _walk(where)
     )
+
+
+SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", "is_removed", "removed_at"))
+"""How apps for soft deletion (safedelete, model-utils, softdelete) and most projects name their field."""
+
+
+def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
+    """Return the fields that mark deleted rows, or by which the default manager hides rows, if `when` reads none.
+
+    A row that the base manager hides counts as gone, so what that manager reads counts as read.
+    """
+    used = condition_columns(policy)
+    manager = policy.model._default_manager
+    try:
+        hiding = {node.target for node in _walk(manager.all().query.where) if isinstance(node, Col)}
+    except Exception:  # noqa: BLE001 - the project's code, which may need a request or a tenant
+        hiding = set()
+    own = [field for field in policy.model._meta.concrete_fields if field.name in SOFT_DELETION or field in hiding]
+    return [] if used is None or used.intersection(own) else [field.name for field in own]
 
 
 def _where(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:

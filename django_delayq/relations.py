@@ -22,12 +22,28 @@ from django.utils.functional import cached_property
 from django_delayq.key_types import refusal, root_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from typing import Self, overload
 
     from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import Manager
     from django.db.models.sql.compiler import SQLCompiler
 
-    from django_delayq.models import Timeout
+    from django_delayq.models import RelatedTimeoutQuerySet, Timeout
+
+    class TimeoutRelationManager(Manager[Timeout]):
+        """What type checkers see as `order.timeouts`: a manager with the ledger's own filters, to read from."""
+
+        def get_queryset(self) -> RelatedTimeoutQuerySet: ...
+        def all(self) -> RelatedTimeoutQuerySet: ...
+        def filter(self, *args: Any, **kwargs: Any) -> RelatedTimeoutQuerySet: ...
+        def exclude(self, *args: Any, **kwargs: Any) -> RelatedTimeoutQuerySet: ...
+        def order_by(self, *field_names: Any) -> RelatedTimeoutQuerySet: ...
+        def pending(self) -> RelatedTimeoutQuerySet: ...
+        def unsettled(self) -> RelatedTimeoutQuerySet: ...
+        def due(self) -> RelatedTimeoutQuerySet: ...
+        def of_labels(self, labels: Iterable[str]) -> RelatedTimeoutQuerySet: ...
+        def of_key(self, key: str) -> RelatedTimeoutQuerySet: ...
 
 
 WRITES = (
@@ -207,6 +223,14 @@ class TimeoutRelation(GenericRelation):
     """
 
     rel_class = _Rel
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def __get__(self, instance: None, owner: Any) -> Self: ...
+        @overload
+        def __get__(self, instance: Model, owner: Any) -> TimeoutRelationManager: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("related_query_name", None)

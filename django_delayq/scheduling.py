@@ -98,9 +98,7 @@ def schedule_timeout(
         return present
 
 
-def cancel_timeout(
-    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, *, key: str = "", reason: str = ""
-) -> bool:
+def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = "") -> bool:
     """True: it will not happen. False: too late, the newest round has fired or is firing.
 
     May be called again, and when nothing is pending. Cancels a dead timeout too, so that nobody revives it.
@@ -148,8 +146,8 @@ def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
 
 
 def reschedule_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",
@@ -174,8 +172,8 @@ def reschedule_timeout(
 
 
 def extend_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",
@@ -274,15 +272,15 @@ async def aschedule_timeout(
 
 
 async def acancel_timeout(
-    obj: Model, policy: str | TimeoutPolicy[Any] | None = None, *, key: str = "", reason: str = ""
+    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
 ) -> bool:
     """`cancel_timeout` for async code."""
     return await sync_to_async(cancel_timeout)(obj, policy, key=key, reason=reason)
 
 
 async def areschedule_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",
@@ -293,8 +291,8 @@ async def areschedule_timeout(
 
 
 async def aextend_timeout(
-    obj: Model,
-    policy: str | TimeoutPolicy[Any] | None = None,
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
     *,
     key: str = "",
     reason: str = "",

@@ -18,7 +18,7 @@ from django_delayq.ledger.locking import database_of, lock_objects, transaction_
 from django_delayq.ledger.subjects import Subject, instances, model_of_kind, objects_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.payloads import check_payload
-from django_delayq.policies import TimeoutPolicy, registry, resolve_policy
+from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.scheduling import delay_for, may_extend, parse_span, round_of
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
 
 
 def schedule_timeouts(
-    objects: QuerySet[Any] | Iterable[Model],
-    policy: str | TimeoutPolicy[Any],
+    objects: Iterable[M],
+    policy: str | TimeoutPolicy[M],
     *,
     key: str = "",
     payload: Any = None,

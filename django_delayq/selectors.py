@@ -14,7 +14,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import instances, subject_of
 from django_delayq.models import Timeout
 from django_delayq.object_ids import about, kind_of, object_id, tables_of
-from django_delayq.policies import TimeoutPolicy, get_policy, resolve_policy
+from django_delayq.policies import M, TimeoutPolicy, get_policy, resolve_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,11 +22,21 @@ if TYPE_CHECKING:
 
     from django_delayq.models import TimeoutQuerySet
 
+    class NullableDateTimeField(DateTimeField[Any, Any]):
+        """What an annotation with `Deadline` is to type checkers: a row may have none pending."""
+
+        _pyi_private_get_type: datetime | None  # type: ignore[assignment]
+
     Target = Model | type[Model] | QuerySet[Any] | Iterable[Model] | None
+else:
+    NullableDateTimeField = DateTimeField
 
 
 def pending_timeouts(
-    target: Target = None, policy: str | TimeoutPolicy[Any] | None = None, *, key: str | None = None
+    target: M | type[M] | Iterable[M] | None = None,
+    policy: str | TimeoutPolicy[M] | None = None,
+    *,
+    key: str | None = None,
 ) -> TimeoutQuerySet:
     """The pending timeouts of `target` and `policy`, soonest first, as a queryset.
 
@@ -102,7 +112,7 @@ def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any
     return kind, objects
 
 
-def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> datetime | None:
+def get_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> datetime | None:
     """When the pending timeout of `obj` is due; None: nothing is pending. `obj` may be a `Timeout` itself.
 
     Raises:
@@ -112,7 +122,7 @@ def get_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key
     return subject_of(obj, policy, key).pending().values_list("due_at", flat=True).first()
 
 
-async def aget_deadline(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> datetime | None:
+async def aget_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> datetime | None:
     """`get_deadline` for async code."""
     return await sync_to_async(get_deadline)(obj, policy, key)
 
@@ -123,7 +133,7 @@ class Deadline(Expression):
     `Order.objects.annotate(due=Deadline("cancel_unpaid")).order_by("due")`
     """
 
-    output_field = DateTimeField()
+    output_field = NullableDateTimeField(null=True)
 
     def __init__(self, policy: str | TimeoutPolicy[Any], key: str = "") -> None:
         super().__init__()

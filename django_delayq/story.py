@@ -17,14 +17,13 @@ from django_delayq.arming import decide
 from django_delayq.conf import get_settings
 from django_delayq.controls import policy_state
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
+from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
 from django_delayq.observing import condition_holds, observe_many
 
 if TYPE_CHECKING:
-    from django.db.models import Model
-
-    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.policies import M, TimeoutPolicy
 
 State = Timeout.State
 NAMES = {
@@ -103,7 +102,7 @@ def told_reason(reason: str) -> str:
     return str(REASONS.get(reason, reason))
 
 
-def explain_timeout(obj: Model, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Story:
+def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Story:
     """What happened to this timeout, when, by whom and why, and what will happen. Reads only.
 
     `obj` may be a `Timeout`: then only its own round is told.
@@ -178,12 +177,18 @@ def _why_stopped(subject: Subject) -> str:
 
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:
-    """Return why the pending round would not fire as things are; empty: nothing prevents it."""
+    """Return why the pending round would be skipped as things are; empty: nothing prevents it from firing."""
     policy = subject.policy
-    if policy is None or policy.when is None or condition_holds(policy, subject.pk, subject.using):
+    if policy is None or condition_holds(policy, subject.pk, subject.using):
         return ""
-    text = _(
-        "It is due at {moment}, but the condition of the policy does not hold: unless that changes, it will be skipped."
+    is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
+    text = (
+        _("It is due at {moment}, but the object is gone: it will be skipped.")
+        if is_gone
+        else _(
+            "It is due at {moment}, but the condition of the policy does not hold: "
+            "unless that changes, it will be skipped."
+        )
     )
     return text.format(moment=_local(pending.run_at))
 

@@ -162,7 +162,7 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
 
 def _fitting(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
     """The rows that the round in the surrounding query fits, one of which must be its own."""
-    rows = policy.model._base_manager.using(using).filter(policy.when or Q())
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q())
     return rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
 
 

@@ -45,8 +45,11 @@ class WithOwner(models.Manager[Any]):
 
 class WithCount(models.Manager[Any]):
     def get_queryset(self) -> QuerySet[Any]:
-        rows = super().get_queryset().annotate(peers=Count("owner__order"), of_vip=F("owner__vip"))
-        return rows.annotate(size=F("amount") * F("bound"))
+        rows: QuerySet[Any] = super().get_queryset()
+        counted: QuerySet[Any] = rows.annotate(
+            peers=Count("owner__order"), of_vip=F("owner__vip"), size=F("amount") * F("bound")
+        )
+        return counted
 
 
 class OrderedByOwner(models.Manager[Any]):
@@ -122,3 +125,21 @@ class ManagedChild(ManagedWithOwner):
     """A multi-table child whose parent's base manager joins."""
 
     place = models.CharField(max_length=20, default="")
+
+
+class Removable(Managed):
+    """Rows that are marked as deleted, seen by every manager."""
+
+    deleted_at = models.DateTimeField(null=True)
+
+
+class NotArchived(models.Manager[Any]):
+    def get_queryset(self) -> QuerySet[Any]:
+        return super().get_queryset().filter(archive="")
+
+
+class Archived(Managed):
+    """Rows that the default manager hides and the base manager shows."""
+
+    archive = models.CharField(max_length=20, default="")
+    objects = NotArchived()

@@ -41,8 +41,9 @@ from django_delayq import (
     sync_timeouts,
     timeout_policy,
 )
+from django_delayq.countdown import countdown_of
 from django_delayq.models import Timeout
-from tests.testapp.models import Order, Parcel
+from tests.testapp.models import ExpressOrder, Order, Parcel
 
 
 @timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
@@ -102,6 +103,12 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
         assert_type(timeout, Timeout | None)
 
     schedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]
+    cancel_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
+    reschedule_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
+    extend_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
+    get_deadline(parcel, cancel_unpaid)  # type: ignore[misc]
+    explain_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
+    countdown_of(parcel, cancel_unpaid)  # type: ignore[misc]
     schedule_timeout(order, "cancel_unpaid", minuts=30)  # type: ignore[call-arg]
     schedule_timeout(order, "cancel_unpaid", minutes="30")  # type: ignore[arg-type]
     schedule_timeout(order, "cancel_unpaid", minutes=30, on_conflict="kep")  # type: ignore[arg-type]
@@ -115,7 +122,32 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     Retry(delays="often")  # type: ignore[arg-type]
 
 
-def selecting_and_bulk(orders: QuerySet[Order], order: Order) -> None:
+def children_too(express: ExpressOrder, orders: QuerySet[Order]) -> None:
+    cancel_timeout(express, cancel_unpaid)
+    get_deadline(express, cancel_unpaid)
+    pending_timeouts(ExpressOrder, cancel_unpaid)
+    pending_timeouts(policy=cancel_unpaid)
+    schedule_timeouts(ExpressOrder.objects.all(), cancel_unpaid, minutes=5)
+    schedule_timeouts(orders.annotate(deadline=Deadline("cancel_unpaid")), cancel_unpaid, minutes=5)
+    with before_deadline(express, cancel_unpaid):
+        pass
+
+
+def relation(order: Order) -> None:
+    assert_type(order.timeouts.get(), Timeout)
+    assert_type(order.timeouts.pending().first(), Timeout | None)
+    assert_type([row.due_at for row in order.timeouts.filter(state="fired").order_by("id")], list[datetime])
+    cancel_timeouts(order.timeouts.all())
+    order.timeouts.pendig()  # type: ignore[attr-defined]
+
+
+def annotated(orders: QuerySet[Order]) -> None:
+    for order in orders.annotate(due=Deadline("cancel_unpaid")):
+        assert_type(order.due, datetime | None)
+        order.due.isoformat()  # type: ignore[union-attr]
+
+
+def selecting_and_bulk(orders: QuerySet[Order], order: Order, parcels: QuerySet[Parcel], parcel: Parcel) -> None:
     pending = pending_timeouts(order, "cancel_unpaid")
     pending_timeouts(Order, cancel_unpaid, key="second")
     pending_timeouts([order])
@@ -129,6 +161,10 @@ def selecting_and_bulk(orders: QuerySet[Order], order: Order) -> None:
     orders.annotate(deadline=Deadline("cancel_unpaid")).order_by("deadline")
 
     schedule_timeouts(orders, cancel_unpaid, minuts=5)  # type: ignore[call-arg]
+    schedule_timeouts(parcels, cancel_unpaid, minutes=5)  # type: ignore[misc]
+    schedule_timeouts([parcel], cancel_unpaid, minutes=5)  # type: ignore[misc]
+    pending_timeouts(parcel, cancel_unpaid)  # type: ignore[misc]
+    pending_timeouts(Parcel, cancel_unpaid)  # type: ignore[misc]
     cancel_timeouts(orders)  # type: ignore[arg-type]
     orders.annotate(deadline=Deadline(7))  # type: ignore[arg-type]
 
@@ -140,6 +176,10 @@ async def async_twins(order: Order, parcel: Parcel, moment: datetime) -> None:
     assert_type(await aextend_timeout(order, "cancel_unpaid", hours=1), Timeout | None)
     assert_type(await aget_deadline(order, "cancel_unpaid"), datetime | None)
     await aschedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]
+    await acancel_timeout(parcel, cancel_unpaid)  # type: ignore[misc]
+    await areschedule_timeout(parcel, cancel_unpaid, at=moment)  # type: ignore[misc]
+    await aextend_timeout(parcel, cancel_unpaid, hours=1)  # type: ignore[misc]
+    await aget_deadline(parcel, cancel_unpaid)  # type: ignore[misc]
 
 
 def rows(row: Timeout) -> None:

@@ -26,7 +26,7 @@ def test_the_public_interface_is_typed_as_promised() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mistake", ["schedule_timeout(parcel, cancel_unpaid", "minuts=30", '"kep"'])
+@pytest.mark.parametrize("mistake", ["    schedule_timeout(parcel", "    cancel_timeout(parcel", "minuts=30", '"kep"'])
 def test_a_mistake_that_is_not_excused_is_reported(mistake: str, tmp_path: Path) -> None:
     lines = API.read_text().splitlines()
     (number,) = (number for number, line in enumerate(lines) if mistake in line and "await" not in line)

@@ -18,6 +18,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.models import Timeout
+from django_delayq.receivers import arm_saved
 from django_delayq.syncing import sync_policy
 from tests.integration.firing.conftest import due, fire, grouping, locking, needs_row_locks, state
 from tests.testapp.models import (
@@ -57,9 +58,9 @@ def _table(obj: Any) -> QuerySet[Any]:
     return QuerySet(type(obj))
 
 
-def _owned(obj: Any, **fields: Any) -> None:
+def _owned(obj: Any, **fields: Any) -> Any:
     obj.owner = Customer.objects.create(**fields)
-    _table(obj).filter(pk=obj.pk).update(owner=obj.owner)
+    return _table(obj).filter(pk=obj.pk).update(owner=obj.owner)
 
 
 def _disowned(obj: Any) -> None:
@@ -345,7 +346,7 @@ def test_the_guard_lets_the_block_run_and_notes_why_the_round_ended(on: Stage) -
             with dq.before_deadline(obj, policy) as row:
                 write(obj, then)
             held = on.holds(obj, when)
-            if armed:
+            if armed and row is not None:
                 assert state(row) == ("cancelled", "hand" if held else "condition")
             dq.sync_timeouts(obj)
             assert on.pending(obj)[number] == (on.wanted(obj)[number] and not armed)
@@ -364,7 +365,7 @@ def test_only_the_row_itself_is_locked(model: type[Model], declare: Declare) -> 
     objects: Any = model._base_manager
     obj = objects.create(begun_at=timezone.now(), owner=owner)
     with locking(owner), short_lock_waits():
-        obj.save(update_fields=["status"])  # a foreign key that is written is checked, under a lock
+        arm_saved(model, obj, "default")  # not save(), whose own statements lock what a foreign key points to
         row = due(obj, by_hand)
         dq.sync_timeouts(obj)
         fire(row)

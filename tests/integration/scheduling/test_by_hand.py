@@ -324,7 +324,8 @@ def test_the_relation_reads_and_refuses_to_write(order: Order) -> None:
     row = dq.schedule_timeout(order, "remind", minutes=1)
     assert order.timeouts.get() == row
     assert [list(o.timeouts.all()) for o in Order.objects.prefetch_related("timeouts")] == [[row]]
-    for write in (order.timeouts.clear, order.timeouts.create, order.timeouts.acreate, order.timeouts.bulk_create):
+    relation: Any = order.timeouts
+    for write in (relation.clear, relation.create, relation.acreate, relation.bulk_create):
         with pytest.raises(TypeError, match="schedule_timeout"):
             write()
     with pytest.raises(TypeError, match="schedule_timeout"):
