@@ -3,6 +3,8 @@
 `DELAYQ_TEST_DB`: `sqlite` (default), `postgresql` or `mariadb`. Child processes of a test get
 `DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and keys
 (fixture `child_environment`).
+`DELAYQ_TEST_POOL`: PostgreSQL through psycopg's pool, of the default size (`true`) or of so many connections.
+`DELAYQ_TEST_POOLER=pgbouncer`: PostgreSQL through PgBouncer in transaction mode (fixture `django_db_setup`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 DB = os.environ.get("DELAYQ_TEST_DB", "sqlite")
 DB_NAME = os.environ.get("DELAYQ_TEST_DB_NAME")
+POOL = os.environ.get("DELAYQ_TEST_POOL", "")
+POOLER = os.environ.get("DELAYQ_TEST_POOLER", "")
 REDIS_URL = os.environ.get("DELAYQ_TEST_REDIS_URL")
 
 
@@ -52,9 +56,14 @@ def _server(engine: str, variable: str, options: dict[str, Any]) -> dict[str, An
     }
 
 
+def _pool() -> Any:
+    return True if POOL == "true" else {"min_size": 1, "max_size": int(POOL)}
+
+
 def _database() -> dict[str, Any]:
     if DB == "postgresql":
-        return _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", {})
+        database = _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", {"pool": _pool()} if POOL else {})
+        return database | {"DISABLE_SERVER_SIDE_CURSORS": bool(POOLER)}
     if DB == "mariadb":
         return _server("mysql", "DELAYQ_TEST_MARIADB_URL", {"charset": "utf8mb4"})
     if DB == "sqlite":
