@@ -6,23 +6,23 @@ full: the firing is undone and repeated soon, and no attempt is counted.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from django.db import connections
 from django.db.utils import Error, InterfaceError, OperationalError
 
+from django_delayq.db_connections import discard, error_code, is_read_only, is_usable
+
 if TYPE_CHECKING:
     from django_delayq.firing.watching import Watch
 
-# SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error; read-only
-# transaction, as on a server that has just been demoted.
-_POSTGRESQL = ("40001", "40P01", "55P03", "53", "58", "25006")
-# Lock wait timeout, deadlock, record changed since last read, NOWAIT; too many connections; read-only server.
-_MYSQL = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1290, 1836})
+# SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.
+_POSTGRESQL = ("40001", "40P01", "55P03", "53", "58")
+# Lock wait timeout, deadlock, record changed since last read, NOWAIT; too many connections, of the server, of
+# the account.
+_MYSQL = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226})
 # BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL: the low byte of SQLite's extended error codes.
 _SQLITE = frozenset({5, 6, 10, 13, 14, 15})
-_DEMOTED = ("25006", 1290, 1836)
 
 
 def trouble_of(error: BaseException, using: str, watch: Watch | None = None, link: object = None) -> str | None:
@@ -41,13 +41,13 @@ def trouble_of(error: BaseException, using: str, watch: Watch | None = None, lin
     causes = [error, *(watch.errors if watch else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
     lost = any(isinstance(cause, OperationalError | InterfaceError) for cause in causes) and (
-        link is None or link is not link_of(using) or not _is_alive(using)
+        link is None or link is not link_of(using) or not is_usable(connections[using])
     )
-    if contention is not None and _code(contention) in _DEMOTED:
-        close(using)  # the next connection may lead to the new primary
+    if contention is not None and is_read_only(contention):
+        discard(connections[using])  # the next connection may lead to the new primary
     if lost:
-        if not _is_alive(using):
-            close(using)
+        if not is_usable(connections[using]):
+            discard(connections[using])
         return f"the connection to the database failed ({_words(error)})"
     return None if contention is None else _words(contention)
 
@@ -57,43 +57,18 @@ def link_of(using: str) -> object:
     return connections[using].connection
 
 
-def close(using: str) -> None:
-    """The connection is closed, whatever state it is in, unless an outer transaction still owns it."""
-    connection = connections[using]
-    if not connection.in_atomic_block:
-        with contextlib.suppress(Exception):
-            connection.close()
-
-
 def _is_contention(error: BaseException) -> bool:
     if not isinstance(error, Error):
         return False
-    code = _code(error)
+    if is_read_only(error):
+        return True
+    code = error_code(error)
     if isinstance(code, str):
         return code.startswith(_POSTGRESQL)
     cause = error.__cause__
     if isinstance(getattr(cause, "sqlite_errorcode", None), int):
         return cause.sqlite_errorcode & 0xFF in _SQLITE  # type: ignore[union-attr]
     return code in _MYSQL
-
-
-def _code(error: BaseException) -> str | int | None:
-    """The driver's code: SQLSTATE from psycopg, a number from MySQL's drivers."""
-    cause = error.__cause__ or error
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if isinstance(state, str):
-        return state
-    number = cause.args[0] if cause.args else None
-    return number if isinstance(number, int) else None
-
-
-def _is_alive(using: str) -> bool:
-    """Whether the connection works."""
-    connection = connections[using]
-    try:
-        return connection.connection is not None and connection.is_usable()
-    except Exception:  # noqa: BLE001 - whatever it is, the connection is not usable
-        return False
 
 
 def _words(error: BaseException) -> str:

@@ -71,12 +71,15 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     return changed
 
 
-def sync_all(using: str) -> Synced:
-    """What the worker does every `SYNC_INTERVAL`: every automatic policy whose table is in database `using`."""
+def sync_all(using: str, progress: Callable[[int], object] | None = None) -> Synced:
+    """What the worker does every `SYNC_INTERVAL`: every automatic policy whose table is in database `using`.
+
+    `progress`: as for `sync_policy`.
+    """
     total = Synced()
     for policy in get_policies():
         if policy.is_automatic and database_of(policy.concrete_model) == using:
-            done = sync_policy(policy, using)
+            done = sync_policy(policy, using, progress=progress)
             total = Synced(*(a + b for a, b in zip(total, done, strict=True)))
     return total
 
@@ -87,7 +90,7 @@ def sync_policy(
     *,
     backfill: bool = False,
     dry_run: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Synced:
     """The ledger fits the table of `policy`.
 

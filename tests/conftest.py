@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tools import processes
+from tools.servers import PgbouncerServer
 
 if TYPE_CHECKING:
     import redis
@@ -51,6 +54,33 @@ def redis_client(redis_url: str, prefix: str) -> Iterator[redis.Redis]:
     if keys := list(client.scan_iter(match=f"{prefix}*", count=1000)):
         client.unlink(*keys)
     client.close()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With `DELAYQ_TEST_POOLER=pgbouncer`, tests and their child processes reach PostgreSQL through PgBouncer."""
+    if os.environ.get("DELAYQ_TEST_POOLER") != "pgbouncer":
+        yield
+        return
+    from django.db import connection
+
+    program = _address("DELAYQ_TEST_PGBOUNCER")
+    database = connection.settings_dict
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o711)
+        with PgbouncerServer(
+            Path(directory, "pgbouncer"), program, int(database["PORT"]), database["USER"], 8
+        ) as pooler:
+            before = {"DELAYQ_TEST_POSTGRESQL_URL": os.environ["DELAYQ_TEST_POSTGRESQL_URL"]}
+            port, database["PORT"] = database["PORT"], str(pooler.port)
+            os.environ["DELAYQ_TEST_POSTGRESQL_URL"] = re.sub(
+                r"@[^/]+/", f"@127.0.0.1:{pooler.port}/", before["DELAYQ_TEST_POSTGRESQL_URL"]
+            )
+            connection.close()
+            yield
+            connection.close()
+            database["PORT"] = port
+            os.environ.update(before)
 
 
 @pytest.fixture

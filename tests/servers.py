@@ -40,6 +40,7 @@ SERVERS: dict[str, tuple[str, type[Server]]] = {
 PROGRAMS: dict[str, tuple[str, Sequence[str]]] = {
     "chromium": ("DELAYQ_TEST_CHROMIUM", ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")),
     "chromedriver": ("DELAYQ_TEST_CHROMEDRIVER", ("chromedriver",)),
+    "pgbouncer": ("DELAYQ_TEST_PGBOUNCER", ("pgbouncer",)),
 }
 
 
@@ -114,7 +115,8 @@ def _say(line: str) -> None:
 
 
 def _program(name: str) -> str | None:
-    return next(filter(None, map(shutil.which, PROGRAMS[name][1])), None)
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"  # where Debian keeps PgBouncer
+    return next(filter(None, (shutil.which(program, path=path) for program in PROGRAMS[name][1])), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,8 @@
 always stale, and sends it every read of the library that does not name the writer: see `tests/routers.py`. Child
 processes of a test get `DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and
 keys (fixture `child_environment`).
+`DELAYQ_TEST_POOL`: PostgreSQL through psycopg's pool, of the default size (`true`) or of so many connections.
+`DELAYQ_TEST_POOLER=pgbouncer`: PostgreSQL through PgBouncer in transaction mode (fixture `django_db_setup`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from urllib.parse import unquote, urlsplit
 DB = os.environ.get("DELAYQ_TEST_DB", "sqlite")
 DB_NAME = os.environ.get("DELAYQ_TEST_DB_NAME")
 ROUTER = os.environ.get("DELAYQ_TEST_ROUTER")
+POOL = os.environ.get("DELAYQ_TEST_POOL", "")
+POOLER = os.environ.get("DELAYQ_TEST_POOLER", "")
 REDIS_URL = os.environ.get("DELAYQ_TEST_REDIS_URL")
 
 
@@ -54,9 +58,15 @@ def _server(engine: str, variable: str, options: dict[str, Any], suffix: str, na
     }
 
 
+def _pool() -> Any:
+    return True if POOL == "true" else {"min_size": 1, "max_size": int(POOL)}
+
+
 def _database(suffix: str = "", name: str | None = DB_NAME) -> dict[str, Any]:
     if DB == "postgresql":
-        return _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", {}, suffix, name)
+        options = {"pool": _pool()} if POOL else {}
+        database = _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", options, suffix, name)
+        return database | {"DISABLE_SERVER_SIDE_CURSORS": bool(POOLER)}
     if DB == "mariadb":
         return _server("mysql", "DELAYQ_TEST_MARIADB_URL", {"charset": "utf8mb4"}, suffix, name)
     if DB == "sqlite":

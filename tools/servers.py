@@ -199,6 +199,39 @@ class PostgresServer(Server):
         return [_postgres_binary("postgres") or "postgres", "-D", self.data, *options]
 
 
+class PgbouncerServer(Server):
+    """PgBouncer in transaction mode before the PostgreSQL server at `port`; every database there has its name here.
+
+    Args:
+        program: its path.
+        backend_port: PostgreSQL's, on this machine.
+        database_user: who may log in, without a password.
+        pool_size: how many connections to each database it opens.
+    """
+
+    name = "PgBouncer"
+    ready_line = "process up"
+    unprivileged_users = ("postgres",)
+
+    def __init__(self, directory: Path, program: str, backend_port: int, database_user: str, pool_size: int) -> None:
+        super().__init__(directory)
+        self._program = program
+        self._backend_port = backend_port
+        self._database_user = database_user
+        self._pool_size = pool_size
+
+    def command(self) -> list[str | Path]:
+        users = self.home / "users.txt"
+        users.write_text(f'"{self._database_user}" ""\n')
+        settings = self.home / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\n* = host=127.0.0.1 port={self._backend_port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+            f"listen_port = {self.port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n"
+            f"pool_mode = transaction\ndefault_pool_size = {self._pool_size}\nmax_client_conn = 200\n"
+        )
+        return [self._program, settings]
+
+
 class MariadbServer(Server):
     name = "MariaDB"
     ready_line = "ready for connections"

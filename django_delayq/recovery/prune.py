@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -22,12 +23,12 @@ def count_old(using: str) -> Count:
     return count(Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before))
 
 
-def prune(using: str, older_than: timedelta | None = None) -> int:
+def prune(using: str, older_than: timedelta | None = None, between: Callable[[], object] = lambda: None) -> int:
     """No row is left whose settling and deadline are both older than `older_than`; returns how many were deleted.
 
     Both, because a row that was cancelled long before its deadline still closes its round until then: without it the
     object would be armed a second time. Default: `RETENTION`. Each page is a transaction of its own, so it may be
-    stopped at any time.
+    stopped at any time. `between` is called between two of them.
     """
     before = database_now(using) - (get_settings().retention if older_than is None else older_than)
     deleted = 0
@@ -37,4 +38,5 @@ def prune(using: str, older_than: timedelta | None = None) -> int:
         deleted += count
         if start is None:
             return deleted
+        between()
         time.sleep(PAUSE_SECONDS)

@@ -9,7 +9,7 @@ for rows that were committed after they were due and for old backlog. And it set
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -22,7 +22,7 @@ from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery.locks import turn
 from django_delayq.recovery.reading import PAGE, Row, page_of
 
 PASS: Final = 10_000
@@ -51,29 +51,34 @@ class Sweep:
         self._engine = engine
         self._using = using
         self._clocks = clocks
+        self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         self._parked_until = clock.now()
         self._stopped: Stopped = {}
 
-    def run_once(self, *, everything: bool = False) -> Swept:
+    def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
         """One sweep, if it is this worker's turn; with `everything` in any case, and over all that is overdue.
+
+        `between` is called between two pages.
 
         Raises EngineError or the database's errors; what was done until then stays done.
         """
         interval = get_settings().sweep_interval
         # Whoever's turn it is: each worker has to know how far the two clocks are apart.
         now = self._clocks.ask_database()
-        if not everything and not take_turn(self._engine, "sweep", interval):
-            return Swept()
-        before, self._stopped = self._stopped, read_stopped(self._using)
-        everything = everything or bool(before.keys() - self._stopped.keys())
-        full = everything or take_turn(self._engine, "full-sweep", FULL_INTERVAL)
-        # What is yet to come is first: behind a long backlog it would have to wait for it.
-        self._parked_until = now + PARKED
-        ahead = self._range("ahead", now, now + 2 * interval)
-        if full:
-            return ahead + self._range("full", None, now)
-        return ahead + self._range("behind", now - BEHIND, now)
+        self._between = between
+        with turn(self._engine, "sweep", interval, always=everything) as is_ours:
+            if not is_ours:
+                return Swept()
+            before, self._stopped = self._stopped, read_stopped(self._using)
+            everything = everything or bool(before.keys() - self._stopped.keys())
+            with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
+                # What is yet to come is first: behind a long backlog it would have to wait for it.
+                self._parked_until = now + PARKED
+                ahead = self._range("ahead", now, now + 2 * interval)
+                if is_full:
+                    return ahead + self._range("full", None, now)
+                return ahead + self._range("behind", now - BEHIND, now)
 
     def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
         """Pass after pass until the end of the range, or until a whole pass found Redis as it should be.
@@ -99,6 +104,7 @@ class Sweep:
         while swept.looked < PASS:
             page = page_of(self._using, start, place, end)
             swept += Swept(len(page), self._ensure(page))
+            self._between()
             if len(page) < PAGE:
                 return swept, None
             place = page[-1]

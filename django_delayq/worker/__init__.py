@@ -7,7 +7,7 @@ appetite   how much to hold at once
 shares     and of whom, when there is more than that: no policy waits behind another one's crowd
 leases     what runs long keeps its lease
 link       whether Redis is there
-duties     the sweep, the sync and the pruning, each in its thread
+periodic   leases, heartbeat, sweep, sync and pruning, in two threads
 shutdown   signals of the operating system
 """
 

@@ -1,31 +1,34 @@
-"""The sweep, the sync and the pruning of one worker."""
+"""The sweep, the sync and the pruning of one worker, and what operators began."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.controls import Stopped, read_stopped, resumed_since
+from django_delayq.db_connections import check_connections
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery.locks import turn
 from django_delayq.recovery.prune import prune
 from django_delayq.recovery.sweep import Sweep, settle_all_expired
 from django_delayq.steering.moves import LEFT_ALONE, bring_back, go_on_with_moves
 from django_delayq.syncing import sync_all
-from django_delayq.worker.duties import Duty
 from django_delayq.worker.link import Link
+from django_delayq.worker.periodic import Job
 from django_delayq.worker.queues import forgotten_queues
 
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
 LOOK_BACK: Final = timedelta(seconds=10)
+Between: TypeAlias = Callable[[], object]
+"""What a long job calls between two pages."""
 
 
 class Background:
@@ -59,16 +62,23 @@ class Background:
         self._stopped: Stopped = {}
         self._followed_at = clock.now()
 
-    def duties(self) -> list[Duty]:
-        """The threads that do it, not yet started."""
+    def quick_jobs(self, between: Between) -> list[Job]:
+        """Return the job that touches only the library's own tables and Redis. It calls `between` between two pages."""
+        return [Job("sweep", lambda: self.sweep(between), self._sweep_pause)]
+
+    def slow_jobs(self, between: Between) -> list[Job]:
+        """Return the jobs that read or lock the tables of the project, where a migration may lock them out for long.
+
+        They call `between` between two pages.
+        """
         settings = get_settings()
         return [
-            Duty("sweep", self.sweep, self._sweep_pause),
-            Duty("sync", self.sync, settings.sync_interval.total_seconds()),
-            Duty("prune", self.prune, PRUNE_INTERVAL.total_seconds()),
+            Job("moves", self.go_on_with_moves, settings.sweep_interval.total_seconds()),
+            Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
+            Job("prune", lambda: self.prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
 
-    def sweep(self) -> None:
+    def sweep(self, between: Between = check_connections) -> None:
         """One sweep if it is our turn; if Redis was away, a look whether it is back, and then a sweep of everything.
 
         Raises the database's errors.
@@ -80,18 +90,18 @@ class Background:
             return
         try:
             if not self._link.is_up:
-                self._come_back(self._sweep)
+                self._come_back(self._sweep, between)
                 return
-            self._sweep.run_once()
+            self._sweep.run_once(between=between)
         except EngineError as error:
             self._link.failed(error)
         else:
             self._link.took_all()
 
-    def _come_back(self, sweep: Sweep) -> None:
+    def _come_back(self, sweep: Sweep, between: Between) -> None:
         self._link.probe(self._known_queues)
         try:
-            sweep.run_once(everything=True)
+            sweep.run_once(everything=True, between=between)
         except EngineFull as error:
             self._link.failed(error)
         self._link.back()
@@ -104,22 +114,27 @@ class Background:
         if self._sweep is not None:
             self._sweep.run_once(everything=True)
 
-    def sync(self) -> None:
-        """Every automatic policy fits its table, if it is our turn. Raises the database's errors."""
-        if self._is_our_turn("sync", get_settings().sync_interval):
-            sync_all(self._using)
+    def sync(self, between: Between = check_connections) -> None:
+        """Make the ledger fit the table of every automatic policy, if it is our turn. Raises the database's errors."""
+        self._in_turn("sync", get_settings().sync_interval, lambda: sync_all(self._using, progress=lambda _: between()))
 
-    def prune(self) -> None:
-        """Rows that nobody needs any more are gone, if it is our turn. Raises the database's errors."""
-        if self._is_our_turn("prune", PRUNE_INTERVAL):
-            prune(self._using)
+    def prune(self, between: Between = check_connections) -> None:
+        """Delete rows that were settled long ago, if it is our turn. Raises the database's errors."""
+        self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))
 
-    def _is_our_turn(self, work: str, interval: timedelta) -> bool:
+    def go_on_with_moves(self) -> None:
+        """Carry on the changes of policies whose process died. Raises the database's errors."""
+        go_on_with_moves(self._using, left_alone=LEFT_ALONE)
+
+    def _in_turn(self, name: str, interval: timedelta, work: Callable[[], object]) -> None:
         try:
-            return take_turn(self._link.engine if self._link.is_up else None, work, interval)
+            with turn(self._link.engine if self._link.is_up else None, name, interval) as is_ours:
+                if is_ours:
+                    work()
+                return
         except EngineError as error:
             self._link.failed(error)
-            return True
+        work()
 
     def _sweep_pause(self) -> float:
         interval = get_settings().sweep_interval.total_seconds()
@@ -127,8 +142,7 @@ class Background:
         return min(interval, self._link.pause_seconds) if is_away else interval
 
     def _follow_operators(self) -> None:
-        """What goes on, because somebody says so or its time has come, does so now; what was begun is carried on."""
-        go_on_with_moves(self._using, left_alone=LEFT_ALONE)
+        """Bring back the timeouts of policies that were resumed, by an operator or by the end of their pause."""
         before, self._stopped = self._stopped, read_stopped(self._using)
         # Who was about to put something aside while it was resumed does so afterwards, and a change is seen at its
         # commit and not at its moment: hence both, and a look back.

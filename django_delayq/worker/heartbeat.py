@@ -12,21 +12,20 @@ from datetime import timedelta
 from typing import Final
 
 from django.db import Error as DatabaseError
-from django.db import connections
 
 import django_delayq
 from django_delayq.clock import database_now
 from django_delayq.models import WorkerSeen
-from django_delayq.worker.duties import Duty
 from django_delayq.worker.link import Link
+from django_delayq.worker.periodic import Job
 
 INTERVAL: Final = timedelta(seconds=5)
 FORGOTTEN_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed stay so long, to be missed, and are then deleted by the others."""
 
 
-class Heartbeat(Duty):
-    """A thread beside the worker's own: it beats on when that one hangs, and tells for how long it has.
+class Heartbeat:
+    """The worker's row in the ledger. It is written by another thread than the main loop, to show when that one hangs.
 
     Args:
         using: the database.
@@ -47,7 +46,6 @@ class Heartbeat(Duty):
         passed_at: Callable[[], float],
         held: Callable[[], int],
     ) -> None:
-        super().__init__("heartbeat", self.beat, INTERVAL.total_seconds())
         self._using = using
         self._link = link
         self._passed_at = passed_at
@@ -73,11 +71,10 @@ class Heartbeat(Duty):
         row.save(using=self._using)
         WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGOTTEN_AFTER).delete()
 
-    def run(self) -> None:
-        """Until it is stopped; then the row is gone."""
-        super().run()
-        try:
-            with contextlib.suppress(DatabaseError):  # the database is away: the row is forgotten in time
-                WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
-        finally:
-            connections.close_all()
+    def job(self) -> Job:
+        """Return the job that beats, and deletes the row in the end."""
+        return Job("heartbeat", self.beat, INTERVAL.total_seconds(), at_end=self._end)
+
+    def _end(self) -> None:
+        with contextlib.suppress(DatabaseError):  # the database is away: other workers delete the row in time
+            WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from django_delayq.conf import get_settings
 from django_delayq.firing import extend_firing
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.duties import Duty
+from django_delayq.worker.periodic import Job
 from django_delayq.worker.sources import Sources
 
 
-def lease_keeper(sources: Sources, dispatch: Dispatch, using: str) -> Duty:
-    """A duty that extends everything held, a third of a lease after the last time: one try may fail.
+def lease_keeper(sources: Sources, dispatch: Dispatch, using: str) -> Job:
+    """Return the job that extends all leases, a third of a lease after the last time: one try may fail.
 
     A process that is stopped for longer than its lease loses it, and goes on: what it commits then is decided by the
     ledger, as always.
@@ -20,7 +20,7 @@ def lease_keeper(sources: Sources, dispatch: Dispatch, using: str) -> Duty:
         sources.extend()
         extend_firing(dispatch.firing_outside(), using)
 
-    return Duty("leases", extend, third_of_a_lease, is_immediate=False)
+    return Job("leases", extend, third_of_a_lease, is_immediate=False)
 
 
 def third_of_a_lease() -> float:

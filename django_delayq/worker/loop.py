@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, Final, cast
 
+from django.db import Error as DatabaseError
 from django.db import router
 
 from django_delayq.conf import get_settings
 from django_delayq.connections import get_worker_engine
-from django_delayq.db_connections import check_connections, open_connection
+from django_delayq.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
@@ -26,11 +27,11 @@ from django_delayq.worker.appetite import Appetite
 from django_delayq.worker.background import Background
 from django_delayq.worker.burst import LOOK_SECONDS, Burst
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.duties import Duty
 from django_delayq.worker.heartbeat import Heartbeat
 from django_delayq.worker.leases import lease_keeper, third_of_a_lease
 from django_delayq.worker.link import Link
 from django_delayq.worker.outage import Outage
+from django_delayq.worker.periodic import PeriodicThread
 from django_delayq.worker.queues import warn_of_unknown
 from django_delayq.worker.shutdown import stopping_on_signals
 from django_delayq.worker.sources import Sources
@@ -52,7 +53,7 @@ class Worker:
         using: the database; by default where the routers write the ledger.
 
     Raises:
-        ConfigError: the settings are wrong.
+        ConfigError: the settings are wrong, or the connection pool is too small for any handler.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Worker:
         self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._clocks = Clocks(self.using)
         self._outage = Outage(self.using)
-        self._appetite = Appetite(self.concurrency)
+        self._fit(pool_limit(self.using))
         self._link = Link(get_worker_engine())
         self._sources = Sources(self._link, self.queues, self._only, self.using, self._clocks)
         self._bell = self._new_bell()
@@ -102,16 +103,20 @@ class Worker:
         self._bell.wake()
 
     def run(self) -> None:
-        """Returns after `stop`, or when a burst or `max_timeouts` is over. No failure of a server ends it."""
+        """Returns after `stop`, or when a burst or `max_timeouts` is over. No failure of a server ends it.
+
+        Raises:
+            ConfigError: the database allows too few connections for any handler.
+        """
         with stopping_on_signals(self):
-            open_connection(self.using)
+            if open_connection(self.using):
+                self._fit_to_server()
             executor = make_executor(self.using, self.concurrency, self._only)
             dispatch = Dispatch(
                 executor, self._sources, self.using, clocks=self._clocks, appetite=self._appetite, wake=self.wake
             )
             background = self._new_background()
-            threads = [lease_keeper(self._sources, dispatch, self.using)]
-            threads += [] if self._burst else [*background.duties(), self._new_heartbeat(dispatch)]
+            threads = self._new_threads(dispatch, background)
             try:
                 for thread in threads:
                     thread.start()
@@ -122,6 +127,30 @@ class Worker:
                     self._wait(self._try(lambda: self._pass(dispatch)) or 0)
             finally:
                 self._end(dispatch, executor, threads)
+
+    def _fit(self, limit: Limit | None) -> None:
+        """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
+        wanted = self.concurrency
+        if limit is not None and get_settings().executor is None:  # another executor has connections of its own
+            self.concurrency = limit.threads(wanted)
+        self._appetite = Appetite(self.concurrency)
+        if limit is not None and self.concurrency < wanted:
+            logger.warning(
+                "%s allows %d connections, but a worker with %d handler threads needs %d. This worker runs %d of them. "
+                "Raise the limit, or lower CONCURRENCY.",
+                *(limit.setting, limit.size, wanted, wanted + limit.own, self.concurrency),
+                extra={"event": "too_few_connections"},
+            )
+
+    def _fit_to_server(self) -> None:
+        if pool_limit(self.using) is not None:
+            return
+        try:
+            limit = server_limit(self.using)
+        except DatabaseError as error:
+            logger.debug("The server did not say how many connections it allows: %s", error)
+        else:
+            self._fit(limit)
 
     def _prepare(self, background: Background) -> None:
         self._clocks.ask_database()
@@ -147,6 +176,7 @@ class Worker:
         self._outage.check()
         taken = self._sources.take(room, dispatch.held_by_policy, left)
         self._hand_out(dispatch, taken)
+        self._outage.over(was_idle=not taken.deliveries)
         if self._burst and not taken.deliveries and taken.wait_seconds and not dispatch.held:
             return self._look_for_the_end(dispatch, self._burst, room)
         return taken.wait_seconds
@@ -188,20 +218,22 @@ class Worker:
             self._link.failed(error)
         except Exception as error:  # noqa: BLE001
             self._outage.failed(error)
+        finally:
+            check_connections()
         return None
 
     def _wait(self, seconds: float) -> None:
         if seconds > 0 and not self._stopping and self._bell.wait(seconds):
             self._sources.look_now()
 
-    def _end(self, dispatch: Dispatch, executor: Executor, threads: Sequence[Duty]) -> None:
+    def _end(self, dispatch: Dispatch, executor: Executor, threads: Sequence[PeriodicThread]) -> None:
         """The order of stopping: first what others can take over, then what only we can finish, then our own tools.
 
         The leases are kept until the last handler is through: losing one would have a colleague fire what we fire.
         """
-        keeper, *duties = threads
-        for duty in duties:
-            duty.stop()
+        keeper, *others = threads
+        for thread in others:
+            thread.stop()
         dispatch.collect()
         dispatch.give_back()
         self._try(self._sources.flush)
@@ -220,6 +252,17 @@ class Worker:
                 thread.join(JOIN_SECONDS)
         if self._link.engine is not None:
             self._link.engine.close()
+
+    def _new_threads(self, dispatch: Dispatch, background: Background) -> list[PeriodicThread]:
+        """Make the thread that keeps the leases, which ends last, and the others. Each has one connection."""
+        quick = PeriodicThread("quick-jobs")
+        quick.jobs.append(lease_keeper(self._sources, dispatch, self.using))
+        if self._burst:
+            return [quick]
+        slow = PeriodicThread("slow-jobs")
+        quick.jobs += [self._new_heartbeat(dispatch).job(), *background.quick_jobs(quick.run_urgent)]
+        slow.jobs += background.slow_jobs(slow.run_urgent)
+        return [quick, slow]
 
     def _new_heartbeat(self, dispatch: Dispatch) -> Heartbeat:
         return Heartbeat(

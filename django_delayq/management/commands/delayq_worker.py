@@ -54,7 +54,10 @@ class Command(TypedCommand):
             self.stdout.write(f"delayq_worker: {worker}")
         # A thread that a deadline wakes must not wait 5 ms, Python's default, for a sweep to let go of the interpreter.
         sys.setswitchinterval(SWITCH_SECONDS)
-        worker.run()
+        try:
+            worker.run()
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
         if worker.abandoned:
             self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they come again")
             # Not sys.exit: it would wait for threads that handlers may have started.

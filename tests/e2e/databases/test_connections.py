@@ -1,0 +1,224 @@
+"""Few connections, a pool, PgBouncer, a demoted primary: the worker fires, sweeps, syncs and beats all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection
+
+import django_delayq as dq
+from django_delayq.clock import database_now
+from django_delayq.connections import forget_engine
+from django_delayq.models import Timeout, WorkerSeen
+from tests.e2e.databases.conftest import OwnDatabase
+from tests.e2e.races.stage import wait_until
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
+SHORT = {"HORIZON": 2, "SWEEP_INTERVAL": 1, "SYNC_INTERVAL": 2, "LEASE": 3}
+LATE = timedelta(seconds=5)
+Start = Callable[..., tuple["subprocess.Popen[bytes]", Path]]
+
+
+@pytest.fixture
+def start(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Start:
+    """Start a worker with 4 threads and short intervals; returns it and its log. Keywords are its environment."""
+    log = tmp_path / "worker.log"
+
+    def start(**environment: str) -> tuple[subprocess.Popen[bytes], Path]:
+        environment = {"DELAYQ_TEST_SECONDS": json.dumps(SHORT), **environment}
+        with log.open("wb") as output:
+            arguments = ("delayq_worker", "--concurrency", "4")
+            return start_command(*arguments, env=environment, stdout=output, stderr=output), log
+
+    return start
+
+
+@pytest.fixture
+def short_horizon(settings: Settings) -> Iterator[None]:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(seconds=SHORT["HORIZON"])}
+    yield
+    forget_engine()
+
+
+@contextmanager
+def limited_role(size: int) -> Iterator[dict[str, str]]:
+    """A role that may open `size` connections; yields the environment of a worker that is this role."""
+    role = f"limited_{os.getpid()}"
+    url = os.environ["DELAYQ_TEST_POSTGRESQL_URL"]
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT {size} IN ROLE pg_read_all_data, pg_write_all_data")
+    try:
+        yield {"DELAYQ_TEST_POSTGRESQL_URL": re.sub(r"//[^@]*@", f"//{role}@", url)}
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [role])
+            cursor.execute(f"DROP ROLE {role}")
+
+
+@contextmanager
+def pool(size: str) -> Iterator[dict[str, str]]:
+    yield {"DELAYQ_TEST_POOL": size}
+
+
+def worker_connections() -> int:
+    """How many connections others than this test have to its database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def stop(worker: subprocess.Popen[bytes], log: Path) -> str:
+    """Stop the worker, which must end well; returns its log."""
+    worker.terminate()
+    assert worker.wait(30) == 0, log.read_text()
+    return log.read_text()
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    ("few", "most", "threads"),
+    [
+        pytest.param(lambda: pool("true"), 4, 2, id="pool of 4"),
+        pytest.param(lambda: pool("2"), 2, 1, id="pool of 2"),
+        pytest.param(lambda: limited_role(4), 4, 1, id="role with 4"),
+    ],
+)
+@pytest.mark.usefixtures("short_horizon")
+def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, threads: int, start: Start) -> None:
+    with few() as environment:
+        worker, log = start(**environment)
+        wait_until(WorkerSeen.objects.exists, "the worker beats")
+        created = schedule_beyond_the_horizon()
+        counts, beats = watch_until_all_are_settled()
+        text = stop(worker, log)
+    fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1)
+    assert fired.count() == Timeout.objects.count() == created, text
+    assert all(row.settled_at - row.due_at < LATE for row in fired), "the sweep brought them in time"
+    effects = Counter(Effect.objects.values_list("timeout_id", flat=True))
+    assert effects == Counter(fired.values_list("pk", flat=True)), "each had its effect once"
+    assert max(counts) <= most
+    assert max(beats) < 8, "the heartbeat is written every 5 s"
+    assert f"This worker runs {threads} of them" in text
+    assert len(text.splitlines()) == 2, text
+    assert not WorkerSeen.objects.exists(), "a worker that ends says so"
+
+
+def schedule_beyond_the_horizon() -> int:
+    """300 timeouts of three policies that Redis does not know yet, and 20 rows that only the sync can arm."""
+    now = database_now("default")
+    for seconds, policy in enumerate(("remind", "linger", "send_outside"), 5):
+        orders = [Order.objects.create(status="new") for _ in range(100)]
+        dq.schedule_timeouts(orders, policy, at=now + timedelta(seconds=seconds))
+    since = now - timedelta(minutes=30) + timedelta(seconds=7)
+    Order.objects.bulk_create([Order(status="unpaid", created_at=since) for _ in range(20)])
+    return 320
+
+
+def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
+    """Returns how many connections the worker had meanwhile, and how old its heartbeat was."""
+    counts: list[int] = []
+    beats: list[float] = []
+
+    def all_are_settled() -> bool:
+        counts.append(worker_connections())
+        seen = WorkerSeen.objects.get().seen_at
+        beats.append((database_now("default") - seen).total_seconds())
+        return Timeout.objects.count() == 320 and not Timeout.objects.unsettled().exists()
+
+    wait_until(all_are_settled, "all are settled", pause=0.1)
+    return counts, beats
+
+
+@on_postgresql
+@pytest.mark.parametrize("environment", [{}, {"DELAYQ_TEST_POOL": "20"}], ids=["no pool", "pool of 20"])
+def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: dict[str, str], start: Start) -> None:
+    worker, log = start(**environment)
+    wait_until(WorkerSeen.objects.exists, "the worker beats")
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(200)], "linger", seconds=0)
+    counts: list[int] = []
+
+    def all_are_settled() -> bool:
+        counts.append(worker_connections())
+        return not Timeout.objects.unsettled().exists()
+
+    wait_until(all_are_settled, "all are settled")
+    if not environment:
+        wait_until(lambda: worker_connections() == 4 + 3, "each thread has its connection")
+    assert max(counts) <= 4 + 3
+    assert "of them" not in stop(worker, log)
+
+
+@on_postgresql
+@pytest.mark.parametrize("few", [lambda: pool("1"), lambda: limited_role(3)], ids=["pool of 1", "role with 3"])
+def test_a_worker_that_cannot_run_one_handler_refuses_to_start(few: Any, start: Start) -> None:
+    with few() as environment:
+        worker, log = start(**environment)
+        assert worker.wait(30) == 1
+    assert "connections. A worker needs at least" in log.read_text()
+
+
+@on_postgresql
+def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_database: OwnDatabase, start: Start) -> None:
+    """The sessions that are open become read-only; new ones are not, as behind an address that moved."""
+    worker, log = start(**own_database.environment, DELAYQ_TEST_SECONDS=json.dumps(SHORT))
+    fire_some(20)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER ROLE delayq SET default_transaction_read_only = off")
+        cursor.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        cursor.execute("SELECT pg_reload_conf()")
+    connection.close()
+    fire_some(45)
+    beat = WorkerSeen.objects.get().seen_at
+    wait_until(lambda: WorkerSeen.objects.get().seen_at > beat, "the heartbeat reconnected")
+    stop(worker, log)
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB")
+def test_a_worker_outlives_a_time_in_which_the_server_is_read_only(own_database: OwnDatabase, start: Start) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE USER shop")
+        cursor.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO shop")
+    url = own_database.environment["DELAYQ_TEST_MARIADB_URL"].replace("//root@", "//shop@")
+    environment = {**own_database.environment, "DELAYQ_TEST_SECONDS": json.dumps(SHORT)}
+    worker, log = start(**environment | {"DELAYQ_TEST_MARIADB_URL": url})
+    fire_some(20)
+    set_read_only(True)
+    wait_until(lambda: "failed" in log.read_text(), "the worker meets it")
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(45)], "remind", seconds=0)
+    wait_until(lambda: "database failed" in log.read_text() or "has waited" in log.read_text(), "and with a firing")
+    set_read_only(False)
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "all are settled")
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+    assert len(stop(worker, log).splitlines()) < 20
+
+
+def set_read_only(is_on: bool) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET GLOBAL read_only = {int(is_on)}")
+
+
+def fire_some(count: int) -> None:
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(count)], "linger", seconds=0)
+    began = time.monotonic()
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "all are settled")
+    assert time.monotonic() - began < 20
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}

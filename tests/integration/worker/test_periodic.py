@@ -1,0 +1,200 @@
+"""Periodic jobs and the main loop after errors: they reconnect, retry soon, and name what failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import Error as DatabaseError
+from django.db import OperationalError, connection, connections
+
+from django_delayq.connections import get_engine
+from django_delayq.db_connections import check_connections, is_read_only
+from django_delayq.firing import plan
+from django_delayq.models import WorkerSeen
+from django_delayq.recovery.clocks import Clocks
+from django_delayq.worker import background as background_module
+from django_delayq.worker.background import Background
+from django_delayq.worker.link import Link
+from django_delayq.worker.periodic import Job, PeriodicThread
+from tests.integration.worker.running import StartWorker, all_are, due_orders, events, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
+
+
+def in_a_thread(step: Callable[[], object]) -> None:
+    """Run `step` in a thread, whose connections are its own."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            step()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    if failed:
+        raise failed[0]
+
+
+def make_read_only() -> None:
+    """Have this thread's open connection refuse writes, as one to a primary that was demoted does."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            {
+                "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+                "mysql": "SET SESSION TRANSACTION READ ONLY",
+                "sqlite": "PRAGMA query_only = 1",
+            }[connection.vendor]
+        )
+
+
+def write() -> None:
+    WorkerSeen.objects.filter(pk="").update(held=0)
+
+
+def test_a_job_on_a_connection_that_became_read_only_opens_another_one() -> None:
+    written: list[bool] = []
+
+    def work() -> None:
+        write()
+        written.append(True)
+        if len(written) == 1:
+            make_read_only()
+
+    def run() -> None:
+        job = Job("test", work, 60)
+        job.run()
+        job.run()
+        assert len(written) == 1, "the connection refused the second write"
+        assert job.seconds_left <= 1, "and the job is tried again soon"
+        job.run()
+
+    in_a_thread(run)
+    assert len(written) == 2
+
+
+def test_errors_of_a_read_only_server_are_known_and_others_are_not() -> None:
+    def run() -> None:
+        write()
+        make_read_only()
+        with pytest.raises(DatabaseError) as caught:
+            write()
+        assert is_read_only(caught.value)
+        check_connections(error=caught.value)
+        write()
+
+    in_a_thread(run)
+    assert not is_read_only(OperationalError("the server closed the connection"))
+    assert not is_read_only(ZeroDivisionError())
+
+
+@on_a_server
+def test_a_job_whose_connection_was_cut_while_idle_does_not_fail(caplog: pytest.LogCaptureFixture) -> None:
+    def run() -> None:
+        job = Job("test", write, 60)
+        job.run()
+        cut_this_connection()
+        job.run()
+        assert 30 < job.seconds_left <= 60, "it succeeded"
+
+    in_a_thread(run)
+    assert events(caplog) == []
+
+
+def cut_this_connection() -> None:
+    """Have the server cut this thread's connection, through another one."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()" if connection.vendor == "postgresql" else "SELECT CONNECTION_ID()")
+        (number,) = cursor.fetchone()
+    kill = f"SELECT pg_terminate_backend({number})" if connection.vendor == "postgresql" else f"KILL {number}"
+
+    def cut() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(kill)
+
+    in_a_thread(cut)
+
+
+def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise OperationalError("the server closed the connection")
+
+    job = Job("test", fail, 60)
+    for longest in (1, 2, 4, 8):
+        job.run()
+        assert longest / 2 - 0.1 < job.seconds_left <= longest
+    for _ in range(5):
+        job.run()
+    assert 30 - 0.1 < job.seconds_left <= 60, "and never more often than its own interval in the end"
+    assert events(caplog) == ["duty_failed"]
+
+
+def test_a_sync_that_failed_is_retried_although_its_turn_was_taken(
+    monkeypatch: pytest.MonkeyPatch, with_redis: Any
+) -> None:
+    synced: list[str] = []
+
+    def sync_all(using: str, **_: Any) -> None:
+        synced.append(using)
+        if len(synced) == 1:
+            raise OperationalError("the server closed the connection")
+
+    monkeypatch.setattr(background_module, "sync_all", sync_all)
+    background = Background(
+        Link(get_engine()), "default", Clocks("default"), serve=None, known_queues=[], wake=lambda: None
+    )
+    with pytest.raises(OperationalError):
+        background.sync()
+    wait_until(lambda: background.sync() or len(synced) == 2)  # type: ignore[func-returns-value]
+    background.sync()
+    assert len(synced) == 2, "after a success the turn lasts"
+
+
+def test_a_long_job_lets_urgent_ones_run_between_its_pages() -> None:
+    ran: list[str] = []
+    thread = PeriodicThread("test")
+
+    def sweep() -> None:
+        for page in range(3):
+            ran.append(f"page {page}")
+            wait_until(lambda: not thread.jobs[0].seconds_left)
+            thread.run_urgent()
+        thread.stop()
+
+    thread.jobs += [Job("leases", lambda: ran.append("leases"), 0.05, is_immediate=False), Job("sweep", sweep, 60)]
+    thread.start()
+    thread.join(10)
+    assert [each for each in ran if each != "leases"] == ["page 0", "page 1", "page 2"]
+    between = ran[ran.index("page 0") : ran.index("page 2")]
+    assert between.count("leases") >= 2
+
+
+def test_an_error_that_is_not_the_databases_is_named(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    left = [1, 1, 1]
+
+    def fail(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            raise OSError("the clock cannot be read")
+        return plan(*arguments)
+
+    monkeypatch.setattr("django_delayq.worker.dispatch.plan", fail)
+    due_orders("remind", 3)
+    start_worker()
+    wait_until(all_are("fired"))
+    wait_until(lambda: events(caplog)[-1] == "pass_succeeded")
+    told = [record for record in caplog.records if getattr(record, "event", "") == "pass_failed"]
+    assert events(caplog) == ["pass_failed", "pass_succeeded"], "once, however often it fails"
+    assert "failed with OSError" in told[0].getMessage()
+    assert "the clock cannot be read" in told[0].getMessage()
+    assert told[0].exc_info
