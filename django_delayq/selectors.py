@@ -52,7 +52,7 @@ def pending_timeouts(
         TypeError: the objects are of several models, or no objects of a model.
     """
     model, objects = _model_and_objects(target)
-    source = target if isinstance(target, Model | QuerySet) else None
+    source = objects[0] if isinstance(objects, list) and objects else target if isinstance(target, QuerySet) else None
     using = database_of(Timeout if model is None else model, source)
     rows = Timeout.objects.using(using).pending().order_by("run_at", "id")
     if model is Timeout:

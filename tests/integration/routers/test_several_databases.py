@@ -67,6 +67,7 @@ def test_a_shard_that_is_named_with_using_keeps_its_own_timeouts(settings: Setti
     settings.DATABASE_ROUTERS = []
     shard = Order.objects.using("replica").create(created_at=timezone.now())
     [row] = Timeout.objects.using("replica")
+    assert list(dq.pending_timeouts([shard])) == list(dq.pending_timeouts(shard)) == [row]
     dq.extend_timeout(shard, "cancel_unpaid", hours=1)
     assert dq.extend_timeouts(shard.timeouts.all(), hours=1) == 1
     assert dq.extend_timeouts(list(shard.timeouts.all()), hours=1) == 1
