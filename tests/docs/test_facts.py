@@ -46,11 +46,12 @@ def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
     assert told == {field.name.upper(): field.default for field in fields(conf.Settings)}
 
 
+SOURCE_OF_CHECKS = inspect.getsource(checks) + inspect.getsource(relations)
+
+
 def test_every_system_check_is_told() -> None:
     told = [code(row[0])[0] for row in read(DOCS / "settings.md").table("id")]
-    assert set(told) == set(
-        re.findall(r'id="(django_delayq\.\w+)"', inspect.getsource(checks) + inspect.getsource(relations))
-    )
+    assert set(told) == set(re.findall(r'id="(django_delayq\.\w+)"', SOURCE_OF_CHECKS))
 
 
 def test_the_arguments_of_a_policy_are_those_of_the_code() -> None:
@@ -159,7 +160,7 @@ def permissions() -> set[str]:
 
 def _resolves(dotted: str) -> bool:
     if re.fullmatch(r"django_delayq\.[EWI]\d{3}", dotted):
-        return dotted in inspect.getsource(checks)
+        return dotted in SOURCE_OF_CHECKS
     try:
         importlib.import_module(dotted)
     except ImportError:
