@@ -104,7 +104,10 @@ class _Date(KeyType):
 
 
 class _DateTime(KeyType):
-    """In UTC, always with microseconds: 2026-11-21 12:00:00.000000+00:00; with USE_TZ=False without the offset."""
+    """In UTC and as `isoformat` writes it, by which Django prefetches: 2026-11-21T12:00:00+00:00.
+
+    Without the offset if `USE_TZ` is False.
+    """
 
     @property
     def sample(self) -> Any:
@@ -112,19 +115,18 @@ class _DateTime(KeyType):
 
     def text(self, field: Any, value: Any) -> str:
         moment = field.get_prep_value(value)
-        if settings.USE_TZ:
-            moment = moment.astimezone(datetime.UTC)
-        return str(moment.isoformat(" ", "microseconds"))
+        return str((moment.astimezone(datetime.UTC) if settings.USE_TZ else moment).isoformat())
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         offset = "+00:00" if settings.USE_TZ else ""
         if connection.vendor == "postgresql":
             moment = "{0} AT TIME ZONE 'UTC'" if settings.USE_TZ else "{0}"
-            return _Template(f"(to_char({moment}, 'YYYY-MM-DD HH24:MI:SS.US') || '{offset}')", reference)
+            text = f"to_char({moment}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US')"
+            return _Template(f"(replace({text}, '.000000', '') || '{offset}')", reference)
         if connection.vendor == "mysql":
-            return _Template(f"CONCAT(CAST({{0}} AS CHAR), '{offset}')", reference)
-        zeros = "CASE WHEN length({0}) = 19 THEN '.000000' ELSE '' END"
-        return _Template(f"({{0}} || {zeros} || '{offset}')", reference)
+            text = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
+            return _Template(f"CONCAT({text}, '{offset}')", reference)
+        return _Template(f"(replace({{0}}, ' ', 'T') || '{offset}')", reference)
 
     def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
         if connection.vendor == "postgresql" or not settings.USE_TZ or connection.timezone_name == "UTC":
