@@ -23,6 +23,7 @@ class Row(NamedTuple):
     id: int
     queue: str
     policy: str
+    created_at: datetime
 
 
 def page_of(using: str, start: datetime | None, place: Row | None, end: datetime) -> list[Row]:

@@ -8,6 +8,8 @@ for rows that were committed after they were due and for old backlog. And it set
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,23 +27,38 @@ from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.locks import turn
 from django_delayq.recovery.reading import PAGE, Row, page_of
 
+logger = logging.getLogger("django_delayq.worker")
+
 PASS: Final = 10_000
 BEHIND: Final = timedelta(seconds=60)
 FULL_INTERVAL: Final = timedelta(seconds=60)
 PARKED: Final = timedelta(minutes=1)
 """How long the entry of a stopped policy stays where it is."""
 EXPIRED_PAGE: Final = 1_000
+RESTORED_LIMIT: Final = 3
+"""Fewer restored entries are not logged: single pushes fail, and rows fire between two looks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """How many rows were looked at, and how many entries were missing or too late."""
+    """How many rows were looked at, and how many entries were missing or too late.
+
+    `pushed`: how many of the rows had been pushed when they were scheduled. `restored`: how many of those were missing
+    at least.
+    """
 
     looked: int = 0
     changed: int = 0
+    pushed: int = 0
+    restored: int = 0
 
     def __add__(self, other: Swept) -> Swept:
-        return Swept(self.looked + other.looked, self.changed + other.changed)
+        return Swept(
+            self.looked + other.looked,
+            self.changed + other.changed,
+            self.pushed + other.pushed,
+            self.restored + other.restored,
+        )
 
 
 class Sweep:
@@ -55,6 +72,7 @@ class Sweep:
         self._places: dict[str, Row | None] = {}
         self._parked_until = clock.now()
         self._stopped: Stopped = {}
+        self._restored_at = float("-inf")
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
         """One sweep, if it is this worker's turn; with `everything` in any case, and over all that is overdue.
@@ -75,10 +93,27 @@ class Sweep:
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
                 # What is yet to come is first: behind a long backlog it would have to wait for it.
                 self._parked_until = now + PARKED
-                ahead = self._range("ahead", now, now + 2 * interval)
+                ahead = self._logged(self._range("ahead", now, now + 2 * interval))
                 if is_full:
                     return ahead + self._range("full", None, now)
                 return ahead + self._range("behind", now - BEHIND, now)
+
+    def _logged(self, swept: Swept) -> Swept:
+        """Log once that Redis has lost entries: what is due later is restored by later sweeps, without another line.
+
+        Only of rows that are yet to come: entries of overdue ones may have been put back for a while by a worker.
+        """
+        if swept.restored >= RESTORED_LIMIT and 2 * swept.restored >= swept.pushed:
+            last, self._restored_at = self._restored_at, time.monotonic()
+            if self._restored_at - last > FULL_INTERVAL.total_seconds():
+                logger.warning(
+                    "Redis had lost entries: %d of the %d timeouts that are due next were missing and are restored. "
+                    "Later ones are restored before they are due",
+                    swept.restored,
+                    swept.pushed,
+                    extra={"event": "entries_restored", "restored": swept.restored},
+                )
+        return swept
 
     def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
         """Pass after pass until the end of the range, or until a whole pass found Redis as it should be.
@@ -103,14 +138,14 @@ class Sweep:
         swept = Swept()
         while swept.looked < PASS:
             page = page_of(self._using, start, place, end)
-            swept += Swept(len(page), self._ensure(page))
+            swept += self._ensure(page)
             self._between()
             if len(page) < PAGE:
                 return swept, None
             place = page[-1]
         return swept, place
 
-    def _ensure(self, rows: Sequence[Row]) -> int:
+    def _ensure(self, rows: Sequence[Row]) -> Swept:
         entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
             # One of a stopped policy is looked at once a minute; parked so, it stays where it is. One of a policy that
@@ -122,7 +157,10 @@ class Sweep:
             elif policy.label in self._stopped:
                 moment = max(moment, self._parked_until)
             entries[row.queue, self._engine.shard_of(row.id)].append((row.id, self._clocks.redis_ms(moment)))
-        return sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
+        changed = sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
+        horizon = get_settings().horizon
+        pushed = sum(row.run_at - row.created_at <= horizon for row in rows)
+        return Swept(len(rows), changed, pushed, max(0, changed - (len(rows) - pushed)))
 
 
 def settle_all_expired(using: str) -> int:

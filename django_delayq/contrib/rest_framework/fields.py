@@ -25,6 +25,9 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
     first of them is written; in none if their `TimeoutRelation` was prefetched. With `source=` the field reads
     a `Deadline` annotation instead and never queries.
 
+    An object that is not saved yet, such as the validated data of a serializer, has no deadline: the field shows its
+    `default`, or null.
+
     Args:
         policy: a name, a label or the policy itself; not needed with `source`.
         key: tells several pending timeouts of one policy and object apart.
@@ -41,6 +44,8 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
 
     def to_representation(self, value: Any) -> dict[str, Any] | None:
         """`value` is the object, or the annotated moment."""
+        if not self.annotated and (not isinstance(value, Model) or value.pk is None):
+            return None if self.default is serializers.empty else self.get_default()
         seen = Countdown(value, "pending", clock.now()) if self.annotated else self._look_up(value)
         if seen is None:
             return None

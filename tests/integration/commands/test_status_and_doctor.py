@@ -19,6 +19,7 @@ from django_delayq.doctor import Finding, Level, databases, examine, redis
 from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
 from django_delayq.steering import hold, pause
 from tests.engine.redis_process import RedisProcess
+from tests.engine.test_acl import RULES, admit
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import REMIND
 from tests.integration.steering.conftest import BY, as_if, dead, pending
@@ -230,6 +231,29 @@ def test_a_redis_that_never_saves_is_not_said_to_persist(settings: Settings) -> 
             level, words = worst("redis.persistence")
             assert level == Level.OK
             assert f"append-only file is {'on' if answer == 'yes' else 'off'};" in words
+
+
+@pytest.mark.parametrize("rules", [[], ["+info"]])
+def test_the_documented_user_of_redis_is_enough_for_the_doctor(
+    settings: Settings, rules: list[str], do: Do, prefix: str
+) -> None:
+    with RedisProcess() as server, server.client() as client:
+        mine = [f"~{prefix}:*", f"&{prefix}:*", *(rule for rule in RULES if rule.startswith("+"))]
+        admit(client, [*mine, *rules])
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shop:secret@127.0.0.1:{server.port}/0"}
+        a_worker()
+        pending(Order.objects.create(), seconds=1)
+        assert exit_code() == 0
+        assert worst("redis") == (Level.OK, "It answers. ")
+        assert worst("redis.in_step")[0] == Level.OK
+        if rules:
+            assert found("redis.info") == []
+            assert worst("redis.version")[0] == Level.OK
+        else:
+            level, words = worst("redis.info")
+            assert level == Level.WARNING
+            assert "INFO" in words and "+info" in words
+            assert found("redis.version") == []
 
 
 def test_an_old_or_full_redis_is_named() -> None:

@@ -185,3 +185,37 @@ def test_a_field_of_nothing_and_an_unknown_policy_are_mistakes(orders: list[Orde
 
     with pytest.raises(dq.UnknownPolicy):
         Wrong(orders[0]).data  # noqa: B018 - reading is what raises
+
+
+class NewOrderSerializer(serializers.ModelSerializer[Order]):
+    remind = DeadlineField("remind")
+    soon = DeadlineField("remind", default="none yet")
+
+    class Meta:
+        model = Order
+        fields = ["status", "remind", "soon"]
+
+
+class NewCustomerSerializer(serializers.Serializer[Customer]):
+    name = serializers.CharField()
+    orders = NewOrderSerializer(many=True)
+
+
+def test_valid_input_that_is_not_saved_yet_has_no_deadline_and_asks_for_none() -> None:
+    shown = {"status": "new", "remind": None, "soon": "none yet"}
+    one = NewOrderSerializer(data={"status": "new"})
+    several = NewOrderSerializer(data=[{"status": "new"}] * 2, many=True)
+    nested = NewCustomerSerializer(data={"name": "Ann", "orders": [{"status": "new"}]})
+    for serializer, expected in ((one, shown), (several, [shown] * 2), (nested, {"name": "Ann", "orders": [shown]})):
+        serializer.is_valid(raise_exception=True)
+        found, asked = queries(lambda serializer=serializer: serializer.data)
+        assert (found, asked) == (expected, 0)
+    assert NewOrderSerializer(Order(status="new")).data == shown
+
+
+def test_input_that_was_saved_has_its_deadline() -> None:
+    serializer = NewOrderSerializer(data={"status": "new"})
+    serializer.is_valid(raise_exception=True)
+    order = serializer.save()
+    dq.schedule_timeout(order, "remind", minutes=5)
+    assert parse_datetime(serializer.data["remind"]["due_at"]) == dq.get_deadline(order, "remind")

@@ -114,7 +114,7 @@ def middle() -> Row:
     crowded = rows.values("run_at").annotate(many=Count("id")).order_by("-many")[0]["run_at"]
     ids = list(rows.filter(run_at=crowded).order_by("id").values_list("id", flat=True))
     assert len(ids) > ROWS // 200
-    return Row(crowded, ids[len(ids) // 2], "default", "")
+    return Row(crowded, ids[len(ids) // 2], "default", "", crowded)
 
 
 def test_the_sweep_ahead_and_behind() -> None:

@@ -68,7 +68,7 @@ def test_a_sweep_adds_what_is_due_from_a_minute_ago_to_two_intervals_ahead(
         swept = Sweep(engine, "default", Clocks("default")).run_once()
     expected = [row for row in forgotten if row not in (forgotten[1], forgotten[9])]
     assert set(in_redis(engine)) == {row.pk for row in expected}
-    assert swept == Swept(looked=8, changed=8)
+    assert (swept.looked, swept.changed) == (8, 8)
     assert in_redis(engine)[forgotten[5].pk] == due_ms_of(forgotten[5].run_at)
 
 
@@ -114,7 +114,41 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
     assert in_redis(engine)[early.pk] == due_ms_of(early.run_at) - 500
     assert in_redis(engine)[late.pk] == due_ms_of(late.run_at)
     assert in_redis(engine)[leased.pk] == expiry
-    assert swept == Swept(looked=10, changed=8)
+    assert (swept.looked, swept.changed) == (10, 8)
+
+
+def restored(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """The numbers of restored entries that the log tells of."""
+    return [vars(r)["restored"] for r in caplog.records if getattr(r, "event", "") == "entries_restored"]
+
+
+def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    due_orders("remind", 8, seconds=4)
+    made = Sweep(engine, "default", Clocks("default"))
+    made.run_once(everything=True)
+    assert restored(caplog) == []
+    for _ in range(2):
+        engine.client.delete(engine.queue("default", 0).keys.entries)
+        made.run_once(everything=True)
+        assert len(in_redis(engine)) == 8
+    assert restored(caplog) == [8], "one line, however many sweeps find more of it"
+    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "entries_restored"]
+    assert (line.levelname, line.name) == ("WARNING", "django_delayq.worker")
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_loading_what_comes_within_the_horizon_and_single_losses_are_not_logged(
+    engine: Engine, caplog: pytest.LogCaptureFixture, lost: int
+) -> None:
+    due_orders("remind", 8, hours=3)
+    Timeout.objects.update(run_at=clock.now() + timedelta(seconds=3), created_at=clock.now() - timedelta(hours=3))
+    near = due_orders("remind", lost, seconds=3)
+    engine.queue("default", 0).remove([row.pk for row in near])
+    Sweep(engine, "default", Clocks("default")).run_once()
+    assert len(in_redis(engine)) == 8 + lost
+    assert restored(caplog) == []
 
 
 def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) -> None:
@@ -148,7 +182,8 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     due_orders("remind", 34, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(seconds=5))
     made = Sweep(engine, "default", Clocks("default"))
-    assert made.run_once(everything=True) == Swept(looked=34, changed=34)
+    swept = made.run_once(everything=True)
+    assert (swept.looked, swept.changed) == (34, 34)
     assert made.run_once(everything=True).looked == 10, "Redis is as it should be: one pass is enough"
     engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
     assert made.run_once(everything=True).looked == 24, "the next one goes on where that one ended"
