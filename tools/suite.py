@@ -60,10 +60,14 @@ class Stage:
 
     def _recorded(self, command: Sequence[str], number: int) -> Sequence[str]:
         """With its results on disk, for `tools/guarantees.py`."""
-        return [*command, f"--junitxml={RESULTS / f'{self.name}-{number}.xml'}"] if command[0] == "pytest" else command
+        return [*command, f"--junitxml={RESULTS / f'{self.name}-{number}.xml'}"] if "pytest" in command else command
 
     def _succeeds(self, command: Sequence[str], environment: dict[str, str]) -> bool:
+        """Run one command, which may begin with variables of its own, as in a shell."""
         print(f"\n--- {' '.join(command)}", flush=True)
+        while "=" in command[0]:
+            name, _, value = command[0].partition("=")
+            environment, command = {**environment, name: value}, command[1:]
         program = Path(sys.executable).with_name(command[0])
         return subprocess.run([program, *command[1:]], cwd=ROOT, env=environment, check=False).returncode == 0
 
@@ -93,6 +97,9 @@ def _stages() -> list[Stage]:
     ]
     unrouted = [f"--ignore-glob=*/integration/{name}" for name in UNROUTED]
     on_server = _pytest(*TOUCH_THE_DATABASE, options=["-m", "not browser"])  # a page looks the same on each
+    on_two = ["pytest", "-n", "2"]
+    processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
+    in_threads = ["tests/integration/worker/test_worker.py", "tests/integration/worker/test_periodic.py"]
     return [
         Stage("lint", "style, types, import rules, migrations", lint, django),
         Stage("sqlite", "all tests, on SQLite", _pytest("tests"), {"DELAYQ_TEST_DB": "sqlite"}),
@@ -117,6 +124,19 @@ def _stages() -> list[Stage]:
             {"DELAYQ_TEST_DB": "mariadb"},
             needs_variable="DELAYQ_TEST_MARIADB_URL",
             needs_module="MySQLdb",
+        ),
+        Stage(
+            "connections",
+            "workers with pools of several sizes and through PgBouncer",
+            [
+                ["DELAYQ_TEST_POOL=true", *on_two, *in_threads],
+                ["DELAYQ_TEST_POOL=20", *on_two, *in_threads],
+                ["DELAYQ_TEST_POOL=2", *on_two, *processes],
+                ["DELAYQ_TEST_POOLER=pgbouncer", *on_two, *in_threads, *processes],
+            ],
+            {"DELAYQ_TEST_DB": "postgresql"},
+            needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
+            needs_module="psycopg_pool",
         ),
     ]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
 SHORT = {"HORIZON": 2, "SWEEP_INTERVAL": 1, "SYNC_INTERVAL": 2, "LEASE": 3}
-LATE = timedelta(seconds=5)
+LATE = timedelta(seconds=10)
 Start = Callable[..., tuple["subprocess.Popen[bytes]", Path]]
 
 
@@ -112,7 +112,7 @@ def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, th
         text = stop(worker, log)
     fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1)
     assert fired.count() == Timeout.objects.count() == created, text
-    assert all(row.settled_at - row.due_at < LATE for row in fired), "the sweep brought them in time"
+    assert max(row.settled_at - row.due_at for row in fired) < LATE, "the sweep brought them in time"
     effects = Counter(Effect.objects.values_list("timeout_id", flat=True))
     assert effects == Counter(fired.values_list("pk", flat=True)), "each had its effect once"
     assert max(counts) <= most
@@ -179,7 +179,7 @@ def test_a_worker_that_cannot_run_one_handler_refuses_to_start(few: Any, start: 
 @on_postgresql
 def test_a_worker_leaves_a_demoted_primary_that_keeps_its_connections(own_database: OwnDatabase, start: Start) -> None:
     """The sessions that are open become read-only; new ones are not, as behind an address that moved."""
-    worker, log = start(**own_database.environment, DELAYQ_TEST_SECONDS=json.dumps(SHORT))
+    worker, log = start(**own_database.environment | {"DELAYQ_TEST_SECONDS": json.dumps(SHORT)})
     fire_some(20)
     with connection.cursor() as cursor:
         cursor.execute("ALTER ROLE delayq SET default_transaction_read_only = off")
@@ -201,10 +201,10 @@ def test_a_worker_outlives_a_time_in_which_the_server_is_read_only(own_database:
     environment = {**own_database.environment, "DELAYQ_TEST_SECONDS": json.dumps(SHORT)}
     worker, log = start(**environment | {"DELAYQ_TEST_MARIADB_URL": url})
     fire_some(20)
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(100)], "linger", seconds=0)
+    wait_until(lambda: Effect.objects.count() > 30, "it is at work")
     set_read_only(True)
-    wait_until(lambda: "failed" in log.read_text(), "the worker meets it")
-    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(45)], "remind", seconds=0)
-    wait_until(lambda: "database failed" in log.read_text() or "has waited" in log.read_text(), "and with a firing")
+    wait_until(lambda: "heartbeat failed" in log.read_text(), "the worker meets it")
     set_read_only(False)
     wait_until(lambda: not Timeout.objects.unsettled().exists(), "all are settled")
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}

@@ -20,6 +20,7 @@ from django_delayq.worker.background import Background
 from django_delayq.worker.link import Link
 from django_delayq.worker.periodic import Job, PeriodicThread
 from tests.integration.worker.running import StartWorker, all_are, due_orders, events, wait_until
+from tests.settings import POOL, POOLER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
@@ -44,6 +45,9 @@ def in_a_thread(step: Callable[[], object]) -> None:
         raise failed[0]
 
 
+own_session = pytest.mark.skipif(bool(POOL or POOLER), reason="another thread or client gets the session next")
+
+
 def make_read_only() -> None:
     """Have this thread's open connection refuse writes, as one to a primary that was demoted does."""
     with connection.cursor() as cursor:
@@ -60,6 +64,7 @@ def write() -> None:
     WorkerSeen.objects.filter(pk="").update(held=0)
 
 
+@own_session
 def test_a_job_on_a_connection_that_became_read_only_opens_another_one() -> None:
     written: list[bool] = []
 
@@ -81,6 +86,7 @@ def test_a_job_on_a_connection_that_became_read_only_opens_another_one() -> None
     assert len(written) == 2
 
 
+@own_session
 def test_errors_of_a_read_only_server_are_known_and_others_are_not() -> None:
     def run() -> None:
         write()
@@ -97,6 +103,7 @@ def test_errors_of_a_read_only_server_are_known_and_others_are_not() -> None:
 
 
 @on_a_server
+@own_session
 def test_a_job_whose_connection_was_cut_while_idle_does_not_fail(caplog: pytest.LogCaptureFixture) -> None:
     def run() -> None:
         job = Job("test", write, 60)
