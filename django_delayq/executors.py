@@ -25,7 +25,7 @@ from django_delayq.scrubbing import shown
 logger = logging.getLogger("django_delayq.worker")
 
 Done: TypeAlias = Callable[[Work, Report], None]
-"""Told what became of a work, in any thread."""
+"""Takes the report on a work, in any thread. A late or second one does no harm."""
 
 SLOW_SECONDS: Final = 1.0
 """A policy whose works take longer is slow."""
@@ -34,16 +34,27 @@ WATCH_SECONDS: Final = 0.5
 
 
 class Executor(Protocol):
-    """Runs works, several at a time. Made as `cls(using, concurrency)` in the worker's main thread."""
+    """Run works, several at a time. Made as `cls(using, concurrency)` in the worker's main thread.
+
+    `docs/executors.md` describes how to write one.
+    """
+
+    keeps_leases: bool = False
+    """True: every work runs in this process and is answered, so its lease is extended for as long as that takes.
+    False: a work without an answer is handed over again after the setting `LEASE`."""
 
     def submit(self, work: Work, done: Done) -> None:
-        """`work` will be run by `firing.run`, in its turn, and `done` be told. Returns at once."""
+        """Have `work` run by `firing.run`, and `done` called with it and the report. Return at once.
+
+        What this raises refuses the work: it is handed over again soon, and no attempt is counted.
+        """
 
     def withdraw(self) -> list[Work]:
-        """The works that have not begun; they never will, and `done` is not told of them."""
+        """Return the works that have not begun. They never will, and `done` is not called for them."""
+        return []
 
     def close(self, *, wait: bool = True) -> None:
-        """Nothing more is submitted. With `wait`, whatever was submitted and not withdrawn has been run."""
+        """Submit nothing more. With `wait`, return when all that was submitted and not withdrawn has been run."""
 
 
 class Line:
@@ -145,6 +156,8 @@ class ThreadExecutor:
         queues: which are served; None: all.
     """
 
+    keeps_leases = True
+
     def __init__(self, using: str, concurrency: int, queues: Collection[str] | None = None) -> None:
         self._using = using
         self._queues = queues
@@ -223,4 +236,8 @@ def make_executor(using: str, concurrency: int, queues: Collection[str] | None =
         executor: Executor = import_string(path)(using, concurrency)
     except ImportError as error:
         raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be imported: {error}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be made: {type(error).__name__}: {error}"
+        ) from error
     return executor

@@ -1,11 +1,11 @@
-"""What goes into a firing and what comes out of it: `Work` and `Report`, both plain data."""
+"""What goes into a firing and what comes out of it: `Work` and `Report`, both plain data that survive JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq import clock
 from django_delayq.firing.patience import LOCKED_CEILING, patience
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
     from django_delayq.models import Timeout
 
+VERSION: Final = 1
+"""Of both messages. A reader takes what it knows of a newer one, and what an older one leaves out has its default."""
+MAX_IDS: Final = 1_000
+_BIGGEST_ID: Final = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of some timeouts, for whoever holds their entries in Redis."""
+    """What became of the timeouts of a work. Ids that it does not name count as `lost`."""
 
     done: tuple[int, ...] = ()
     """To be acknowledged: settled now or before, or there is no such row."""
@@ -32,6 +37,41 @@ class Report:
     """The database's moment that `again` counts from; None: the database did not say."""
     due_by: datetime | None = None
     """Of a plan that looked ahead: when the last of its works may be run; None: all may be run now."""
+    lost: tuple[int, ...] = ()
+    """From an executor: it does not know what became of these. They are handed over again after a lease."""
+    refused: tuple[int, ...] = ()
+    """From an executor: these were not run. They are handed over again soon, and no attempt is counted."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain types for JSON; datetimes are strings in ISO format."""
+        return {
+            "version": VERSION,
+            "done": list(self.done),
+            "again": [[id, moment.isoformat()] for id, moment in self.again.items()],
+            "fired": list(self.fired),
+            "now": None if self.now is None else self.now.isoformat(),
+            "lost": list(self.lost),
+            "refused": list(self.refused),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Return the report that `as_dict` made a dict of; unknown keys are ignored.
+
+        Raises:
+            ValueError: the dict is not the one of a report.
+        """
+        try:
+            return cls(
+                done=_ids(data.get("done", ())),
+                again={_id(id): _moment(moment) for id, moment in data.get("again", ())},
+                fired=_ids(data.get("fired", ())),
+                now=None if data.get("now") is None else _moment(data["now"]),
+                lost=_ids(data.get("lost", ())),
+                refused=_ids(data.get("refused", ())),
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"This is not a report: {error}. Pass what Report.as_dict() returned.") from error
 
 
 class Candidate(NamedTuple):
@@ -43,7 +83,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Timeouts of one policy that are fired by one call of `run`, in due order. Survives pickling and JSON."""
+    """Timeouts of one policy that are fired by one call of `run`, in due order.
+
+    A work decides nothing: `run` fires only rows that are due, of this policy and of these objects.
+    """
 
     policy: str
     ids: tuple[int, ...]
@@ -51,6 +94,38 @@ class Work:
     queue: str = "default"
     suspect: bool = False
     """A process may have died of it: fired alone, after its attempt has been counted."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the work as plain types for JSON: ids and labels only."""
+        return {
+            "version": VERSION,
+            "policy": self.policy,
+            "ids": list(self.ids),
+            "object_ids": list(self.object_ids),
+            "queue": self.queue,
+            "suspect": self.suspect,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Work:
+        """Return the work that `as_dict` made a dict of; unknown keys are ignored.
+
+        Raises:
+            ValueError: the dict is not the one of a work.
+        """
+        try:
+            work = cls(
+                policy=_text(data["policy"]),
+                ids=_ids(data["ids"]),
+                object_ids=tuple(_text(id) for id in data["object_ids"]),
+                queue=_text(data.get("queue", "default")),
+                suspect=bool(data.get("suspect", False)),
+            )
+            if not 0 < len(work.ids) == len(work.object_ids) <= MAX_IDS or len(set(work.ids)) < len(work.ids):
+                raise ValueError(f"it has {len(work.ids)} ids and {len(work.object_ids)} object ids")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"This is not a work: {error!r}. Pass what Work.as_dict() returned.") from error
+        return work
 
     def candidates(self) -> list[Candidate]:
         """The timeouts with their object ids."""
@@ -91,3 +166,26 @@ class Findings:
 
     def report(self) -> Report:
         return Report(tuple(self.done), dict(self.again), tuple(self.fired), self.now)
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _BIGGEST_ID:
+        raise ValueError(f"{value!r} is not the id of a timeout")
+    return value
+
+
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(_id(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _moment(value: Any) -> datetime:
+    moment = datetime.fromisoformat(value)
+    if moment.tzinfo is None:
+        raise ValueError(f"{value!r} has no time zone")
+    return moment

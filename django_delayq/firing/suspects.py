@@ -43,7 +43,7 @@ def fire_suspect(
     policy: TimeoutPolicy[Any], candidate: Candidate, using: str, handle: Callable[[Attempt], None] = handle_each
 ) -> Findings:
     """The timeout is fired alone with its attempt counted beforehand; `dead` if no attempt is left."""
-    findings, charged = _charge(policy, candidate.id, using)
+    findings, charged = _charge(policy, candidate, using)
     if findings is not None:
         return findings
     reach("charged")
@@ -53,16 +53,21 @@ def fire_suspect(
     return findings
 
 
-def _charge(policy: TimeoutPolicy[Any], timeout_id: int, using: str) -> tuple[Findings | None, bool]:
+def _is_meant(row: Timeout, policy: TimeoutPolicy[Any], candidate: Candidate) -> bool:
+    """Whether the work that names this row is neither forged nor stale."""
+    return row.policy in policy.labels and row.object_id == candidate.object_id
+
+
+def _charge(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> tuple[Findings | None, bool]:
     """What there is to report if it must not run; else None and whether an attempt was counted."""
-    findings = Findings()
+    findings, timeout_id = Findings(), candidate.id
     with firing_transaction(using):
         rows, now = settling.lock_rows([timeout_id], using, history=True)
         row, findings.now = rows.get(timeout_id), now
         if row is None:
             findings.put_back([timeout_id], using, "others hold its row")
             return findings, False
-        if row.state != State.PENDING or row.run_at > now:
+        if row.state != State.PENDING or row.run_at > now or not _is_meant(row, policy, candidate):
             return None, False  # nothing will run: the usual look says why
         if _is_taken_up(row, now):
             findings.put_back([timeout_id], using, "somebody has just taken it up")

@@ -60,7 +60,7 @@ def take(policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str
     rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
     taken = Taken(now)
     findings.now = now
-    due = _sorted_out(free, rows, taken, findings)
+    due = _sorted_out(policy, free, rows, taken, findings)
     if due and vars(due[0])["is_stopped"]:
         _put_aside(due, policy, using, findings)
         due = []
@@ -81,7 +81,11 @@ def take(policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str
 
 
 def _sorted_out(
-    candidates: Sequence[Candidate], rows: dict[int, Timeout], taken: Taken, findings: Findings
+    policy: TimeoutPolicy[Any],
+    candidates: Sequence[Candidate],
+    rows: dict[int, Timeout],
+    taken: Taken,
+    findings: Findings,
 ) -> list[Timeout]:
     """Those of `rows` that are pending and due by the database's clock, in the order of `candidates`."""
     due = []
@@ -95,7 +99,7 @@ def _sorted_out(
             findings.again[row.pk] = row.run_at
         elif row.state == Timeout.State.FIRING:
             taken.expired.append(row.pk)
-        elif row.object_id != candidate.object_id:
+        elif row.object_id != candidate.object_id or row.policy not in policy.labels:  # a forged or stale work
             findings.again[row.pk] = taken.now
         else:
             due.append(row)

@@ -169,6 +169,8 @@ class Worker:
         self._serve_found_queues()
         if self._outage.seconds_left:
             return self._outage.seconds_left
+        if dispatch.refused_for:
+            return dispatch.refused_for
         left = self._left(dispatch)
         if not left:
             return LONGEST_WAIT_SECONDS
@@ -245,7 +247,10 @@ class Worker:
         if self._hard:
             self.abandoned = dispatch.abandon()
             self._try(self._sources.flush)
-        executor.close(wait=not self._hard)
+        try:
+            executor.close(wait=not self._hard)
+        except Exception as error:  # noqa: BLE001 - another's class, which must not keep the worker from ending
+            logger.warning("The executor could not be closed: %s", error, extra={"event": "executor_failed"})
         self._bell.close()
         for thread in threads:
             if thread.is_alive():

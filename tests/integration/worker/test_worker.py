@@ -122,7 +122,7 @@ def test_stopping_gives_back_at_once_what_has_not_begun(
 ) -> None:
     gate = Gate()
     due_orders(declare(Order, handler=gate, name="gate", atomic=False), 10)
-    running = start_worker(concurrency=2)
+    running = start_worker(concurrency=3)  # one thread is kept free
     for _ in range(2):
         assert gate.entered.acquire(timeout=30)
     running.worker.stop()

@@ -1,0 +1,238 @@
+"""Whatever an executor does with a work, no timeout is stuck, none is fired twice, and the worker ends in order."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq.conf import ConfigError
+from django_delayq.executors import Executor, make_executor
+from django_delayq.firing import Report, Work, run
+from django_delayq.models import Timeout
+from tests.integration.worker.running import RunningWorker, StartWorker, all_are, due_orders, events, states, wait_until
+from tests.testapp.models import Effect
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
+LEASE = timedelta(seconds=1)
+
+
+class Scripted(Executor):
+    """Does with the first works what the test says, and runs the others in the worker's own thread."""
+
+    script: Callable[[Scripted, Work, Any], object] | None = None
+    times = 1
+    made: list[Scripted] = []
+
+    def __init__(self, using: str, concurrency: int) -> None:
+        self.using = using
+        self.seen: list[Work] = []
+        self.threads: list[threading.Thread] = []
+        Scripted.made.append(self)
+
+    def submit(self, work: Work, done: Any) -> None:
+        self.seen.append(work)
+        script = type(self).script
+        if script is not None and len(self.seen) <= type(self).times:
+            script(self, work, done)
+        else:
+            done(work, run(work, self.using))
+
+    def later(self, act: Callable[[], object]) -> None:
+        thread = threading.Thread(target=act, daemon=True)
+        self.threads.append(thread)
+        thread.start()
+
+
+@pytest.fixture
+def start(start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
+    """Start a worker whose executor does with the first `times` works what `script` says."""
+
+    def do(script: Any, times: int = 1, **options: Any) -> RunningWorker:
+        Scripted.script, Scripted.times = script, times
+        settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Scripted", "LEASE": LEASE}
+        return start_worker(**options)
+
+    return do
+
+
+def raises(executor: Scripted, work: Work, done: Any) -> None:
+    raise OSError("the broker is down")
+
+
+def refuses(executor: Scripted, work: Work, done: Any) -> None:
+    executor.later(lambda: done(work, Report(refused=work.ids)))
+
+
+def loses(executor: Scripted, work: Work, done: Any) -> None:
+    done(work, Report(lost=work.ids))
+
+
+def keeps_silent(executor: Scripted, work: Work, done: Any) -> None:
+    """As a broker that loses its messages."""
+
+
+def answers_nothing(executor: Scripted, work: Work, done: Any) -> None:
+    done(work, None)
+
+
+def answers_garbage(executor: Scripted, work: Work, done: Any) -> None:
+    done(work, Report(done=(10**6,), again={work.ids[0]: "tomorrow"}))  # type: ignore[dict-item]
+
+
+def answers_twice(executor: Scripted, work: Work, done: Any) -> None:
+    report = run(work, executor.using)
+    done(work, report)
+    done(Work.from_dict(json.loads(json.dumps(work.as_dict()))), report)
+
+
+def answers_with_another_work(executor: Scripted, work: Work, done: Any) -> None:
+    report = Report.from_dict(json.loads(json.dumps(run(work, executor.using).as_dict())))
+    done(object(), report)
+    done(Work("testapp.order.remind", (10**6,), ("1",)), report)
+    done(work, report)
+
+
+FAULTS = [
+    raises, refuses, loses, keeps_silent, answers_nothing, answers_garbage, answers_twice, answers_with_another_work,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq")
+    due_orders("remind", 3)
+    running = start(fault, times=2)
+    wait_until(all_are("fired"))
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+    assert Effect.objects.filter(what="remind").count() == 3
+    running.stop()
+    assert "database_away" not in events(caplog)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_worker_that_is_stopped_meanwhile_ends_in_order(start: Any, fault: Any) -> None:
+    due_orders("remind", 3)
+    running = start(fault, times=10**6)
+    wait_until(lambda: Scripted.made and Scripted.made[-1].seen)
+    running.stop()
+    assert set(states()) <= {"pending", "fired"}
+
+
+@pytest.mark.parametrize("fault", [raises, refuses], ids=lambda fault: fault.__name__)
+def test_an_executor_that_refuses_is_asked_ever_more_rarely_and_named_in_the_log(
+    start: Any, fault: Any, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq")
+    due_orders("remind", 60)
+    start(fault, times=3)
+    wait_until(all_are("fired"))
+    said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "executor_refused"]
+    assert len(said) == 1
+    assert f"{__name__}.Scripted" in said[0]
+    assert "executor_back" in [getattr(record, "event", "") for record in caplog.records]
+    assert "database_away" not in events(caplog)
+
+
+def test_what_is_lost_is_handed_over_again_alone_and_as_a_suspect(start: Any) -> None:
+    """A process may have died of it."""
+    due_orders("remind", 3)
+    running = start(loses)
+    wait_until(all_are("fired"))
+    first, *others = Scripted.made[-1].seen
+    assert len(first.ids) == 3
+    assert not first.suspect
+    assert [(len(work.ids), work.suspect) for work in others] == [(1, True)] * 3
+    running.stop()
+
+
+def test_a_late_answer_counts_although_the_work_was_handed_over_again(start: Any) -> None:
+    answers: list[Callable[[], object]] = []
+
+    def answers_late(executor: Scripted, work: Work, done: Any) -> None:
+        if not answers:
+            answers.append(lambda: done(work, run(work, executor.using)))
+        else:
+            answers[0]()
+
+    due_orders("remind")
+    running = start(answers_late, times=2)
+    wait_until(all_are("fired"))
+    running.stop()
+    assert Effect.objects.filter(what="remind").count() == 1
+
+
+class Unmakeable:
+    """Its constructor asks a broker that is not there."""
+
+    def __init__(self, using: str, concurrency: int) -> None:
+        raise OSError("no broker")
+
+
+def test_an_executor_that_cannot_be_made_is_named(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Unmakeable"}
+    with pytest.raises(ConfigError, match=r"Unmakeable', which cannot be made: OSError: no broker"):
+        make_executor("default", 2)
+
+
+FORGED: dict[str, dict[str, Any]] = {
+    "unknown ids": {"ids": [10**9], "object_ids": ["1"]},
+    "another policy": {"policy": "testapp.order.linger"},
+    "another policy, as a suspect": {"policy": "testapp.order.linger", "suspect": True},
+    "an undeclared policy": {"policy": "testapp.order.nonsense"},
+    "another object": {"object_ids": ["987654"]},
+    "another object, as a suspect": {"object_ids": ["987654"], "suspect": True},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_work_has_no_effect(name: str) -> None:
+    [row] = due_orders("remind")
+    genuine = Work(row.policy, (row.pk,), (row.object_id,))
+    before = Timeout.objects.values_list("state", "attempts", "run_at", "claims", "history").get()
+    report = run(Work.from_dict({**genuine.as_dict(), **FORGED[name]}), "default")
+    assert report.fired == ()
+    assert Timeout.objects.values_list("state", "attempts", "run_at", "claims", "history").get() == before
+    assert not Effect.objects.exists()
+    assert run(genuine, "default").fired == (row.pk,)
+
+
+def test_works_and_reports_survive_json_and_fields_of_a_newer_release() -> None:
+    work = Work("shop.order.x", (1, 2**62), ("a", "b"), "mail", suspect=True)
+    report = Report((1,), {2: timezone.now()}, (1,), timezone.now(), None, (3,), (4,))
+    for message in (work, report):
+        data = json.loads(json.dumps({**message.as_dict(), "version": 2, "new": {"of": "a newer release"}}))
+        assert type(message).from_dict(data) == message
+    assert Work.from_dict({"policy": "a.b.c", "ids": [1], "object_ids": ["1"]}) == Work("a.b.c", (1,), ("1",))
+    assert Report.from_dict({}) == Report()
+
+
+GARBLED: list[Any] = [
+    None, [], {}, {"policy": "a.b.c", "ids": [1], "object_ids": []}, {"policy": "a.b.c", "ids": [], "object_ids": []},
+    {"policy": "a.b.c", "ids": [1, 1], "object_ids": ["1", "1"]}, {"policy": 1, "ids": [1], "object_ids": ["1"]},
+    {"policy": "a.b.c", "ids": ["1"], "object_ids": ["1"]}, {"policy": "a.b.c", "ids": [2**63], "object_ids": ["1"]},
+    {"policy": "a.b.c", "ids": [True], "object_ids": ["1"]}, {"policy": "a.b.c", "ids": [1], "object_ids": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", GARBLED, ids=str)
+def test_a_garbled_work_is_refused(data: Any) -> None:
+    with pytest.raises(ValueError, match="This is not a work"):
+        Work.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "data", [None, {"done": 1}, {"again": [[1, "tomorrow"]]}, {"again": [[1, "2026-01-01T00:00:00"]]}], ids=str
+)
+def test_a_garbled_report_is_refused(data: Any) -> None:
+    with pytest.raises(ValueError, match="This is not a report"):
+        Report.from_dict(data)
