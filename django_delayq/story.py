@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.utils import timezone
+from django.utils import formats, timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -50,6 +50,12 @@ ACTORS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a change of 
 """Who did it where that was no operator."""
 
 
+def precise(seconds: float) -> str:
+    """Write a number of seconds as the active language does: to the millisecond below ten, whole above."""
+    digits = 3 if abs(seconds) < 10 else 0
+    return str(formats.number_format(round(seconds, digits), digits))
+
+
 @dataclass(frozen=True, slots=True)
 class StoryEvent:
     """One thing that happened to one round; `str()` is a line for people."""
@@ -68,7 +74,7 @@ class StoryEvent:
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
-            parts.append(_("{seconds} s after the deadline").format(seconds=f"{self.details['late']:.3f}"))
+            parts.append(_("{seconds} s after the deadline").format(seconds=precise(self.details["late"])))
         if self.by:
             parts.append(told_by(self.by))
         return ", ".join(parts) + (f" ({told_reason(self.reason)})" if self.reason else "")

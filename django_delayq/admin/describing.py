@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q
+from django.utils import formats
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -50,7 +51,9 @@ def length(delay: timedelta) -> str:
     if _is_exactly(delay):
         return shown
     counted = int(seconds) if seconds.is_integer() else 2  # a fraction: no language counts it as one or as many
-    rest = ngettext("{n} second", "{n} seconds", counted).format(n=f"{seconds:g}")
+    rest = ngettext("{n} second", "{n} seconds", counted).format(
+        n=formats.number_format(float(f"{seconds:.6f}")) if seconds % 1 else f"{seconds:.0f}"
+    )
     return f"{shown} ({rest})"
 
 
@@ -120,4 +123,8 @@ def seconds(value: float | None) -> str:
     """A lag."""
     if value is None:
         return "-"
-    return _("{n} ms").format(n=f"{value * 1000:.0f}") if abs(value) < 1 else _("{n} s").format(n=f"{value:.1f}")
+    return (
+        _("{n} ms").format(n=f"{value * 1000:.0f}")
+        if abs(value) < 1
+        else _("{n} s").format(n=formats.number_format(round(value, 1), 1))
+    )

@@ -10,7 +10,7 @@ from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin.about import of_object
-from django_delayq.admin.wording import badge, deadline
+from django_delayq.admin.wording import badge, clamped, deadline
 from django_delayq.key_types import object_id_of
 from django_delayq.models import Timeout
 from django_delayq.story import told_reason
@@ -104,7 +104,7 @@ class TimeoutInline(GenericTabularInline):
 
     @admin.display(description=_("reason"))
     def reason_shown(self, row: Timeout) -> str:
-        return told_reason(row.reason) or "-"
+        return clamped(told_reason(row.reason)) if row.reason else "-"
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -19,7 +19,7 @@ from django_delayq.admin.objects import ObjectColumn
 from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.reading import WindowPaginator
 from django_delayq.admin.steering_pages import buttons, steer_view
-from django_delayq.admin.wording import badge, deadline, policy_tag, time_tag
+from django_delayq.admin.wording import badge, clamped, deadline, policy_tag, time_tag
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.story import told_reason
@@ -98,7 +98,9 @@ class TimeoutAdmin(_ModelAdmin):
         """The policy's name, and below it the rest of its label and the key: most rows have none."""
         if not row.key:
             return policy_tag(row.policy)
-        return format_html('{}<br><span class="delayq-more">{}: {}</span>', policy_tag(row.policy), _("key"), row.key)
+        return format_html(
+            '{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>', policy_tag(row.policy), _("key"), row.key
+        )
 
     @admin.display(description=_("object"))
     def object_shown(self, row: Timeout) -> str:
@@ -114,7 +116,7 @@ class TimeoutAdmin(_ModelAdmin):
         """The state, and below it why."""
         if not row.reason:
             return badge(row.state)
-        return format_html('{}<br><span class="delayq-more">{}</span>', badge(row.state), told_reason(row.reason))
+        return format_html("{}{}", badge(row.state), clamped(told_reason(row.reason)))
 
     @admin.display(description=_("reason"))
     def reason_shown(self, row: Timeout) -> str:

@@ -19,7 +19,7 @@ from django_delayq.admin.chart import chart
 from django_delayq.admin.policy_operations import POLICY_OPERATIONS
 from django_delayq.admin.policy_pages import operation_view, unfinished_labels
 from django_delayq.admin.reading import WindowPaginator
-from django_delayq.admin.wording import policy_tag, time_tag
+from django_delayq.admin.wording import clamped, policy_tag, time_tag
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 
@@ -156,7 +156,7 @@ def _numbers(counted: PolicyStatus, listed: str) -> dict[str, Any]:
 class PolicyChangeAdmin(_Changes):
     """Who did what to which policy, when and why. Read-only."""
 
-    list_display = ("at_shown", "policy_shown", "what", "by", "reason", "moved", "unmoved", "finished")
+    list_display = ("at_shown", "policy_shown", "what", "by", "reason_shown", "moved", "unmoved", "finished")
     ordering = ("-id",)
     sortable_by = ()
     paginator = WindowPaginator
@@ -178,6 +178,10 @@ class PolicyChangeAdmin(_Changes):
     @admin.display(description=gettext_lazy("policy"))
     def policy_shown(self, change: PolicyChange) -> str:
         return policy_tag(change.policy)
+
+    @admin.display(description=gettext_lazy("reason"))
+    def reason_shown(self, change: PolicyChange) -> str:
+        return clamped(change.reason) if change.reason else "-"
 
     @admin.display(description=gettext_lazy("finished"))
     def finished(self, change: PolicyChange) -> str:

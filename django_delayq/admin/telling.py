@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_delayq.admin.wording import countdown, time_tag
 from django_delayq.models import Timeout
-from django_delayq.story import NAMES, explain_timeout, told_by, told_reason
+from django_delayq.story import NAMES, explain_timeout, precise, told_by, told_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def story(row: Timeout) -> SafeString:
     told = explain_timeout(row)
     lines = format_html_join("", "<li>{}</li>", ((_line(event),) for event in told))
     return format_html(
-        '<ol class="delayq-story">{}</ol><p class="delayq-outlook">{}</p>',
+        '<ol class="delayq-story">{}</ol><p class="delayq-outlook"><bdi>{}</bdi></p>',
         lines,
         told.outlook if not row.is_settled else _("Nothing more will happen by itself."),
     )
@@ -36,9 +36,9 @@ def _line(event: StoryEvent) -> SafeString:
     name = NAMES.get(event.what, event.what)
     line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
     for part in _parts(event):
-        line = format_html("{}, {}", line, part)
+        line = format_html("{}, <bdi>{}</bdi>", line, part)
     why = told_reason(event.reason)
-    return format_html('{}<q class="delayq-quote">{}</q>', line, why) if why else line
+    return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, why) if why else line
 
 
 def _parts(event: StoryEvent) -> Iterator[SafeString | str]:
@@ -48,7 +48,7 @@ def _parts(event: StoryEvent) -> Iterator[SafeString | str]:
     if "error" in event.details:
         yield f"{event.details['error']}: {event.details.get('message', '')}"
     if isinstance(event.details.get("late"), float):
-        yield _("{seconds} s after the deadline").format(seconds=f"{event.details['late']:.3f}")
+        yield _("{seconds} s after the deadline").format(seconds=precise(event.details["late"]))
     if event.by:
         yield told_by(event.by)
 
@@ -67,7 +67,7 @@ def payload(row: Timeout) -> SafeString | str:
     if row.payload is None:
         return "-"
     return format_html(
-        '<pre class="delayq-raw" tabindex="0">{}</pre>', json.dumps(row.payload, indent=2, ensure_ascii=False)
+        '<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre>', json.dumps(row.payload, indent=2, ensure_ascii=False)
     )
 
 
@@ -75,8 +75,8 @@ def failures(row: Timeout) -> SafeString | str:
     """Each attempt that failed, newest first, with its traceback."""
     told = [
         format_html(
-            '<details class="delayq-failure"{}><summary>{} <strong>{}</strong> {}</summary>'
-            '<pre class="delayq-raw" tabindex="0">{}</pre></details>',
+            '<details class="delayq-failure"{}><summary>{} <strong>{}</strong> <bdi>{}</bdi></summary>'
+            '<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre></details>',
             "" if place else " open",
             time_tag(_moment(error.get("at"))),
             error.get("error", ""),

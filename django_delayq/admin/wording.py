@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.models import Timeout
+from django_delayq.story import precise
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
@@ -70,7 +71,7 @@ def time_tag(moment: datetime | None) -> SafeString | str:
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     zone = timezone.localtime(aware).tzname()
     return format_html(
-        '<time datetime="{}" title="{} {}">{}</time>',
+        '<time datetime="{}" dir="ltr" title="{} {}">{}</time>',
         aware.astimezone(UTC).isoformat(),
         local(moment),
         zone,
@@ -82,7 +83,7 @@ def countdown(moment: datetime) -> SafeString:
     """`in 12 min`, which the script keeps right by the server's clock. Brings along all that the script needs."""
     now = clock.now()
     return format_html(
-        '<span class="delayq-left" data-delayq-due="{}" data-delayq-now="{}" data-delayq-words="{}">{}</span>',
+        '<bdi class="delayq-left" data-delayq-due="{}" data-delayq-now="{}" data-delayq-words="{}">{}</bdi>',
         clock.to_ms(moment),
         clock.to_ms(now),
         "|".join(span_words().values()),
@@ -111,14 +112,19 @@ def deadline(row: Timeout) -> SafeString:
     late = row.lateness()
     if late is None:
         return format_html("{}", written)
-    words = _("fired {seconds} s after it").format(seconds=f"{late:.3f}")
-    return format_html('{}<br><span class="delayq-more">{}</span>', written, words)
+    words = _("fired {seconds} s after it").format(seconds=precise(late))
+    return format_html('{}<br><bdi class="delayq-more">{}</bdi>', written, words)
 
 
 def policy_tag(label: str) -> SafeString:
     """The policy's name, and below it the rest of its label."""
     of, _dot, name = label.rpartition(".")
-    return format_html('<span title="{}">{}</span><br><span class="delayq-more">{}</span>', label, name, of)
+    return format_html('<bdi title="{}">{}</bdi><br><bdi class="delayq-more">{}</bdi>', label, name, of)
+
+
+def clamped(text: str) -> SafeString:
+    """A reason in a list: some lines of it, and all of it on hovering and on the row's own page."""
+    return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text)
 
 
 def badge(state: str) -> SafeString:

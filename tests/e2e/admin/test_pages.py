@@ -286,3 +286,30 @@ def test_axe_would_notice_a_fault(admin: Admin) -> None:
     admin.open(LIST)
     admin.browser.execute_script("document.querySelector('label[for=searchbar]').remove()")
     assert any("label" in fault for fault in admin.faults())
+
+
+LONG = "The payment provider has told us that callbacks of the last hour will arrive late. " * 3
+GIVE_A_LONG_REASON = """
+from django_delayq import steering
+Timeout.objects.filter(pk={pk}).update(reason={reason!r})
+Timeout.objects.filter(pk={dead}).update(reason={reason!r})
+change = steering.pause("shop.delivery.remind_late_delivery", by="admin:boss", reason={reason!r})
+steering.resume("shop.delivery.remind_late_delivery", by="admin:boss", reason="over")
+"""
+ROW_HEIGHTS = """
+return [...document.querySelectorAll("#result_list tbody tr")]
+  .filter((row) => row.textContent.includes("payment provider"))
+  .map((row) => row.getBoundingClientRect().height)
+"""
+
+
+def test_on_a_phone_a_long_reason_makes_no_tall_row(admin: Admin, stock: Stock) -> None:
+    pk, dead, reason = stock.pending[0][1], stock.dead[0][1], LONG[:250]
+    admin.shop.ask("1", GIVE_A_LONG_REASON.format(pk=pk, dead=dead, reason=reason))
+    admin.show_on(PHONE)
+    for path in (LIST, f"{LIST}?state__exact=dead", "/admin/django_delayq/policychange/"):
+        assert admin.inspect(path) == []
+        heights = admin.browser.execute_script(ROW_HEIGHTS)
+        assert heights and max(heights) < 200, (path, heights)
+    for path in (detail(pk), f"/admin/shop/order/{stock.pending[0][0]}/change/"):
+        admin.inspect(path)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
-from django.utils import translation
+from django.utils import timezone, translation
 
 from django_delayq import steering
+from django_delayq.admin import describing, wording
 from django_delayq.models import Timeout
+from django_delayq.story import StoryEvent
 from tests.integration.admin.conftest import DETAIL, LIST, STEER
 from tests.unit.test_translations import catalogue, each_language, file_of, placeholders
 from tools.messages import LANGUAGES
@@ -85,8 +88,8 @@ def test_every_page_of_the_admin_is_in_the_visitors_language(language: str, brow
 def test_a_refusal_and_a_story_are_told_in_the_visitors_language(browser: Client, row: Timeout) -> None:
     steering.hold(LABEL, by="admin:alice")
     asked = {"reason": "a storm", "confirmed": "yes"}
-    refused = browser.post(reverse(OPERATE, args=[LABEL, "hold"]), asked, headers={"accept-language": "de"})
-    assert f"{LABEL} ist bereits eingefroren." in words_of(refused.content)
+    refused = browser.post(reverse(OPERATE, args=[LABEL, "pause"]), asked, headers={"accept-language": "de"})
+    assert f"{LABEL} ist eingefroren: Setzen Sie die Regel zuerst fort." in words_of(refused.content)
     story = words_of(browser.get(reverse(DETAIL, args=[row.pk]), headers={"accept-language": "de"}).content)
     assert "verlängert" in story
     assert "von Hand" in story
@@ -96,3 +99,23 @@ def test_the_pages_are_english_without_a_catalogue(browser: Client, row: Timeout
     """What the test above looks for is there to be found."""
     found = words_of(browser.get(reverse(LIST), headers={"accept-language": "en"}).content)
     assert any(text in found for text in english_of(LANGUAGES[0]))
+
+
+@pytest.mark.parametrize(
+    ("language", "late", "shown"),
+    [
+        ("en", 0.0521, "0.052"),
+        ("de", 0.0521, "0,052"),
+        ("en", 720.0, "720"),
+        ("de", 720.0, "720"),
+        ("de", 86399.6, "86400"),
+    ],
+)
+def test_seconds_are_written_as_the_language_writes_numbers(language: str, late: float, shown: str) -> None:
+    due_at = timezone.now()
+    row = Timeout(state="fired", due_at=due_at, settled_at=due_at + timedelta(seconds=late))
+    event = StoryEvent(due_at, "fired", 1, details={"late": late})
+    with translation.override(language):
+        assert f"{shown} s" in wording.deadline(row)
+        assert f"{shown} s" in str(event)
+        assert describing.seconds(1.25) == {"en": "1.2 s", "de": "1,2 s"}[language]

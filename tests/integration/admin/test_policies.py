@@ -178,7 +178,7 @@ def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order
     preview = admin_client.post(address("delay"), fields)
     text = preview.content.decode()
     assert "The delay in force: 30 min." in text and "Pending: 1." in text and words in text
-    assert f"<dd>{mode}: " in text and "<dd>a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
+    assert f"<dd>{mode}: " in text and ">a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
     assert 'name="confirmed"' in text and state().after is None
     assert stored() == before
     back = admin_client.post(address("delay"), {**fields, "back": "Choose anew"}).content.decode()

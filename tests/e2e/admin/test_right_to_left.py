@@ -1,0 +1,121 @@
+"""The admin in Arabic: pages run from right to left; datetimes, ids, tracebacks and charts read as written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock
+from tests.shop.conftest import Shop
+
+pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
+LIST = "/admin/django_delayq/timeout/"
+POLICIES = "/admin/django_delayq/policycontrol/"
+
+# Where the first and the last character of an element's text are on the screen.
+ENDS = """
+const [selector] = arguments;
+return [...document.querySelectorAll(selector)].filter((node) => node.textContent.trim()).map((node) => {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  const text = walker.nextNode();
+  const at = (index) => {
+    const range = document.createRange();
+    range.setStart(text, index);
+    range.setEnd(text, index + 1);
+    return range.getBoundingClientRect();
+  };
+  const first = at(text.data.search(/\\S/)), last = at(text.data.trimEnd().length - 1);
+  return {text: text.data.trim(), first: first.left, last: last.left, top: first.top, end: last.top};
+});
+"""
+STYLES = """
+const [selector, pseudo] = arguments;
+const node = document.querySelector(selector), style = getComputedStyle(node, pseudo);
+const box = node.getBoundingClientRect();
+return {left: style.borderLeftWidth, right: style.borderRightWidth, insetRight: style.right, direction: style.direction,
+        paddingRight: style.paddingRight, boxLeft: box.left, boxRight: box.right};
+"""
+
+
+@dataclass
+class Page:
+    """A page in the browser, and where things are on it."""
+
+    admin: Admin
+
+    def ends(self, selector: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.admin.browser.execute_script(ENDS, selector)
+        assert found, f"nothing is {selector}"
+        return found
+
+    def reads_from_left_to_right(self, selector: str) -> None:
+        for text in self.ends(selector):
+            assert text["first"] < text["last"] or text["top"] < text["end"] or len(text["text"]) == 1, text
+
+    def style(self, selector: str, pseudo: str | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = self.admin.browser.execute_script(STYLES, selector, pseudo)
+        return found
+
+
+@pytest.fixture(scope="module")
+def arabic_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same shop, served in Arabic."""
+    environment = {**calm_shop.environment, "DJANGO_SETTINGS_MODULE": "tests.e2e.admin.right_to_left"}
+    database = environment.pop("DATABASE_URL")
+    served = Shop(tmp_path_factory.mktemp("arabic"), database)
+    served.environment.update(environment)
+    served.start_server()
+    yield served.url
+    served.stop()
+
+
+@pytest.fixture
+def page(admin: Admin, arabic_address: str, stock: Stock, monkeypatch: pytest.MonkeyPatch) -> Page:
+    monkeypatch.setattr(admin.shop, "url", arabic_address)
+    admin.open(LIST)
+    assert admin.browser.execute_script("return document.documentElement.dir") == "rtl"
+    return Page(admin)
+
+
+def test_datetimes_labels_and_spans_of_the_list_read_as_written(page: Page) -> None:
+    for selector in ("#result_list time", "#result_list bdi", ".delayq-left"):
+        page.reads_from_left_to_right(selector)
+    badge = page.style(".delayq-badge")
+    assert (badge["left"], badge["right"]) == ("1px", "4px"), "the coloured edge is where the line begins"
+    assert page.admin.faults() == []
+
+
+def test_the_story_and_the_tracebacks_of_a_timeout_read_as_written(page: Page, stock: Stock) -> None:
+    page.admin.open(f"{LIST}{stock.dead[0][1]}/change/")
+    for selector in ("time", ".delayq-raw", ".delayq-failure summary bdi", ".delayq-story bdi"):
+        page.reads_from_left_to_right(selector)
+    event = page.style(".delayq-story li")
+    assert (event["left"], event["right"], event["paddingRight"]) == ("0px", "2px", "20px")
+    assert page.style(".delayq-story li", "::before")["insetRight"] == "-6px", "the dot is on the line"
+    assert page.style(".delayq-raw")["direction"] == "ltr"
+    assert page.admin.faults() == []
+
+
+def test_the_chart_of_a_policy_keeps_its_labels(page: Page) -> None:
+    page.admin.open(POLICIES)
+    drawing = page.style(".delayq-chart svg")
+    labels = page.admin.browser.execute_script(
+        "return [...document.querySelectorAll('.delayq-chart svg')].slice(0, 1).flatMap((svg) =>"
+        " [...svg.querySelectorAll('text')].map((text) => {"
+        " const box = text.getBoundingClientRect(); return [box.left, box.right]; }))"
+    )
+    assert len(labels) == 5
+    assert all(drawing["boxLeft"] - 1 <= left < right <= drawing["boxRight"] + 1 for left, right in labels), labels
+    for selector in (".delayq-policy h2 bdi", ".delayq-facts bdi", ".delayq-facts code", ".delayq-chart th[scope=row]"):
+        page.reads_from_left_to_right(selector)
+    assert page.admin.faults() == []
+
+
+@pytest.mark.parametrize("path", [POLICIES, LIST, "/admin/django_delayq/policychange/"])
+def test_on_a_phone_no_page_is_wider_than_the_screen(page: Page, path: str) -> None:
+    page.admin.show_on(PHONE)
+    assert page.admin.inspect(path) == []
+    page.admin.show_on(DESKTOP)
