@@ -61,7 +61,8 @@ class KeyType:
 class _Integer(KeyType):
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         if connection.vendor == "postgresql":
-            return _Readable(reference, field, r"^-?[0-9]{1,18}$", "bigint")
+            limits = f"{{0}}::numeric BETWEEN -{BIGGEST_INTEGER} AND {BIGGEST_INTEGER}"
+            return _Readable(reference, field, "^-?[0-9]{1,19}$", f"CASE WHEN {limits} THEN {{0}}::bigint END")
         return Cast(reference, field)
 
 
@@ -91,7 +92,9 @@ class _UUID(KeyType):
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         if not connection.features.has_native_uuid_field:
             return Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
-        return _Readable(reference, field, "^[0-9a-f-]{36}$", "uuid") if connection.vendor == "postgresql" else None
+        return (
+            _Readable(reference, field, "^[0-9a-f-]{36}$", "{0}::uuid") if connection.vendor == "postgresql" else None
+        )
 
 
 class _Date(KeyType):
@@ -264,13 +267,14 @@ class _Template(Func):
 class _Readable(Func):
     """On PostgreSQL: the text as a value of the key's type, or NULL. A bare cast of another text ends the query."""
 
-    def __init__(self, text: Any, field: Any, pattern: str, kind: str) -> None:
+    def __init__(self, text: Any, field: Any, pattern: str, cast: str) -> None:
         super().__init__(text, output_field=field)
-        self.pattern, self.kind = pattern, kind
+        self.pattern, self.cast = pattern, cast
 
     def as_sql(
         self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **kwargs: Any
     ) -> tuple[str, Any]:
         """Compile the guarded cast."""
         sql, params = compiler.compile(self.get_source_expressions()[0])
-        return f"(CASE WHEN {sql} ~ %s THEN {sql}::{self.kind} END)", (*params, self.pattern, *params)
+        cast_params = [*params] * self.cast.count("{0}")
+        return f"(CASE WHEN {sql} ~ %s THEN {self.cast.format(sql)} END)", (*params, self.pattern, *cast_params)

@@ -62,9 +62,9 @@ class _SameObject(Expression):
     output_field = BooleanField()
     conditional = True
 
-    def __init__(self, model: type[Model], key: Any, ledger_alias: str, *, finds_objects: bool = False) -> None:
+    def __init__(self, model: type[Model], key: Any, ledger_alias: str) -> None:
         super().__init__()
-        self.model, self.key, self.ledger_alias, self.finds_objects = model, key, ledger_alias, finds_objects
+        self.model, self.key, self.ledger_alias = model, key, ledger_alias
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> tuple[str, Any]:
         from django_delayq.models import Timeout
@@ -83,10 +83,12 @@ class _SameObject(Expression):
             if of_root is None:  # a parent that shares its key with the child
                 continue
             key = self._key_in(table)
-            # From the ledger's side, the index of the object's own key finds the object.
-            found = key_of(text, table, connection.alias) if self.finds_objects and key is self.key else None
-            same = Exact(text, object_id(key, table, connection.alias)) if found is None else Exact(key, found)
-            both: list[Any] = [In(kind, of_root), same]
+            both: list[Any] = [In(kind, of_root), Exact(text, object_id(key, table, connection.alias))]
+            # The same once more for the planner: the first comparison finds rows of the ledger by their index, this one
+            # finds objects by theirs.
+            found = key_of(text, table, connection.alias) if key is self.key else None
+            if found is not None:
+                both.append(Exact(key, found))
             conditions.add(WhereNode(both), OR)
         return compiler.compile(conditions)
 
@@ -144,10 +146,6 @@ class _Rel(GenericRel):
     def get_lookup(self, lookup_name: str) -> Any:
         """Find rows of the ledger by the key of the ledger."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
-
-    def get_extra_restriction(self, alias: Any, related_alias: Any) -> Any:
-        field = cast("TimeoutRelation", self.field)
-        return field.same_object(related_alias, alias)
 
 
 class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
@@ -263,14 +261,10 @@ class TimeoutRelation(GenericRelation):
         """No columns: a join compares texts."""
         return ()
 
-    def same_object(self, alias: str, ledger_alias: str, *, finds_objects: bool = False) -> Expression:
-        """Return the condition on the tables `alias`, of the model, and `ledger_alias`."""
-        key: Any = self.model._meta.pk
-        return _SameObject(self.model, key.get_col(alias), ledger_alias, finds_objects=finds_objects)
-
     def get_extra_restriction(self, alias: Any, remote_alias: Any) -> Any:
-        """The condition of the join from the ledger's side; none for subqueries, which have their own."""
-        return None if alias is None else self.same_object(alias, remote_alias, finds_objects=True)
+        """The condition of a join, whichever side it begins at; none for subqueries, which have their own."""
+        key: Any = self.model._meta.pk
+        return None if alias is None else _SameObject(self.model, key.get_col(alias), remote_alias)
 
     def bulk_related_objects(self, objs: Any, using: str = "default") -> Any:
         """Nothing: what this returns would be deleted together with the object."""

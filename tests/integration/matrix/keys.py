@@ -61,7 +61,7 @@ OWN = [{"id": 100 + number, "number": 101 + number} for number in range(4)]
 OWN_TOO = [{**row, "code": str(102 + number)} for number, row in enumerate(OWN)]
 CASES = [
     Case(keys.AutoKey, _keyed("id", 7, 77, 70, 1)),
-    Case(keys.BigAutoKey, _keyed("id", 2**40, 2**40 + 1, 24, 2)),
+    Case(keys.BigAutoKey, _keyed("id", 2**62, 2**62 + 1, 24, 2)),
     Case(keys.UUIDKey, _keyed("id", *UUIDS)),
     Case(keys.TextKey, _keyed("code", *TEXTS)),
     Case(keys.SlugKey, _keyed("slug", "äpfel-a", "Äpfel-a", "apfel-a", "ÄPFEL-A")),

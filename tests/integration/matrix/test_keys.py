@@ -217,3 +217,15 @@ def test_the_guard(world: World) -> None:
     with pytest.raises(DeadlinePassed), dq.before_deadline(obj, "auto"):
         pytest.fail("the deadline has passed")
     assert not dq.cancel_timeout(obj, auto)
+
+
+def test_keys_of_timeouts_that_differ_in_case_or_spaces_are_different(
+    declare: Callable[..., TimeoutPolicy[Any]],
+) -> None:
+    hand = declare(keys.BigAutoKey, name="hand")
+    obj = keys.BigAutoKey.objects.create()
+    for key in ("a", "A", "a ", "ä"):
+        dq.schedule_timeout(obj, hand, hours=1, key=key)
+    assert [row.key for row in dq.pending_timeouts(obj, hand, key="a")] == ["a"]
+    assert dq.cancel_timeouts(dq.pending_timeouts(obj, hand, key="A")) == 1
+    assert sorted(dq.pending_timeouts(obj, hand).values_list("key", flat=True)) == ["a", "a ", "ä"]

@@ -78,6 +78,14 @@ def annotated(order: Order) -> QuerySet[Any]:
     return Order.objects.filter(pk=order.pk).annotate(due=dq.Deadline("remind"))
 
 
+def joined(order: Order) -> QuerySet[Any]:
+    return Order.objects.filter(pk=order.pk, timeouts__state="pending")
+
+
+def excluded(order: Order) -> QuerySet[Any]:
+    return Order.objects.filter(pk=order.pk).exclude(timeouts__state="dead")
+
+
 def old(order: Order) -> QuerySet[Any]:
     return Timeout.objects.filter(settled_at__lt=timezone.now() - timedelta(days=59)).order_by("settled_at")[:100]
 
@@ -92,6 +100,8 @@ def old(order: Order) -> QuerySet[Any]:
         (pending_of_object, "delayq_object"),
         (pending_of_some, "delayq_object"),
         (annotated, "delayq_object"),
+        (joined, "delayq_object"),
+        (excluded, "delayq_object"),
         (old, "delayq_settled"),
     ],
 )
