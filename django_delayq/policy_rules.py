@@ -19,7 +19,7 @@ from django_delayq.key_types import refusal
 from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -57,7 +57,7 @@ def check_declaration(policy: TimeoutPolicy[Any]) -> None:
 
 def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     model, after, since = policy.model, policy.after, policy.since
-    yield from _faults_of_handler(policy)
+    yield from _faults_of_callables(policy)
     is_model = isinstance(model, type) and issubclass(model, Model)
     is_label = isinstance(model, str) and MODEL_LABEL.match(model) is not None
     yield not (is_model or is_label), f'the model must be a model class or "app.Model", not {model!r}.'
@@ -90,26 +90,37 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _faults_of_handler(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
-    handler, given = policy.handler, "(queryset, timeouts)" if policy.batch else "(obj, timeout)"
+def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
+    """Yield what is wrong with the handler, and with `after` and `since` where they are callables."""
+    handler = policy.handler
     yield not callable(handler), f"the handler must be a function, not {handler!r}."
-    yield (
-        isinstance(handler, type),
-        f"the handler is a class, {handler}, which would only be instantiated; give a function or an instance.",
-    )
-    called = handler if inspect.isroutine(handler) else getattr(handler, "__call__", handler)  # noqa: B004
-    yield (
-        any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (handler, called)),
-        "the handler has a `yield`: calling it would only make a generator, and run none of its lines.",
-    )
+    arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")
+    for name, one, given in (
+        ("the handler", handler, arguments),
+        ("after", policy.after, ("obj",)),
+        ("since", policy.since, ("obj",)),
+    ):
+        if callable(one):
+            wrong = _misfit(one, given)
+            yield bool(wrong), f"{name} {wrong}"
+
+
+def _misfit(function: Callable[..., Any], arguments: Sequence[str]) -> str:
+    """Return why calling `function` with positional `arguments` would not run it; "" if it would, or may."""
+    if isinstance(function, type):
+        return f"is a class, {function}, which would only be instantiated; give a function or an instance."
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, called)):
+        return "has a `yield`: calling it would only make a generator, and run none of its lines."
     try:
-        signature = inspect.signature(handler)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have none
-        return
+        return ""
     try:
-        signature.bind(None, None)
+        signature.bind(*arguments)
     except TypeError as error:
-        yield True, f"the handler is called with two arguments, {given}, but it takes {signature} ({error})."
+        return f"is called with ({', '.join(arguments)}), but takes {signature}: {error}."
+    return ""
 
 
 def _is_alias(alias: str) -> bool:

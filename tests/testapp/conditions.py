@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Count, F, Q, QuerySet
@@ -50,6 +50,13 @@ class WithCount(models.Manager[Any]):
             peers=Count("owner__order"), of_vip=F("owner__vip"), size=F("amount") * F("bound")
         )
         return counted
+
+
+class WithColumns(models.Manager[Any]):
+    def get_queryset(self) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset().filter(bound__isnull=True)
+        seen: QuerySet[Any] = rows.annotate(of_vip=F("owner__vip"), size=F("amount") + 1)
+        return seen
 
 
 class OrderedByOwner(models.Manager[Any]):
@@ -125,6 +132,16 @@ class ManagedChild(ManagedWithOwner):
     """A multi-table child whose parent's base manager joins."""
 
     place = models.CharField(max_length=20, default="")
+
+
+class ProxyWithColumns(Task):
+    """A proxy with a base manager of its own: its policies see what that manager adds, the table's do not."""
+
+    objects: ClassVar[models.Manager[Any]] = WithColumns()
+
+    class Meta:
+        proxy = True
+        base_manager_name = "objects"
 
 
 class Removable(Managed):

@@ -179,11 +179,11 @@ def with_an_extra(extra: list[Any], task: Any, timeout: Any) -> None:
 @pytest.mark.parametrize(
     ("handler", "says"),
     [
-        (lambda task: None, "called with two arguments, (obj, timeout), but it takes (task)"),
-        (lambda: None, "but it takes ()"),
+        (lambda task: None, "is called with (obj, timeout), but takes (task): too many"),
+        (lambda: None, "but takes ()"),
         (lambda self, task, timeout: None, "missing a required argument: 'timeout'"),
         (lambda task, timeout, *, reason: None, "'reason'"),
-        (functools.partial(with_an_extra, [], None), "but it takes (timeout"),
+        (functools.partial(with_an_extra, [], None), "but takes (timeout"),
         (CallableObject, "is a class"),
         (lambda task, timeout: (yield), "`yield`"),
         ("shop.tasks.cancel", "must be a function, not 'shop.tasks.cancel'"),
@@ -199,8 +199,27 @@ def test_a_handler_that_cannot_be_called_is_refused_when_it_is_declared(
 
 
 def test_a_batch_handler_with_one_argument_is_refused(declare: Declare) -> None:
-    with pytest.raises(dq.PolicyError, match=r"\(queryset, timeouts\), but it takes \(tasks\)"):
+    with pytest.raises(dq.PolicyError, match=r"\(queryset, timeouts\), but takes \(tasks\)"):
         declare(Task, lambda tasks: None, name="wrong", batch=10)
+
+
+@pytest.mark.parametrize("name", ["after", "since"])
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda: None, "is called with (obj), but takes ()"),
+        (lambda task, now: None, "missing a required argument: 'now'"),
+        (timedelta, "is a class"),
+        (lambda task: (yield), "`yield`"),
+    ],
+)
+def test_a_delay_or_a_beginning_that_cannot_be_called_is_refused(
+    declare: Declare, name: str, function: Any, says: str
+) -> None:
+    with pytest.raises(dq.PolicyError) as caught:
+        declare(Task, name="wrong", **{name: function})
+    assert f"{name} " in str(caught.value)
+    assert says in str(caught.value)
 
 
 def test_handlers_of_every_callable_kind_run(declare: Declare) -> None:
