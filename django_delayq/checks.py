@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
+from django.db import router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
 from django_delayq.connections.clients import check_source
 from django_delayq.connections.eviction import evicting_policy
+from django_delayq.db_connections import pool_limit
 from django_delayq.ledger.locking import database_of
+from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import reads_other_tables
 from django_delayq.scrubbing import get_scrubber
@@ -27,6 +30,7 @@ def register() -> None:
     """Make Django run the checks below."""
     register_check(check_settings, "django_delayq")
     register_check(check_policies, "django_delayq")
+    register_check(check_pool, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
 
@@ -125,6 +129,26 @@ def check_redis(**_: Any) -> list[CheckMessage]:
             hint="CONFIG SET maxmemory-policy noeviction, or a Redis without a cache in it. What it throws out comes "
             "back from the database, but late.",
             id="django_delayq.W005",
+        )
+    ]
+
+
+def check_pool(**_: Any) -> list[CheckMessage]:
+    """The connection pool of the ledger's database is as large as a worker needs. Reads only the settings."""
+    try:
+        settings = get_settings()
+    except ConfigError:
+        return []  # reported by `check_settings`
+    limit = pool_limit(router.db_for_write(Timeout))
+    shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
+    if not limit or not shortage:
+        return []
+    return [
+        Warning(
+            shortage,
+            hint=f"Set max_size to {settings.concurrency + limit.own} or more: until then a worker runs fewer threads, "
+            "or does not start.",
+            id="django_delayq.W020",
         )
     ]
 

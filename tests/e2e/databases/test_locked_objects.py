@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ def transactions() -> int:
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="counts PostgreSQL's transactions")
-def test_two_thousand_locked_objects_are_tried_in_groups(start_worker: Callable[..., object]) -> None:
+def test_two_thousand_locked_objects_are_tried_in_groups(start_worker: Callable[..., subprocess.Popen[bytes]]) -> None:
     Order.objects.bulk_create([Order(status="new") for _ in range(LOCKED)])
     with transaction.atomic():
         orders = list(Order.objects.select_for_update().order_by("pk"))
