@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
-from django.db import router
+from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
@@ -139,7 +139,8 @@ def check_pool(**_: Any) -> list[CheckMessage]:
         settings = get_settings()
     except ConfigError:
         return []  # reported by `check_settings`
-    limit = pool_limit(router.db_for_write(Timeout))
+    using = router.db_for_write(Timeout)
+    limit = pool_limit(using) if using in connections else None  # else `check_policies` reports it
     shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
     if not limit or not shortage:
         return []
@@ -155,8 +156,6 @@ def check_pool(**_: Any) -> list[CheckMessage]:
 
 def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
     """SQLite begins its transactions as writers, and the server is one that can skip locked rows."""
-    from django.db import connections
-
     found: list[CheckMessage] = []
     for alias in databases or []:
         connection = connections[alias]
