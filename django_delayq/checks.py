@@ -17,6 +17,7 @@ from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.connections import get_engine
+from django_delayq.db_connections import pool_limit
 from django_delayq.key_types import refusal
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
@@ -33,6 +34,7 @@ def register() -> None:
     register_check(check_settings, "django_delayq")
     register_check(check_policies, "django_delayq")
     register_check(check_modules, "django_delayq")
+    register_check(check_pool, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
 
@@ -183,6 +185,27 @@ def check_redis(**_: Any) -> list[CheckMessage]:
             hint="CONFIG SET maxmemory-policy noeviction, or a Redis without a cache in it. What it throws out comes "
             "back from the database, but late.",
             id="django_delayq.W005",
+        )
+    ]
+
+
+def check_pool(**_: Any) -> list[CheckMessage]:
+    """The connection pool of the ledger's database is as large as a worker needs. Reads only the settings."""
+    try:
+        settings = get_settings()
+    except ConfigError:
+        return []  # reported by `check_settings`
+    using = router.db_for_write(Timeout)
+    limit = pool_limit(using) if using in connections else None  # else `check_policies` reports it
+    shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
+    if not limit or not shortage:
+        return []
+    return [
+        Warning(
+            shortage,
+            hint=f"Set max_size to {settings.concurrency + limit.own} or more: until then a worker runs fewer threads, "
+            "or does not start.",
+            id="django_delayq.W020",
         )
     ]
 

@@ -52,6 +52,16 @@ class Limit(NamedTuple):
         """Return how many of them the worker cannot do without. Two threads that share a pool's last one take turns."""
         return 1 if self.is_pool else self.own
 
+    def shortage(self, concurrency: int) -> str | None:
+        """Describe the limit if a worker with `concurrency` handler threads needs more; else return None."""
+        needed = concurrency + self.own
+        if self.size >= needed:
+            return None
+        return (
+            f"{self.setting} allows {self.size} connections, but a worker with {concurrency} handler threads "
+            f"needs {needed}."
+        )
+
     def threads(self, concurrency: int) -> int:
         """Return how many handler threads fit, at least 1 and at most `concurrency`.
 

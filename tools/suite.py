@@ -97,9 +97,6 @@ def _stages() -> list[Stage]:
     ]
     unrouted = [f"--ignore-glob=*/integration/{name}" for name in UNROUTED]
     on_server = _pytest(*TOUCH_THE_DATABASE, options=["-m", "not browser"])  # a page looks the same on each
-    on_two = ["pytest", "-n", "2"]
-    processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["tests/integration/worker/test_worker.py", "tests/integration/worker/test_periodic.py"]
     return [
         Stage("lint", "style, types, import rules, migrations", lint, django),
         Stage("sqlite", "all tests, on SQLite", _pytest("tests"), {"DELAYQ_TEST_DB": "sqlite"}),
@@ -125,20 +122,28 @@ def _stages() -> list[Stage]:
             needs_variable="DELAYQ_TEST_MARIADB_URL",
             needs_module="MySQLdb",
         ),
-        Stage(
-            "connections",
-            "workers with pools of several sizes and through PgBouncer",
-            [
-                ["DELAYQ_TEST_POOL=true", *on_two, *in_threads],
-                ["DELAYQ_TEST_POOL=20", *on_two, *in_threads],
-                ["DELAYQ_TEST_POOL=2", *on_two, *processes],
-                ["DELAYQ_TEST_POOLER=pgbouncer", *on_two, *in_threads, *processes],
-            ],
-            {"DELAYQ_TEST_DB": "postgresql"},
-            needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
-            needs_module="psycopg_pool",
-        ),
+        _connections(),
     ]
+
+
+def _connections() -> Stage:
+    """Workers on real connection pools: in threads of the test, and as processes."""
+    on_two = ["pytest", "-n", "2"]
+    processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
+    in_threads = ["tests/integration/worker/test_worker.py", "tests/integration/worker/test_periodic.py"]
+    return Stage(
+        "connections",
+        "workers with pools of several sizes and through PgBouncer",
+        [
+            ["DELAYQ_TEST_POOL=true", *on_two, *in_threads],
+            ["DELAYQ_TEST_POOL=20", *on_two, *in_threads],
+            ["DELAYQ_TEST_POOL=2", *on_two, *processes],
+            ["DELAYQ_TEST_POOLER=pgbouncer", *on_two, *in_threads, *processes],
+        ],
+        {"DELAYQ_TEST_DB": "postgresql"},
+        needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
+        needs_module="psycopg_pool",
+    )
 
 
 def run(names: Sequence[str]) -> int:

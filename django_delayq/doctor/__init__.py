@@ -19,6 +19,7 @@ QUICK: tuple[Check, ...] = (
     databases.migrations,
     databases.indexes,
     databases.clock,
+    databases.room,
     redis.server,
     redis.clock,
     redis.in_step,

@@ -13,6 +13,8 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.clock import database_now
+from django_delayq.conf import get_settings
+from django_delayq.db_connections import pool_limit, server_limit
 from django_delayq.doctor.findings import Finding, error, ok, warning
 from django_delayq.models import PolicyChange, Timeout
 
@@ -65,6 +67,17 @@ def clock(using: str) -> Iterator[Finding]:
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     ahead = (before - aware).total_seconds()
     yield skew("clock", "This machine's clock", ahead)
+
+
+def room(using: str) -> Iterator[Finding]:
+    """Whether a worker may open as many connections as it needs."""
+    limit = pool_limit(using) or server_limit(using)
+    settings = get_settings()
+    shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
+    if shortage:
+        yield warning("connections", shortage, "Raise the limit; until then workers run fewer threads.")
+    else:
+        yield ok("connections", "A worker may open as many as it needs.")
 
 
 def skew(name: str, whose: str, ahead: float) -> Finding:

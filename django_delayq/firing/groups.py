@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from django_delayq.firing.attempt import Attempt, Overlap, handle_each
-from django_delayq.firing.pace import ALONE_AFTER_OVERLAP, WORK_SECONDS, pace_of
+from django_delayq.firing.pace import ALONE_AFTER_OVERLAP, MOST, WORK_SECONDS, pace_of
 from django_delayq.firing.report import Findings
 from django_delayq.firing.single import concluded, fire_one, trouble_with
 
@@ -30,9 +30,14 @@ def fire_in_groups(policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], 
     pace = pace_of(policy.label)
     began = time.monotonic()
     rest = list(candidates)
+    size = pace.group_size()
     while rest:
-        group, rest = rest[: pace.group_size()], rest[pace.group_size() :]
-        findings.add(_fire_group(policy, group, using))
+        group, rest = rest[:size], rest[size:]
+        found = _fire_group(policy, group, using)
+        findings.add(found)
+        # Where others held every object of a group, most likely they hold the next ones too: find out in few steps.
+        are_held = len(found.blameless) == len(group)
+        size = min(MOST, 4 * size) if are_held else pace.group_size()
         if time.monotonic() - began > 2 * WORK_SECONDS:
             break
     findings.again.update({candidate.id: findings.moment() for candidate in rest})

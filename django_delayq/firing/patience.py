@@ -14,6 +14,8 @@ logger = logging.getLogger("django_delayq.firing")
 FIRST = 0.1
 LOCKED_CEILING = 5.0
 """Seconds at most between two looks at an object that others hold."""
+BEAT = 2.5
+"""Waits for a lock that have reached their ceiling end at multiples of so many seconds."""
 TROUBLE_CEILING = 60.0
 """Seconds at most between two tries that database trouble ended: the handler may have run in vain."""
 _SAY_AFTER = 30.0
@@ -34,7 +36,7 @@ class _Patience:
         self._lock = threading.Lock()
 
     def wait(self, using: str, timeout_id: int, why: str, ceiling: float) -> timedelta:
-        """The next wait: 50 to 150 ms at first, doubling up to `ceiling`; one that lasts is logged every 30 s.
+        """Return the next wait: 50 to 150 ms at first, doubling up to `ceiling`; a long one is logged every 30 s.
 
         Jittered, so that two workers who deadlocked do not meet again.
         """
@@ -54,6 +56,9 @@ class _Patience:
                 extra={"event": "timeout_waits", "timeout_id": timeout_id},
             )
         base = min(FIRST * 2 ** min(before.times, 20), ceiling)
+        if base == ceiling == LOCKED_CEILING:  # on a common beat: thousands of locked ones come back as a few groups
+            seconds = base * random.uniform(1.0, 1.5)
+            return timedelta(seconds=seconds - (now + seconds) % BEAT)
         return timedelta(seconds=base * random.uniform(0.5, 1.5))
 
     def forget(self, using: str, timeout_id: int) -> None:

@@ -136,9 +136,9 @@ class Worker:
         self._appetite = Appetite(self.concurrency)
         if limit is not None and self.concurrency < wanted:
             logger.warning(
-                "%s allows %d connections, but a worker with %d handler threads needs %d. This worker runs %d of them. "
-                "Raise the limit, or lower CONCURRENCY.",
-                *(limit.setting, limit.size, wanted, wanted + limit.own, self.concurrency),
+                "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
+                limit.shortage(wanted),
+                self.concurrency,
                 extra={"event": "too_few_connections"},
             )
 

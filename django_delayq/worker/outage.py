@@ -59,12 +59,11 @@ class Outage:
         """
         if self._failure is None or (was_idle and self._failure is not DatabaseError):
             return
-        is_database = self._failure is DatabaseError
+        if self._failure is DatabaseError:
+            logger.warning("The database is back", extra={"event": "database_back"})
+        else:
+            logger.warning("The worker's passes succeed again", extra={"event": "pass_succeeded"})
         self._pause, self._failure = 0.0, None
-        logger.warning(
-            "The database is back" if is_database else "The worker's passes succeed again",
-            extra={"event": "database_back" if is_database else "pass_succeeded"},
-        )
 
     def _log(self, error: Exception) -> None:
         if isinstance(error, DatabaseError):

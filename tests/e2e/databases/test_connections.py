@@ -112,7 +112,7 @@ def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, th
         text = stop(worker, log)
     fired = Timeout.objects.filter(state=Timeout.State.FIRED, attempts=1)
     assert fired.count() == Timeout.objects.count() == created, text
-    assert max(row.settled_at - row.due_at for row in fired) < LATE, "the sweep brought them in time"
+    assert max(row.settled_at - row.due_at for row in fired if row.settled_at) < LATE, "the sweep brought them in time"
     effects = Counter(Effect.objects.values_list("timeout_id", flat=True))
     assert effects == Counter(fired.values_list("pk", flat=True)), "each had its effect once"
     assert max(counts) <= most

@@ -1,0 +1,105 @@
+"""How many handler threads fit into a pool or a limit of connections, and who says that they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection
+
+from django_delayq.conf import ConfigError
+from django_delayq.db_connections import Limit, pool_limit, server_limit
+from django_delayq.doctor import Level, databases
+from django_delayq.worker import Worker
+from tests.settings import POOL
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db
+on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql" or bool(POOL), reason="of PostgreSQL, no pool")
+
+
+@contextmanager
+def pool(value: Any) -> Iterator[None]:
+    """The settings ask for a pool; nothing opens a connection from it."""
+    options = connection.settings_dict["OPTIONS"]
+    options["pool"] = value
+    try:
+        yield
+    finally:
+        del options["pool"]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_pool", "threads"),
+    [
+        (2, True, 1),
+        (3, True, 1),
+        (4, True, 2),
+        (6, True, 4),
+        (20, True, 4),
+        (4, False, 1),
+        (6, False, 3),
+        (7, False, 4),
+    ],
+)
+def test_as_many_handler_threads_run_as_there_are_connections_for(size: int, is_pool: bool, threads: int) -> None:
+    limit = Limit(size, "it", is_pool)
+    assert limit.threads(4) == threads
+    assert (limit.shortage(4) is None) == (threads == 4)
+
+
+@pytest.mark.parametrize(("size", "is_pool"), [(1, True), (3, False)])
+def test_a_limit_without_room_for_one_handler_is_refused(size: int, is_pool: bool) -> None:
+    with pytest.raises(ConfigError, match=f"allows {size} connections. A worker needs at least {size + 1}"):
+        Limit(size, "it", is_pool).threads(4)
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(True, 4), ({}, None), ({"min_size": 2}, 2), ({"min_size": 2, "max_size": 9}, 9), ({"max_size": 5}, 5)],
+)
+def test_the_size_of_a_pool_is_read_from_the_settings(value: Any, size: int | None) -> None:
+    with pool(value):
+        limit = pool_limit("default")
+    assert (limit and limit.size) == size
+
+
+@on_postgresql
+def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    assert [each.level for each in databases.room("default")] == [Level.OK]
+    with pool(True):
+        assert Worker().concurrency == 2
+        found = [message for message in run_checks() if message.id == "django_delayq.W020"]
+        assert [each.level for each in databases.room("default")] == [Level.WARNING]
+    assert found
+    assert "allows 4 connections, but a worker with 4 handler threads needs 6." in found[0].msg
+    assert "allows 4 connections, but a worker with 4 handler threads needs 6." in caplog.text
+    assert not [message for message in run_checks() if message.id == "django_delayq.W020"]
+
+
+@on_postgresql
+def test_the_limit_of_a_database_counts_but_not_for_a_superuser() -> None:
+    assert server_limit("default") is None
+    name = connection.settings_dict["NAME"]
+    with connection.cursor() as cursor:  # undone with the test's transaction
+        cursor.execute("CREATE ROLE limited_one LOGIN CONNECTION LIMIT 6")
+        cursor.execute(f"ALTER DATABASE {connection.ops.quote_name(name)} CONNECTION LIMIT 5")
+        assert server_limit("default") is None
+        cursor.execute("SET LOCAL SESSION AUTHORIZATION limited_one")
+        assert server_limit("default") == Limit(5, f"CONNECTION LIMIT of database {name}")
+        cursor.execute("RESET SESSION AUTHORIZATION")
+
+
+@pytest.mark.skipif(connection.vendor == "postgresql", reason="not of PostgreSQL")
+def test_other_servers_have_no_pool_and_by_default_no_limit() -> None:
+    assert pool_limit("default") is None
+    assert server_limit("default") is None
