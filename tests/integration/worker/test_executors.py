@@ -139,7 +139,7 @@ def test_an_executor_that_refuses_is_asked_ever_more_rarely_and_named_in_the_log
     said = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "executor_refused"]
     assert len(said) == 1
     assert f"{__name__}.Scripted" in said[0]
-    assert "executor_back" in [getattr(record, "event", "") for record in caplog.records]
+    wait_until(lambda: "executor_back" in [getattr(record, "event", "") for record in caplog.records])
     assert "database_away" not in events(caplog)
 
 
