@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from django.conf import settings
+from django.utils import timezone
+
 from django_delayq import clock
 from django_delayq.firing.patience import LOCKED_CEILING, patience
 
@@ -184,8 +187,15 @@ def _text(value: Any) -> str:
     return value
 
 
+def is_moment(value: Any) -> bool:
+    """Return whether `value` is a datetime as this project has them: aware with `USE_TZ`, else naive."""
+    return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ
+
+
 def _moment(value: Any) -> datetime:
     moment = datetime.fromisoformat(value)
-    if moment.tzinfo is None:
-        raise ValueError(f"{value!r} has no time zone")
+    if not is_moment(moment):
+        raise ValueError(
+            f"{value!r} {'has no' if settings.USE_TZ else 'has a'} time zone, with USE_TZ={settings.USE_TZ}"
+        )
     return moment

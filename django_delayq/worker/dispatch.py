@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
+from django_delayq.firing.report import is_moment
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.scrubbing import message_of, shown
@@ -204,7 +205,7 @@ class Dispatch:
         if not isinstance(report, Report):
             report = Report(lost=tuple(ids))
         done = [id for id in report.done if id in ids]
-        again = {id: moment for id, moment in report.again.items() if id in ids and _is_moment(moment)}
+        again = {id: moment for id, moment in report.again.items() if id in ids and is_moment(moment)}
         refused = [id for id in report.refused if id in ids and id not in done and id not in again]
         lost = [id for id in ids if id not in done and id not in again and id not in refused]
         if refused:
@@ -312,7 +313,3 @@ class Dispatch:
         if report.now is not None:
             self._clocks.saw_database(report.now)
         self._sources.settle(report.done, report.again)
-
-
-def _is_moment(value: Any) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None

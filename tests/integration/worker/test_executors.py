@@ -6,18 +6,19 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.utils import timezone
 
+from django_delayq import Snooze, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.executors import Executor, make_executor
 from django_delayq.firing import Report, Work, run
 from django_delayq.models import Timeout
 from tests.integration.worker.running import RunningWorker, StartWorker, all_are, due_orders, events, states, wait_until
-from tests.testapp.models import Effect
+from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -236,3 +237,26 @@ def test_a_garbled_work_is_refused(data: Any) -> None:
 def test_a_garbled_report_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match="This is not a report"):
         Report.from_dict(data)
+
+
+def test_without_time_zones_a_report_survives_json_and_a_snoozed_timeout_comes_again(
+    settings: Settings, declare: Callable[..., Any]
+) -> None:
+    settings.USE_TZ = False
+    report = Report(again={1: datetime(2026, 1, 2, 3, 4, 5)}, now=datetime(2026, 1, 2))  # noqa: DTZ001
+    assert Report.from_dict(json.loads(json.dumps(report.as_dict()))) == report
+    calls: list[object] = []
+
+    def handler(obj: object, timeout: Timeout) -> None:
+        calls.append(obj)
+        if len(calls) == 1:
+            raise Snooze(seconds=0)
+
+    declare(Order, handler, name="snoozed")
+    running = RunningWorker()
+    try:
+        row = schedule_timeout(Order.objects.create(), "snoozed", seconds=0)
+        wait_until(lambda: Timeout.objects.get(pk=row.pk).state == "fired", seconds=20)  # a lease is a minute
+    finally:
+        running.stop()
+    assert len(calls) == 2
