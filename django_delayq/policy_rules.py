@@ -252,7 +252,6 @@ def _where(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
 def _walk(node: Any) -> Iterator[Any]:
     yield node
     children = node.children if hasattr(node, "children") else node.get_source_expressions()
-    listed = getattr(node, "rhs", None)  # Django does not count the members of a list among the sources
-    for child in [*children, *(listed if isinstance(listed, (list, tuple, set, frozenset)) else ())]:
+    for child in children:
         if hasattr(child, "get_source_expressions") or hasattr(child, "children"):
             yield from _walk(child)
