@@ -130,7 +130,7 @@ def _connections() -> Stage:
     """Workers on real connection pools: in threads of the test, and as processes."""
     on_two = ["pytest", "-n", "2"]
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["tests/integration/worker/test_worker.py", "tests/integration/worker/test_periodic.py"]
+    in_threads = ["tests/integration/worker/test_worker.py"]
     return Stage(
         "connections",
         "workers with pools of several sizes and through PgBouncer",
