@@ -64,7 +64,7 @@ def test_keywords_steer_as_options_do(rows: dict[str, Timeout]) -> None:
     state = controls.policy_state(get_policy(REMIND), "default")
     assert state.stop == "paused"
     assert state.until is not None
-    assert call("delayq_resume", policy=REMIND).endswith("goes on\n")
+    assert call("delayq_resume", policy=REMIND).endswith("running\n")
     call("delayq_replan", UNPAID, after="45m", mode="keep")
     assert controls.policy_state(get_policy(UNPAID), "default").after == timedelta(minutes=45)
     call("delayq_replan", policy=UNPAID, declared=True, mode="keep")
