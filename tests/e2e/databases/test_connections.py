@@ -118,7 +118,7 @@ def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, th
     assert max(counts) <= most
     assert max(beats) < 8, "the heartbeat is written every 5 s"
     assert f"This worker runs {threads} of them" in text
-    assert len(text.splitlines()) == 2, text
+    assert "failed" not in text, "nothing was refused a connection"
     assert not WorkerSeen.objects.exists(), "a worker that ends says so"
 
 
