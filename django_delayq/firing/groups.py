@@ -41,6 +41,7 @@ def fire_in_groups(policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], 
         if time.monotonic() - began > 2 * WORK_SECONDS:
             break
     findings.again.update({candidate.id: findings.moment() for candidate in rest})
+    findings.blameless.update(candidate.id for candidate in rest)
 
 
 def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str) -> Findings:

@@ -44,6 +44,8 @@ class Report:
     """From an executor: it does not know what became of these. They are handed over again after a lease."""
     refused: tuple[int, ...] = ()
     """From an executor: these were not run. They are handed over again soon, and no attempt is counted."""
+    untried: tuple[int, ...] = ()
+    """Those of `again` that no handler was called for: locked by others, stopped, or out of time."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain types for JSON; datetimes are strings in ISO format."""
@@ -53,6 +55,7 @@ class Report:
             "again": [[id, moment.isoformat()] for id, moment in self.again.items()],
             "fired": list(self.fired),
             "now": None if self.now is None else self.now.isoformat(),
+            "untried": list(self.untried),
             "lost": list(self.lost),
             "refused": list(self.refused),
         }
@@ -70,6 +73,7 @@ class Report:
                 again={_id(id): _moment(moment) for id, moment in data.get("again", ())},
                 fired=_ids(data.get("fired", ())),
                 now=None if data.get("now") is None else _moment(data["now"]),
+                untried=_ids(data.get("untried", ())),
                 lost=_ids(data.get("lost", ())),
                 refused=_ids(data.get("refused", ())),
             )
@@ -168,7 +172,8 @@ class Findings:
         self.now = other.now or self.now
 
     def report(self) -> Report:
-        return Report(tuple(self.done), dict(self.again), tuple(self.fired), self.now)
+        untried = tuple(self.blameless & self.again.keys())
+        return Report(tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried)
 
 
 def _id(value: Any) -> int:

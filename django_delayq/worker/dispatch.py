@@ -217,7 +217,7 @@ class Dispatch:
             self._refusals.accepted()
             sitting = self._forget([*done, *again])
             self._appetite.ate(sitting.held, time.monotonic() - sitting.began)
-            self.worked_on += len(done) + len(again)
+            self.worked_on += len(done) + len(again.keys() - set(report.untried))
             for id in done:
                 self._lost.pop(id, None)
             self._tell(Report(tuple(done), again, now=report.now))

@@ -342,4 +342,5 @@ def test_what_had_no_turn_in_time_is_given_back_at_once(declare: Declare, monkey
     report = run(work, "default")
     assert 1 <= len(report.fired) < 6
     assert sorted([*report.fired, *report.again]) == [row.pk for row in rows]
+    assert set(report.untried) == set(report.again)
     assert all(at <= report.now for at in report.again.values() if report.now)

@@ -14,6 +14,7 @@ from django.db import transaction
 
 from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
 from django_delayq.connections import get_engine
+from django_delayq.firing import groups
 from django_delayq.ledger.claiming import claimable
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker
@@ -203,6 +204,16 @@ def test_max_timeouts_ends_the_worker_after_exactly_so_many(start_worker: StartW
     due_orders("remind", 10)
     start_worker(max_timeouts=7).join()
     assert states() == {"fired": 7, "pending": 3}
+
+
+@pytest.mark.usefixtures("source")
+def test_what_is_given_back_untried_does_not_count_for_max_timeouts(
+    start_worker: StartWorker, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "WORK_SECONDS", 0.0)  # each work gives back all but its first group
+    due_orders(declare(Order, name="brief"), 6)
+    start_worker(max_timeouts=4, concurrency=1).join()
+    assert states() == {"fired": 4, "pending": 2}
 
 
 @pytest.mark.usefixtures("source")
