@@ -53,7 +53,7 @@ def pause(
         policy: the policy or its label.
         by: the actor, such as `admin:alice`.
         reason: for people; empty: the reason of the pause that is in force.
-        until: a datetime in the future, by the database's clock; None: until somebody resumes it. `"keep"`: the end of
+        until: a datetime in the future, by the database's clock; None: until it is resumed. `"keep"`: the end of
             the pause that is in force, or none.
 
     Returns:

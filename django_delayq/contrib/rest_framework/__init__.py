@@ -10,7 +10,7 @@ from django_delayq.contrib.rest_framework.permissions import StaffWithPermission
 from django_delayq.contrib.rest_framework.reporting import StatusView
 from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
 
-if apps.is_installed("drf_spectacular"):  # installed as a package, it may be used by nobody here
+if apps.is_installed("drf_spectacular"):  # the package may be installed without being used in this project
     from django_delayq.contrib.rest_framework import schema as schema
 
 __all__ = ["CountdownView", "DeadlineField", "PolicyViewSet", "StaffWithPermission", "StatusView", "TimeoutViewSet"]

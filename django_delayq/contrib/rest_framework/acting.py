@@ -69,7 +69,7 @@ class PostponeSerializer(VerbSerializer):
 
 
 class PauseSerializer(ReasonSerializer):
-    """Until when; null: until somebody resumes. Without it, a pause that is in force keeps its end."""
+    """Until when; null: until it is resumed. Without it, a pause that is in force keeps its end."""
 
     until = Moment(required=False, allow_null=True)
 
