@@ -78,7 +78,9 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         f"since must be the name of a field or a callable, not {since!r}.",
     )
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
-    yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not {policy.when!r}."
+    # Not its repr, which would evaluate a queryset in it.
+    kind = type(policy.when).__name__
+    yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
     yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry."
     yield not _is_count(policy.batch, 1, MAX_BATCH), f"batch must be an int from 1 to {MAX_BATCH}, or None."
     yield policy.batch is not None and not policy.atomic, "batch needs atomic=True: its objects share one transaction."

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import Any, Final
 
 REPLICATED: Final = {"django_delayq", "contenttypes", "testapp"}
-# The last one follows the application's own relations, as DRF does, and asks the ledger by the keys that it finds.
+# The last two follow the application's own relations, as Django and DRF do: `order.timeouts` is read by the caller.
 PLUMBING: Final = (
     *("django.", "rest_framework.", "asgiref.", "tests.routers", "tests.integration.routers.conftest"),
-    "django_delayq.contrib.rest_framework.fields",
+    *("django_delayq.relations", "django_delayq.contrib.rest_framework.fields"),
 )
 OF_DJANGO: Final = ("django.contrib.admin.", "django.contrib.contenttypes.forms")
 """What looks content types up for purposes of its own, such as the admin's log."""

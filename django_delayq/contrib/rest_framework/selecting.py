@@ -54,15 +54,16 @@ class ObjectReference(serializers.CharField):
         app, dot, name = label.lower().partition(".")
         if not (colon and key and dot):
             raise serializers.ValidationError(_("Name an object like shop.order:17."))
+        kinds = ContentType.objects.db_manager(database_of(Timeout))
         try:
-            kind = ContentType.objects.db_manager(database_of(Timeout)).get_by_natural_key(app, name)
+            kind = kinds.get_by_natural_key(app, name)
         except ContentType.DoesNotExist as error:
             raise serializers.ValidationError(_("There is no such model.")) from error
         model = kind.model_class()
         if model is None:
             return kind, key
         try:  # for a proxy, the kind of the model that has the table
-            return ContentType.objects.get_for_model(model), object_id_of(model, key)
+            return kinds.get_for_model(model), object_id_of(model, key)
         except Exception as error:
             raise serializers.ValidationError(_("This is no key of that model.")) from error
 

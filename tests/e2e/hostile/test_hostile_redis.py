@@ -15,7 +15,7 @@ from django.db import connections
 
 from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine.keys import QueueKeys, queue_keys
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, WorkerSeen
 from tests.e2e.crashes.conftest import effects, wait_until
 from tests.testapp.models import Effect, Order
 
@@ -118,7 +118,7 @@ def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
     before = rows_before(None)
     workers = [start_worker(), start_worker()]
     first = schedule_timeout(order(), "remind", seconds=0)
-    wait_until(lambda: effects("remind"), "the workers are there")
+    wait_until(lambda: WorkerSeen.objects.count() == 2, "the workers are there, and notice SIGTERM")
     hostile = Hostile(redis_client, keys, [row.pk for row in [*later, *cancelled, first]])
     hostile.start()
     due = [first]
