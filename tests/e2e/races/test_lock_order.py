@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -222,7 +223,8 @@ def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
     with transaction.atomic():
         steering.pause(cancel_unpaid, by="the first")
         for number in (1, 2):
-            sessions.append(Session(lambda: steering.pause(cancel_unpaid, by="another")))
+            pause = functools.partial(steering.pause, cancel_unpaid, by="another", reason=f"reason {number}")
+            sessions.append(Session(pause))
             sessions[-1].wait_until_it_waits(sessions=number)
     for session in sessions:
         session.end()
