@@ -23,11 +23,6 @@ WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 MINUTE = 60
 OF_PROCESSES = ("tests/e2e", "tests/shop")
-# Not the worker's tests, which mostly wait; nor those of words, plans, crashes and generated requests.
-UNROUTED = (
-    "worker",
-    *(f"*/test_{name}.py" for name in ("languages", "untranslated", "query_plans", "crashes", "contract")),
-)
 TOUCH_THE_DATABASE = ("tests/integration", *OF_PROCESSES)
 
 
@@ -95,7 +90,6 @@ def _stages() -> list[Stage]:
         ["lint-imports"],
         ["django-admin", "makemigrations", "--check", "--dry-run"],
     ]
-    unrouted = [f"--ignore-glob=*/integration/{name}" for name in UNROUTED]
     on_server = _pytest(*TOUCH_THE_DATABASE, options=["-m", "not browser"])  # a page looks the same on each
     return [
         Stage("lint", "style, types, import rules, migrations", lint, django),
@@ -103,7 +97,18 @@ def _stages() -> list[Stage]:
         Stage(
             "routers",
             "decisions and answers behind a replica that is always stale, on SQLite",
-            [["pytest", "-n", WORKERS, "-m", "not browser", *unrouted, "tests/integration"]],
+            [
+                [
+                    "pytest",
+                    "-n",
+                    WORKERS,
+                    "-m",
+                    "not browser",
+                    "--ignore=tests/integration/worker",
+                    "tests/integration",
+                ],
+                ["pytest", "-n", "4", "tests/integration/worker"],  # they mostly wait
+            ],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
         ),
         Stage(
