@@ -68,14 +68,17 @@ class Stage:
 
 
 def _pytest(*paths: str, options: Sequence[str] = ()) -> list[list[str]]:
-    """In parallel; and then what starts, times and kills processes of its own, two files at a time.
+    """Return commands for most tests, for workers in threads, and for what starts and kills processes of its own.
 
-    Those mostly wait, but more than two would crowd the machine with workers, servers and browsers.
+    The workers in threads mostly wait, so twice as many run at a time. More than two files of the last kind would crowd
+    the machine with workers, servers and browsers.
     """
-    ignored = [f"--ignore={path}" for path in OF_PROCESSES]
+    waiting = "tests/integration/worker"
+    ignored = [f"--ignore={path}" for path in (waiting, *OF_PROCESSES)]
     light = [path for path in paths if path not in OF_PROCESSES]
     return [
         ["pytest", "-n", WORKERS, *options, *ignored, *light],
+        ["pytest", "-n", str(2 * int(WORKERS)), *options, waiting],
         ["pytest", "-n", "2", "--dist", "loadfile", *options, *OF_PROCESSES],
     ]
 
@@ -97,18 +100,7 @@ def _stages() -> list[Stage]:
         Stage(
             "routers",
             "decisions and answers behind a replica that is always stale, on SQLite",
-            [
-                [
-                    "pytest",
-                    "-n",
-                    WORKERS,
-                    "-m",
-                    "not browser",
-                    "--ignore=tests/integration/worker",
-                    "tests/integration",
-                ],
-                ["pytest", "-n", "4", "tests/integration/worker"],  # they mostly wait
-            ],
+            _pytest("tests/integration", options=["-m", "not browser"])[:2],
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
         ),
         Stage(
