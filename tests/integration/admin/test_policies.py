@@ -261,7 +261,7 @@ def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> Non
 @pytest.mark.django_db(transaction=True)
 def test_the_form_of_a_paused_policy_shows_what_is_in_force_and_keeps_what_is_left_alone(admin_client: Client) -> None:
     until = timezone.now() + timedelta(days=1, seconds=33)
-    steering.pause(LABEL, by="somebody", reason="outage", until=until)
+    steering.pause(LABEL, by="support", reason="outage", until=until)
     shown = admin_client.get(address("pause")).context["form"]
     fields = {"reason": shown["reason"].value(), "until": timezone.localtime(until).strftime("%Y-%m-%dT%H:%M")}
     assert fields["reason"] == "outage"

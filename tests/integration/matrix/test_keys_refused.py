@@ -119,8 +119,8 @@ def test_joins_that_begin_at_another_model_find_a_child_with_a_key_of_its_own(de
     declare(Parent, name="hand")
     children = [OwnChild.objects.create(id=number, number=number + 1) for number in (1, 2, 3)]
     holders = [Holder.objects.create(child=child) for child in children]
-    nobody = Holder.objects.create()
+    without_child = Holder.objects.create()
     dq.schedule_timeout(children[0], "hand", hours=1)
     assert list(Holder.objects.filter(child__timeouts__state="pending")) == [holders[0]]
-    assert set(Holder.objects.exclude(child__timeouts__state="pending")) == {*holders[1:], nobody}
+    assert set(Holder.objects.exclude(child__timeouts__state="pending")) == {*holders[1:], without_child}
     assert set(OwnChild.objects.exclude(holder__child__timeouts__state="pending")) == set(children[1:])
