@@ -16,14 +16,14 @@ from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.connections import get_engine
-from django_delayq.db_connections import pool_limit
 from django_delayq.key_types import refusal
+from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows
-from django_delayq.scrubbing import get_scrubber
+from django_delayq.redis_clients import get_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def _check_sources(redis: Any) -> Iterator[CheckMessage]:
     """The address of Redis can be read, and the function that errors go through is one. Neither is asked or called."""
-    from django_delayq.connections.clients import check_source  # loads redis-py, which no web process needs for this
+    from django_delayq.redis_clients.clients import check_source  # loads redis-py, which no web process needs for this
 
     for check, error in (
         (partial(check_source, redis), partial(Error, id="django_delayq.E001")),
@@ -170,7 +170,7 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
 
 def check_redis(**_: Any) -> list[CheckMessage]:
     """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
-    from django_delayq.connections.eviction import evicting_policy  # loads redis-py
+    from django_delayq.redis_clients.eviction import evicting_policy  # loads redis-py
 
     try:
         engine = get_engine()

@@ -17,10 +17,10 @@ from django.utils.module_loading import import_string
 
 from django_delayq import clock
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.db_connections import check_connections, open_connection
 from django_delayq.firing import Report, Work, log_long_runs, run
+from django_delayq.ledger.db_connections import check_connections, open_connection
+from django_delayq.ledger.scrubbing import shown
 from django_delayq.policies import registry
-from django_delayq.scrubbing import shown
 
 logger = logging.getLogger("django_delayq.worker")
 

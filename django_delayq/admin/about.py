@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.object_ids import about, about_each, tables_of
 from django_delayq.models import Timeout
-from django_delayq.object_ids import about, about_each, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from django_delayq.admin.wording import countdown, span, time_tag
 from django_delayq.models import PolicyControl
 
 if TYPE_CHECKING:
-    from django_delayq.controls import PolicyState
+    from django_delayq.ledger.controls import PolicyState
     from django_delayq.policies import TimeoutPolicy
 
 Stop = PolicyControl.Stop

@@ -13,7 +13,7 @@ from django_delayq.admin.about import of_object
 from django_delayq.admin.wording import badge, clamped, deadline
 from django_delayq.key_types import object_id_of
 from django_delayq.models import Timeout
-from django_delayq.story import told_reason
+from django_delayq.scheduling.story import told_reason
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

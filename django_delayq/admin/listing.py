@@ -22,7 +22,7 @@ from django_delayq.admin.steering_pages import buttons, steer_view
 from django_delayq.admin.wording import badge, clamped, deadline, policy_tag, time_tag
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.story import told_reason
+from django_delayq.scheduling.story import told_reason
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

@@ -19,8 +19,8 @@ from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.wording import pending_until, time_tag
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.object_ids import kind_of, tables_of
 from django_delayq.models import Timeout
-from django_delayq.object_ids import kind_of, tables_of
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from django_delayq import clock, steering
+from django_delayq import clock, operations
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.models import Timeout
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django_stubs_ext import StrPromise
 
-    from django_delayq.steering import Steered
+    from django_delayq.operations import Steered
 
 State = Timeout.State
 
@@ -121,7 +121,7 @@ OPERATIONS = {
             ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
             _("Cancelled: {reason}"),
             frozenset({State.PENDING, State.FIRING, State.DEAD}),
-            steering.cancel,
+            operations.cancel,
         ),
         Operation(
             "fire",
@@ -133,7 +133,7 @@ OPERATIONS = {
             ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
             _("Fired at once: {reason}"),
             frozenset({State.PENDING}),
-            steering.fire_now,
+            operations.fire_now,
         ),
         Operation(
             "postpone",
@@ -145,7 +145,7 @@ OPERATIONS = {
             ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
             _("Postponed: {reason}"),
             frozenset({State.PENDING}),
-            steering.postpone,
+            operations.postpone,
             PostponeForm,
         ),
         Operation(
@@ -158,7 +158,7 @@ OPERATIONS = {
             ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
             _("Retried: {reason}"),
             frozenset({State.DEAD}),
-            steering.retry,
+            operations.retry,
         ),
     )
 }

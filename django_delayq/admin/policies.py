@@ -13,22 +13,24 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_delayq import clock, controls, status
+from django_delayq import clock
 from django_delayq.admin import describing
 from django_delayq.admin.chart import chart
 from django_delayq.admin.policy_operations import POLICY_OPERATIONS
 from django_delayq.admin.policy_pages import operation_view, unfinished_labels
 from django_delayq.admin.reading import WindowPaginator
 from django_delayq.admin.wording import clamped, policy_tag, time_tag
+from django_delayq.ledger import controls
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.monitoring import snapshot as status
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
-    from django_delayq.controls import PolicyState
-    from django_delayq.status import PolicyStatus
+    from django_delayq.ledger.controls import PolicyState
+    from django_delayq.monitoring.snapshot import PolicyStatus
 
     _Controls = admin.ModelAdmin[PolicyControl]
     _Changes = admin.ModelAdmin[PolicyChange]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq import clock, steering
+from django_delayq import clock, operations
 from django_delayq.admin.operations import ReasonForm, local_time
 from django_delayq.models import PolicyControl
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django_stubs_ext import StrPromise
 
-    from django_delayq.controls import PolicyState
+    from django_delayq.ledger.controls import PolicyState
     from django_delayq.models import PolicyChange
 
     Deed = Callable[[PolicyState, str, ReasonForm, Callable[[int], object]], PolicyChange | None]
@@ -133,8 +133,8 @@ def _pause(state: PolicyState, by: str, form: ReasonForm, progress: Any) -> Poli
     given = form.cleaned_data
     common = {"by": by, "reason": given["reason"]}
     if "until" not in form.changed_data:
-        return steering.pause(state.policy, **common)
-    return steering.pause(state.policy, until=given["until"], **common)
+        return operations.pause(state.policy, **common)
+    return operations.pause(state.policy, until=given["until"], **common)
 
 
 def _stop_in_force(state: PolicyState) -> dict[str, Any]:
@@ -145,18 +145,18 @@ def _stop_in_force(state: PolicyState) -> dict[str, Any]:
 
 
 def _hold(state: PolicyState, by: str, form: ReasonForm, progress: Any) -> PolicyChange | None:
-    return steering.hold(state.policy, by=by, reason=form.cleaned_data["reason"])
+    return operations.hold(state.policy, by=by, reason=form.cleaned_data["reason"])
 
 
 def _resume(state: PolicyState, by: str, form: ReasonForm, progress: Any) -> PolicyChange | None:
     given = form.cleaned_data
-    return steering.resume(state.policy, by=by, reason=given["reason"], shift=given["shift"], progress=progress)
+    return operations.resume(state.policy, by=by, reason=given["reason"], shift=given["shift"], progress=progress)
 
 
 def _change_delay(state: PolicyState, by: str, form: ReasonForm, progress: Any) -> PolicyChange | None:
     assert isinstance(form, DelayForm)
     given = form.cleaned_data
-    return steering.change_delay(
+    return operations.change_delay(
         state.policy, form.after, by=by, reason=given["reason"], mode=given["mode"], progress=progress
     )
 

@@ -14,10 +14,11 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_delayq import controls, steering
+from django_delayq import operations
 from django_delayq.admin import describing
 from django_delayq.admin.policy_operations import POLICY_OPERATIONS, DelayForm, PolicyOperation
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger import controls
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.policies import registry
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest, HttpResponse
 
     from django_delayq.admin.operations import ReasonForm
-    from django_delayq.controls import PolicyState
+    from django_delayq.ledger.controls import PolicyState
 
 PATIENCE_SECONDS: Final = 2.0
 """So long a page moves rows before it leaves the rest to a worker: nobody waits minutes for an answer."""
@@ -65,7 +66,7 @@ def operation_view(request: HttpRequest, label: str, operation: str, site: Admin
             preview = (
                 None
                 if "back" in request.POST
-                else steering.preview_delay(policy, form.after, form.cleaned_data["mode"])
+                else operations.preview_delay(policy, form.after, form.cleaned_data["mode"])
             )
             return _ask(request, chosen, state, site, form, preview=preview)
         _act(request, chosen, state, form)
@@ -100,7 +101,7 @@ def _ask(
     return TemplateResponse(request, "admin/django_delayq/policycontrol/operate.html", context)
 
 
-def _told(preview: steering.DelayPreview) -> list[str]:
+def _told(preview: operations.DelayPreview) -> list[str]:
     """What another delay would mean, sentence by sentence."""
     unknown = _("differs from object to object")
     pending = f"{preview.pending}{'+' if preview.is_capped else ''}"

@@ -21,7 +21,7 @@ from django_delayq.admin.wording import badge, deadline
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.steering.results import Refusal
+from django_delayq.operations.results import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
-    from django_delayq.steering import Steered
+    from django_delayq.operations import Steered
 
 MOST: Final = 1_000
 """So many rows at a time. More are done by the commands, which say how far they are."""

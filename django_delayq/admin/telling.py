@@ -13,12 +13,12 @@ from django.utils.translation import gettext as _
 
 from django_delayq.admin.wording import countdown, time_tag
 from django_delayq.models import Timeout
-from django_delayq.story import NAMES, explain_timeout, precise, told_by, told_reason
+from django_delayq.scheduling.story import NAMES, explain_timeout, precise, told_by, told_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_delayq.story import StoryEvent
+    from django_delayq.scheduling.story import StoryEvent
 
 
 def story(row: Timeout) -> SafeString:

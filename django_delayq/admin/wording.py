@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.models import Timeout
-from django_delayq.story import precise
+from django_delayq.scheduling.story import precise
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django_delayq import signals
-from django_delayq.db_errors import link_of
 from django_delayq.firing.calling import call, firing_transaction
 from django_delayq.firing.points import reach
 from django_delayq.firing.reach import Reach
@@ -15,6 +14,7 @@ from django_delayq.firing.report import Candidate, Findings
 from django_delayq.firing.taking import Member, Taken, take
 from django_delayq.firing.watching import Watch
 from django_delayq.ledger import settling
+from django_delayq.ledger.db_errors import link_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ def handle_batch(attempt: Attempt) -> None:
     Then the objects are looked at again: `QuerySet.update` sends no signals, so nothing else would arm or
     cancel what follows from it. Inside the transaction, so that it commits with its cause.
     """
-    from django_delayq.syncing import sync_timeouts
+    from django_delayq.arming.sync import sync_timeouts
 
     members = sorted(attempt.ready, key=lambda member: member.place)
     objects = attempt.policy.model._base_manager.using(attempt.using)

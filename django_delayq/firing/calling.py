@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from django_delayq.firing.long_runs import awaiting, handling
 from django_delayq.ledger.locking import begin_write
-from django_delayq.scrubbing import shown
+from django_delayq.ledger.scrubbing import shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -16,9 +16,9 @@ from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of
+from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
-from django_delayq.scrubbing import shown
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from django_delayq import signals
 from django_delayq.conf import get_settings
-from django_delayq.db_errors import link_of, trouble_of
 from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.calling import call, firing_transaction
 from django_delayq.firing.failures import Trouble, record
@@ -23,6 +22,7 @@ from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings
 from django_delayq.firing.single import concluded, trouble_with
 from django_delayq.ledger import settling
+from django_delayq.ledger.db_errors import link_of, trouble_of
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 

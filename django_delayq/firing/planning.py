@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_delayq.clock import DatabaseNow
-from django_delayq.controls import look_again_at, stopped_among
 from django_delayq.firing.pace import pace_of
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.unknown import unknown
+from django_delayq.ledger.controls import look_again_at, stopped_among
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.announcing import announce
-from django_delayq.controls import look_again_at, stopped_among
-from django_delayq.db_errors import trouble_of
 from django_delayq.firing.attempt import handle_each
 from django_delayq.firing.batches import fire_batch, handle_batch
 from django_delayq.firing.groups import fire_in_groups
@@ -18,8 +15,11 @@ from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.suspects import fire_suspect
 from django_delayq.firing.unknown import unknown
+from django_delayq.ledger.announcing import announce
+from django_delayq.ledger.controls import look_again_at, stopped_among
+from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
-from django_delayq.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.db_errors import trouble_of
 from django_delayq.firing.attempt import Attempt, LostRace, handle_each
 from django_delayq.firing.expiry import settle_dead_attempts
 from django_delayq.firing.failures import record
 from django_delayq.firing.pace import pace_of
 from django_delayq.firing.patience import TROUBLE_CEILING
 from django_delayq.firing.report import Findings
+from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.outcomes import Outcome
-from django_delayq.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

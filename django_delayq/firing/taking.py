@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.controls import look_again_at, read_stopped
 from django_delayq.firing.objects import lock_objects_of
 from django_delayq.firing.points import reach
 from django_delayq.firing.report import Candidate, Findings
 from django_delayq.ledger import settling
+from django_delayq.ledger.controls import look_again_at, read_stopped
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:

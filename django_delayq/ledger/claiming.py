@@ -14,7 +14,7 @@ from django.db import connections
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_delayq.clock import DatabaseNow, database_now
-from django_delayq.controls import labels_of, still_stopped
+from django_delayq.ledger.controls import labels_of, still_stopped
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 

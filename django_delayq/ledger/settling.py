@@ -14,7 +14,7 @@ from django.db.models import F
 
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
-from django_delayq.controls import IsStopped
+from django_delayq.ledger.controls import IsStopped
 from django_delayq.ledger.locking import for_update, in_state, transaction_of, waiting_for_nobody
 from django_delayq.models import Timeout, slot_of
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Final
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.counting import Count, count
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.counting import Count, count
 from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.selecting import add_selection, selected
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.steering import Refusal, Steered
+from django_delayq.operations import Refusal, Steered
 
 MANY: Final = 10
 """Up to so many are changed without asking."""

@@ -14,8 +14,8 @@ from django_delayq.exceptions import UnknownPolicy
 from django_delayq.key_types import object_id_of
 from django_delayq.management.moments import moment
 from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.monitoring.snapshot import labels_in_ledger
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
-from django_delayq.status import labels_in_ledger
 
 CHOICES = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from django.utils import timezone
 
-from django_delayq.controls import PolicyState
-from django_delayq.counting import Count
-from django_delayq.doctor import Level
+from django_delayq.ledger.controls import PolicyState
+from django_delayq.ledger.counting import Count
+from django_delayq.monitoring.doctor import Level
 
 
 def as_json(value: Any) -> str:

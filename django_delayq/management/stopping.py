@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.controls import PolicyState, policy_state
-from django_delayq.counting import count
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.controls import PolicyState, policy_state
+from django_delayq.ledger.counting import count
 from django_delayq.ledger.locking import database_of
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.management.selecting import policy_named

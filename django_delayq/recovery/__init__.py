@@ -11,7 +11,7 @@
 | settled, or no such row | an entry | looked at, acknowledged | `worker.dispatch` |
 | pending, due | (Redis is away, or there is none) | claim the row and fire it | `poll` |
 | settled long ago | | delete the row | `prune` |
-| (an object whose policy wants another ledger) | | write the ledger | `django_delayq.syncing` |
+| (an object whose policy wants another ledger) | | write the ledger | `django_delayq.arming.sync` |
 
 Everything may be repeated, and stopped anywhere. Locks only save work: who has none may be slow, never wrong.
 """

@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.clock import database_now
-from django_delayq.outbox import due_ms_of
+from django_delayq.ledger.outbox import due_ms_of
 
 WINDOW_SECONDS: Final = 60.0
 TOLERATED_MS: Final = 5.0

@@ -9,7 +9,7 @@ from typing import Final
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.counting import Count, count
+from django_delayq.ledger.counting import Count, count
 from django_delayq.ledger.forgetting import delete_page
 from django_delayq.models import Timeout
 

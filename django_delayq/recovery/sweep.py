@@ -18,14 +18,14 @@ from typing import Final
 
 from django_delayq import clock
 from django_delayq.conf import get_settings
-from django_delayq.controls import Stopped, read_stopped
 from django_delayq.engine import Engine
 from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
+from django_delayq.ledger.controls import Stopped, read_stopped
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.locks import turn
 from django_delayq.recovery.reading import PAGE, Row, page_of
+from django_delayq.recovery.turns import turn
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -8,18 +8,18 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 
 from django_delayq import clock
+from django_delayq.arming.sync import sync_all
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.controls import Stopped, read_stopped, resumed_since
-from django_delayq.db_connections import check_connections
 from django_delayq.exceptions import EngineError, EngineFull
+from django_delayq.ledger.controls import Stopped, read_stopped, resumed_since
+from django_delayq.ledger.db_connections import check_connections
+from django_delayq.operations.moves import LEFT_ALONE, bring_back, go_on_with_moves
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.locks import turn
 from django_delayq.recovery.prune import prune
 from django_delayq.recovery.sweep import Sweep, settle_all_expired
-from django_delayq.steering.moves import LEFT_ALONE, bring_back, go_on_with_moves
-from django_delayq.syncing import sync_all
+from django_delayq.recovery.turns import turn
 from django_delayq.worker.link import Link
 from django_delayq.worker.periodic import Job
 from django_delayq.worker.queues import forgotten_queues

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from django_delayq.controls import labels_of, still_stopped
+from django_delayq.ledger.controls import labels_of, still_stopped
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 

@@ -15,12 +15,12 @@ from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.report import is_moment
+from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.scrubbing import message_of, shown
 from django_delayq.worker.appetite import Appetite
-from django_delayq.worker.sources import Sources
-from django_delayq.worker.transfer import AHEAD_MS
+from django_delayq.worker.sources.both import Sources
+from django_delayq.worker.sources.redis import AHEAD_MS
 
 logger = logging.getLogger("django_delayq.worker")
 

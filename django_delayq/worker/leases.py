@@ -6,7 +6,7 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import extend_firing
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.periodic import Job
-from django_delayq.worker.sources import Sources
+from django_delayq.worker.sources.both import Sources
 
 
 def lease_keeper(sources: Sources, dispatch: Dispatch, using: str) -> Job:

@@ -13,15 +13,14 @@ from django.db import Error as DatabaseError
 from django.db import router
 
 from django_delayq.conf import get_settings
-from django_delayq.connections import get_worker_engine
-from django_delayq.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
+from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.poll import Taken
+from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
 from django_delayq.worker.appetite import Appetite
 from django_delayq.worker.background import Background
@@ -34,8 +33,9 @@ from django_delayq.worker.outage import Outage
 from django_delayq.worker.periodic import PeriodicThread
 from django_delayq.worker.queues import warn_of_unknown
 from django_delayq.worker.shutdown import stopping_on_signals
-from django_delayq.worker.sources import Sources
-from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS
+from django_delayq.worker.sources.both import Sources
+from django_delayq.worker.sources.ledger import Taken
+from django_delayq.worker.sources.redis import LONGEST_WAIT_SECONDS
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -13,9 +13,9 @@ from typing import Final
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from django_delayq.db_connections import check_connections
 from django_delayq.exceptions import EngineError
-from django_delayq.scrubbing import message_of, shown
+from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.scrubbing import message_of, shown
 
 logger = logging.getLogger("django_delayq.worker")
 

@@ -12,12 +12,12 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from django_delayq.connections.clients import make_client
-from django_delayq.connections.engines import WORKER
-from django_delayq.connections.eviction import evicting_policy
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError
-from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery.turns import take_turn
+from django_delayq.redis_clients.clients import make_client
+from django_delayq.redis_clients.engines import WORKER
+from django_delayq.redis_clients.eviction import evicting_policy
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered

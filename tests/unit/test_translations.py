@@ -19,7 +19,7 @@ from django.utils import translation
 
 from django_delayq.admin import describing
 from django_delayq.models import Timeout
-from django_delayq.story import ACTORS, NAMES, REASONS, told_reason
+from django_delayq.scheduling.story import ACTORS, NAMES, REASONS, told_reason
 from tools.messages import LANGUAGES, PACKAGE, ROOT
 
 Catalogue = dict[tuple[str, ...], tuple[str, ...]]

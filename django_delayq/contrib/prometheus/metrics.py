@@ -14,8 +14,9 @@ from prometheus_client import Counter, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_delayq import signals, status
+from django_delayq import signals
 from django_delayq.models import Timeout
+from django_delayq.monitoring import snapshot as status
 
 logger = logging.getLogger("django_delayq.metrics")
 

@@ -15,8 +15,8 @@ from django_delayq.contrib.rest_framework.pagination import YEARS
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import labels_in_ledger
 from django_delayq.policies import registry
-from django_delayq.status import labels_in_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import Any
 
 from django_delayq.management.operating import VerbCommand
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.steering import Steered, cancel
+from django_delayq.operations import Steered, cancel
 
 
 class Command(VerbCommand):

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_delayq.doctor import Level, examine
 from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.showing import as_json
+from django_delayq.monitoring.doctor import Level, examine
 
 WORDS = {Level.OK: "ok", Level.WARNING: "warning", Level.ERROR: "ERROR"}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from django_delayq.management.stopping import PolicyCommand
 from django_delayq.models import PolicyChange
+from django_delayq.operations import hold
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.steering import hold
 
 
 class Command(PolicyCommand):

@@ -10,8 +10,8 @@ from django.core.management.base import CommandParser
 from django_delayq.management.moments import moment
 from django_delayq.management.stopping import PolicyCommand
 from django_delayq.models import PolicyChange
+from django_delayq.operations import pause
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.steering import pause
 
 
 def _end(text: str) -> datetime | Literal["keep"] | None:

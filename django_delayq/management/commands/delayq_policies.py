@@ -8,7 +8,7 @@ from django.core.management.base import CommandParser
 
 from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.showing import as_json, seconds, table
-from django_delayq.status import PolicyStatus, policy_statuses
+from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")
 

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from django_delayq.management.moments import length, moment
 from django_delayq.management.operating import VerbCommand
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.steering import Steered, postpone
+from django_delayq.operations import Steered, postpone
 
 
 class Command(VerbCommand):

@@ -6,15 +6,15 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.controls import policy_state
-from django_delayq.counting import Count
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.counting import Count
 from django_delayq.ledger.locking import database_of
 from django_delayq.management.moments import length
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.management.selecting import policy_named
-from django_delayq.steering import change_delay, preview_delay
-from django_delayq.steering.delays import MODES
+from django_delayq.operations import change_delay, preview_delay
+from django_delayq.operations.delays import MODES
 
 
 class Command(OperatorCommand):

@@ -8,8 +8,8 @@ from django.core.management.base import CommandParser
 
 from django_delayq.management.stopping import PolicyCommand
 from django_delayq.models import PolicyChange
+from django_delayq.operations import resume
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.steering import resume
 
 
 class Command(PolicyCommand):

@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.showing import as_json, local, seconds
-from django_delayq.status import Snapshot, snapshot
+from django_delayq.monitoring.snapshot import Snapshot, snapshot
 
 WATCH_SECONDS = 2.0
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.counting import Count
+from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import UnknownPolicy
+from django_delayq.ledger.counting import Count
 from django_delayq.ledger.locking import database_of
 from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
-from django_delayq.syncing import sync_policy
 
 logger = logging.getLogger("django_delayq.steering")
 

@@ -12,11 +12,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from django_delayq import controls, get_policy
+from django_delayq import get_policy
+from django_delayq.ledger import controls
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import CLI, LINGER, REMIND
-from tests.integration.steering.conftest import as_if, dead, pending, said
+from tests.integration.operations.conftest import as_if, dead, pending, said
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

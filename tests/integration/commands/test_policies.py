@@ -10,11 +10,12 @@ import pytest
 from django.core.management import CommandError
 from django.utils import timezone
 
-from django_delayq import controls, get_policy, pending_timeouts
+from django_delayq import get_policy, pending_timeouts
+from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import CLI, LINGER, REMIND
-from tests.integration.steering.conftest import pending
+from tests.integration.operations.conftest import pending
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -14,15 +14,15 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 import django_delayq
-from django_delayq import doctor
-from django_delayq.doctor import Finding, Level, databases, examine, redis
 from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
-from django_delayq.steering import hold, pause
+from django_delayq.monitoring import doctor
+from django_delayq.monitoring.doctor import Finding, Level, databases, examine, redis
+from django_delayq.operations import hold, pause
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import REMIND
-from tests.integration.steering.conftest import BY, as_if, dead, pending
+from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -156,11 +156,11 @@ def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do
 
 @pytest.mark.usefixtures("without_redis")
 def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_delayq.steering import resume
+    from django_delayq.operations import resume
 
     hold(REMIND, by=BY)
     with monkeypatch.context() as patched:
-        patched.setattr("django_delayq.steering.stops.run_move", lambda change, *_: change)
+        patched.setattr("django_delayq.operations.stops.run_move", lambda change, *_: change)
         resume(REMIND, by=BY)
     assert found("changes") == []
     PolicyChange.objects.update(touched_at=timezone.now() - HOUR)

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import Do
-from tests.integration.steering.conftest import as_if, dead, pending, said
+from tests.integration.operations.conftest import as_if, dead, pending, said
 from tests.testapp.models import Order, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)

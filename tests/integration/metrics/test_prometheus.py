@@ -18,7 +18,7 @@ from django.test import override_settings
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 import django_delayq as dq
-from django_delayq import GiveUp, Retry, Skip, clock, signals, steering
+from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
 from django_delayq.contrib.prometheus import metrics
 from django_delayq.testing import fire_due
 from tests.integration.worker.running import wait_until
@@ -129,7 +129,7 @@ def test_rows_of_a_policy_that_is_not_declared_are_in_the_gauges() -> None:
 
 
 def test_a_stopped_policy_is_told() -> None:
-    steering.pause("testapp.order.remind", by="test")
+    operations.pause("testapp.order.remind", by="test")
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     assert registry.get_sample_value("delayq_policy_stopped", {"policy": "testapp.order.remind"}) == 1
@@ -145,7 +145,7 @@ def test_many_who_ask_share_one_look(django_assert_num_queries: Any) -> None:
 def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("django_delayq.status.snapshot", Mock(side_effect=DatabaseError("gone")))
+    monkeypatch.setattr("django_delayq.monitoring.snapshot.snapshot", Mock(side_effect=DatabaseError("gone")))
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     assert generate_latest(registry) == b""

@@ -17,7 +17,7 @@ from rest_framework.test import APIClient
 from rest_framework.throttling import ScopedRateThrottle
 
 import django_delayq as dq
-from django_delayq import clock, steering
+from django_delayq import clock, operations
 from django_delayq.contrib.rest_framework import TimeoutViewSet, pagination, selecting
 from django_delayq.models import Timeout, WorkerSeen
 from tests.testapp.models import Order, Parcel
@@ -334,7 +334,7 @@ def test_a_project_may_limit_requests_by_scope_or_leave_it(
 
 
 def test_the_status_counts_what_waits_and_says_who_works(viewer: APIClient, many: dict[str, Timeout]) -> None:
-    steering.pause("testapp.order.linger", by="somebody")
+    operations.pause("testapp.order.linger", by="somebody")
     worker = {"host": "h", "pid": 7, "queues": ["default"], "concurrency": 4, "uses_redis": True, "version": "1"}
     moments = dict.fromkeys(("started_at", "seen_at", "passed_at"), timezone.now())
     WorkerSeen.objects.create(**worker, **moments)

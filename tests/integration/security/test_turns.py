@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_delayq.connections import forget_engine, get_worker_engine
 from django_delayq.engine import Engine
-from django_delayq.recovery import locks
-from django_delayq.recovery.locks import take_turn
+from django_delayq.recovery import turns as locks
+from django_delayq.recovery.turns import take_turn
+from django_delayq.redis_clients import forget_engine, get_worker_engine
 
 if TYPE_CHECKING:
     import redis

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from django_delayq.connections.breaker import (
+from django_delayq.exceptions import EngineError, EngineUnavailable
+from django_delayq.redis_clients.breaker import (
     FIRST_PAUSE_SECONDS,
     FRESH_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Breaker,
 )
-from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.integration.worker.running import wait_until
 
 

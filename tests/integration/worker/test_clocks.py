@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_delayq.outbox import due_ms_of
+from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.recovery import clocks as clocks_module
 from django_delayq.recovery.clocks import ENOUGH, TOLERATED_MS, WINDOW_SECONDS, Clocks
 

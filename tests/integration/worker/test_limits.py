@@ -11,8 +11,8 @@ from django.core.checks import run_checks
 from django.db import connection
 
 from django_delayq.conf import ConfigError
-from django_delayq.db_connections import Limit, pool_limit, server_limit
-from django_delayq.doctor import Level, databases
+from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
+from django_delayq.monitoring.doctor import Level, databases
 from django_delayq.worker import Worker
 from tests.settings import POOL
 

@@ -10,11 +10,11 @@ import pytest
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connection, connections
 
-from django_delayq.connections import get_engine
-from django_delayq.db_connections import check_connections, is_read_only
 from django_delayq.firing import plan
+from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
 from django_delayq.recovery.clocks import Clocks
+from django_delayq.redis_clients import get_engine
 from django_delayq.worker import background as background_module
 from django_delayq.worker.background import Background
 from django_delayq.worker.link import Link

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import clock, reschedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.poll import Poll
+from django_delayq.worker.sources.ledger import Poll
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.integration.worker.running import due_orders

@@ -13,12 +13,12 @@ import redis
 from django.core.checks import run_checks
 
 from django_delayq.checks import check_redis
-from django_delayq.connections import forget_engine, get_worker_engine
 from django_delayq.engine.faults import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
-from django_delayq.recovery.poll import POLL_SECONDS
+from django_delayq.redis_clients import forget_engine, get_worker_engine
 from django_delayq.worker.link import Link
-from django_delayq.worker.transfer import LONGEST_WAIT_SECONDS
+from django_delayq.worker.sources.ledger import POLL_SECONDS
+from django_delayq.worker.sources.redis import LONGEST_WAIT_SECONDS
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire

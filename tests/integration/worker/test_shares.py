@@ -13,11 +13,11 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import TimeoutPolicy, clock
 from django_delayq.models import Timeout
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.poll import Poll
-from django_delayq.worker import shares as module
 from django_delayq.worker.link import Link
-from django_delayq.worker.shares import LEAST, Shares
-from django_delayq.worker.sources import Sources
+from django_delayq.worker.sources import fairness as module
+from django_delayq.worker.sources.both import Sources
+from django_delayq.worker.sources.fairness import LEAST, Shares
+from django_delayq.worker.sources.ledger import Poll
 from tests.integration.worker.running import due_orders
 from tests.testapp.models import Order
 

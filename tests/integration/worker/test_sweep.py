@@ -10,14 +10,14 @@ import pytest
 
 from django_delayq import clock
 from django_delayq.clock import database_now
-from django_delayq.connections import get_worker_engine
 from django_delayq.engine import Engine
+from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
-from django_delayq.outbox import due_ms_of
 from django_delayq.recovery import reading, sweep
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.locks import take_turn
 from django_delayq.recovery.sweep import Sweep, Swept
+from django_delayq.recovery.turns import take_turn
+from django_delayq.redis_clients import get_worker_engine
 from tests.integration.worker.running import due_orders
 from tests.testapp.models import Order
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq import clock
-from django_delayq.connections import get_worker_engine
 from django_delayq.engine import Engine
 from django_delayq.recovery.clocks import Clocks
+from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.appetite import Appetite
-from django_delayq.worker.transfer import AHEAD_MS, LONGEST_WAIT_SECONDS, Transfer
+from django_delayq.worker.sources.redis import AHEAD_MS, LONGEST_WAIT_SECONDS, Transfer
 
 if TYPE_CHECKING:
     import redis

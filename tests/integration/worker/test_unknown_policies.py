@@ -10,7 +10,6 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy
-from django_delayq.connections import get_worker_engine
 from django_delayq.firing import plan, run
 from django_delayq.firing import unknown as module
 from django_delayq.firing.report import Work
@@ -18,9 +17,10 @@ from django_delayq.firing.unknown import unknown
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.poll import Poll
 from django_delayq.recovery.sweep import Sweep
-from django_delayq.worker.transfer import HANDICAP_SECONDS, Transfer
+from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker.sources.ledger import Poll
+from django_delayq.worker.sources.redis import HANDICAP_SECONDS, Transfer
 from tests.integration.worker.running import due_orders
 from tests.testapp.models import Order
 

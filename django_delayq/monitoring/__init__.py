@@ -1,0 +1,1 @@
+"""Show how an installation is doing: snapshot, Redis, doctor."""

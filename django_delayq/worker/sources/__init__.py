@@ -1,0 +1,1 @@
+"""Where due timeouts come from: Redis while it answers, the ledger while it does not."""
