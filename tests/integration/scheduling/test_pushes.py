@@ -74,6 +74,12 @@ def in_ledger() -> dict[int, int]:
     return {row.pk: clock.to_ms(row.run_at) for row in Timeout.objects.filter(state="pending")}
 
 
+def change(order: Order, **values: object) -> None:
+    for name, value in values.items():
+        setattr(order, name, value)
+    order.save()
+
+
 def replan(order: Order) -> None:
     operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="recompute")
 
@@ -134,8 +140,8 @@ def test_what_is_scheduled_by_hand_is_in_redis_after_the_commit(order: Order, ac
     "act",
     [
         lambda order: order.save(),
-        lambda order: [setattr(order, "created_at", F("created_at") + 9 * MINUTE), order.save()],
-        lambda order: [setattr(order, "created_at", F("created_at") - 9 * MINUTE), order.save()],
+        lambda order: change(order, created_at=F("created_at") + 9 * MINUTE),
+        lambda order: change(order, created_at=F("created_at") - 9 * MINUTE),
         lambda order: [
             Order.objects.update(created_at=F("created_at") + 9 * MINUTE),
             sync_timeouts(Order.objects.all()),
@@ -170,7 +176,7 @@ def pay_inside(order: Order) -> None:
         lambda order: cancel_timeout(order, "cancel_unpaid"),
         lambda order: cancel_timeouts(pending_timeouts(order)),
         lambda order: operations.cancel(pending_timeouts(order), by=BY),
-        lambda order: [setattr(order, "status", "paid"), order.save()],
+        lambda order: change(order, status="paid"),
         lambda order: [Order.objects.update(status="paid"), sync_timeouts(order)],
         lambda order: order.delete(),
         pay_inside,
