@@ -21,7 +21,7 @@ from django_delayq.conf import get_settings
 from django_delayq.engine import Engine
 from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.controls import Stopped, read_stopped
+from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.reading import PAGE, Row, page_of
@@ -71,7 +71,7 @@ class Sweep:
         self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         self._parked_until = clock.now()
-        self._stopped: Stopped = {}
+        self._stopped = Stopped()
         self._restored_at = float("-inf")
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
@@ -88,7 +88,7 @@ class Sweep:
         with turn(self._engine, "sweep", interval, always=everything) as is_ours:
             if not is_ours:
                 return Swept()
-            before, self._stopped = self._stopped, read_stopped(self._using)
+            before, self._stopped = self._stopped, stop_cache.read(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
                 # What is yet to come is first: behind a long backlog it would have to wait for it.
