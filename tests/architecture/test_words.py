@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKED = ("README.md", "docs")
+CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "example_project", "tools", "benchmarks")
 SUFFIXES = (".py", ".md", ".lua", ".html")
 
 # Regular expression -> what to write instead. A space matches any white space, also a line break.
@@ -55,7 +55,7 @@ _WORDS = {
     r"a text(?! (message|file|column|field|node|format))|texts": "a string, a message",
     r"moments?": "a datetime, a time, now",
     r"(length|lengths|span|spans) of time": "a duration",
-    r"hand(s|ed|ing)? ((it|them|rows?|work|timeouts?|entries) )?(over|out|back|down)": "pass, release",
+    r"hand(s|ed|ing)? ((it|them|rows?|work|entries) )?(over|out|back|down)(?! to the courier)": "pass, release",
     r"g(ive|ives|ave|iven|iving) ((it|them|rows?|leases?|entries|the rest|a \w+|the \w+) )?back": "release, requeue",
     r"put(s|ting)? ((it|them|rows?|leases?|entries|the \w+) )?(back|aside|off)": "requeue, release, defer",
     r"(takes?|took|taking|taken) ((it|them|rows?|leases?|entries) )?(up|over|back|heed)": "claim, reserve, replace",
