@@ -10,6 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BigIntegerField, BooleanField, DateTimeField, F, Func, Q, Value
 from django.db.models.sql.compiler import SQLCompiler
 
+from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 
 PAGE: Final = 1_000
@@ -36,12 +37,9 @@ def pending(using: str, start: datetime | None, place: Row | None, end: datetime
     rows: TimeoutQuerySet = Timeout.objects.using(using).unsettled().filter(run_at__lte=end)
     if place is None and start is not None:
         rows = rows.filter(run_at__gte=start)
-    if connections[using].vendor != "mysql":
+    if dialect_of(connections[using]).compares_rows_by_index:
         rows = rows.filter(state=PENDING).order_by("run_at", "id")
         return rows if place is None else rows.filter(IsBehind(place))
-    # MySQL and MariaDB read an index from its beginning for a comparison of rows, but search it by alternatives that
-    # are ranges of it. The state is written as a range too: of an equal one they make a "ref", which again reads all
-    # pending rows from the first on, for every page anew.
     rows = rows.filter(state__gte=PENDING, state__lte=PENDING).order_by("state", "run_at", "id")
     return rows if place is None else rows.filter(Q(run_at__gt=place.run_at) | Q(run_at=place.run_at, id__gt=place.id))
 

@@ -20,6 +20,7 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
 
 from django_delayq import clock
+from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -75,9 +76,8 @@ class Place:
         ascending = not self.order[0].startswith("-")
         names = [name.lstrip("-") for name in self.order]
         sign = ">" if ascending == behind else "<"
-        if len(names) == 1 or connections[using].vendor != "mysql":
+        if len(names) == 1 or dialect_of(connections[using]).compares_rows_by_index:
             return _CompareRows(names, self.values, sign if behind else f"{sign}=")
-        # MySQL and MariaDB search an index by alternatives that are ranges of it, not by a comparison of rows.
         word = "gt" if sign == ">" else "lt"
         (first, second), (one, two) = names, self.values
         tie = f"{second}__{word}{'' if behind else 'e'}"

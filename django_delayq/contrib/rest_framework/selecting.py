@@ -12,6 +12,7 @@ from rest_framework import serializers
 
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.pagination import YEARS
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
@@ -191,7 +192,6 @@ def _settled(rows: TimeoutQuerySet, state: str | None, labels: Sequence[str]) ->
 def _waiting(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
     """In the order of `delayq_unsettled`: soonest first."""
     rows = rows.unsettled()
-    if connections[rows.db].vendor != "mysql":
+    if dialect_of(connections[rows.db]).compares_rows_by_index:
         return rows.filter(state=state).order_by("run_at", "id")
-    # Of an equal state MySQL and MariaDB read all rows from the first one on, for every page anew.
     return rows.filter(state__gte=state, state__lte=state).order_by("state", "run_at", "id")
