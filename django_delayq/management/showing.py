@@ -11,8 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.ledger.counting import Count
-from django_delayq.monitoring.doctor import Level
+from django_delayq.ledger.search import Count
 
 
 def as_json(value: Any) -> str:
@@ -40,7 +39,6 @@ def _state(state: PolicyState) -> dict[str, Any]:
 
 _SHOWN: dict[Any, Callable[[Any], Any]] = {
     Count: lambda count: {"value": count.value, "is_capped": count.is_capped},
-    Level: lambda level: level.name.lower(),
     datetime: lambda moment: moment.isoformat(),
     timedelta: lambda length: length.total_seconds(),
     PolicyState: _state,
