@@ -36,7 +36,7 @@ AFTER_NOW = {
     "mysql": "UTC_TIMESTAMP(6) + INTERVAL ({seconds}) SECOND",
     "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds}) || ' seconds')",
 }
-FURTHER = re.compile(r'<a href="([^"]*)">Look further')
+FURTHER = re.compile(r'<a href="(\?[^"]*\bfurther=[^"]*)"')
 COUNT = re.compile(r"(\d+) timeouts?\s")
 MONTH = 30 * 86400
 # n: the number of the row. Deadlines are within 60 days from 30 minutes ago, spread so that neighbours in time are far
