@@ -1,4 +1,4 @@
-"""What the monitoring page, the dashboard and the alerts name exists: metrics, labels, events."""
+"""The metrics, labels and events that the monitoring page, the dashboard and the alerts name exist."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NAME = re.compile(r"\bdelayq_[a-z_]+\b")
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
-def told() -> dict[str, tuple[str, set[str]]]:
-    """Type and labels of each metric that the page names."""
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Return the type and the labels of each metric on the page."""
     return {code(row[0])[0]: (row[1], set(code(row[2]))) for row in read(PAGE).table("metric", "type", "labels")}
 
 
@@ -32,7 +32,7 @@ def kept() -> Iterator[Metric]:
 
 
 def expressions() -> Iterator[str]:
-    """Every PromQL expression of the dashboard and of the alerts."""
+    """Yield all PromQL expressions of the dashboard and of the alerts."""
     dashboard = json.loads((FOLDER / "grafana.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
@@ -51,11 +51,11 @@ def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         found[name] = (metric.type, {"policy"})
     found |= {gauge.name: ("gauge", set(labels)) for gauge, labels in metrics.gauge_families()}
-    assert told() == found
+    assert documented() == found
 
 
 def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
-    known = set(told())
+    known = set(documented())
     for expression in expressions():
         for name in NAME.findall(re.sub(r"\{[^}]*\}", "", expression)):
             base = next((name.removesuffix(part) for part in HISTOGRAM_PARTS if name.endswith(part)), name)
@@ -64,7 +64,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
 
 def test_every_metric_is_on_the_dashboard() -> None:
     text = " ".join(expressions())
-    assert [name for name in told() if name not in text] == []
+    assert [name for name in documented() if name not in text] == []
 
 
 def test_dashboard_and_alerts_group_by_labels_that_exist() -> None:
@@ -73,19 +73,19 @@ def test_dashboard_and_alerts_group_by_labels_that_exist() -> None:
             assert {label.strip() for label in labels.split(",")} <= {"policy", "le"}, expression
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_a_description() -> None:
     for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:
             assert rule["annotations"].keys() >= {"summary", "description"}
             assert rule["labels"]["severity"] in {"page", "ticket"}
 
 
-def test_metrics_that_do_not_exist_are_found_out() -> None:
+def test_metrics_that_do_not_exist_are_detected() -> None:
     assert NAME.findall("sum(rate(delayq_fierd_total[5m]))") == ["delayq_fierd_total"]
-    assert "delayq_fierd_total" not in told()
+    assert "delayq_fierd_total" not in documented()
 
 
-def test_every_event_of_the_logs_is_told() -> None:
+def test_every_event_of_the_logs_is_documented() -> None:
     assert {code(row[0])[0] for row in read(PAGE).table("event", "level")} == set(events())
 
 
