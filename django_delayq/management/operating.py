@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.exceptions import DelayqError
-from django_delayq.ledger.counting import Count, count
+from django_delayq.ledger.search import Count, count
 from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.selecting import add_selection, selected
 from django_delayq.models import TimeoutQuerySet

@@ -12,9 +12,9 @@ from django.db.models import Model, Q
 
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.key_types import object_id_of
+from django_delayq.ledger.search import labels_in
 from django_delayq.management.moments import moment
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.monitoring.snapshot import labels_in_ledger
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
 CHOICES = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
@@ -76,7 +76,7 @@ def first_of(rows: TimeoutQuerySet, options: dict[str, Any], limit: int) -> list
     for state in options["state"] or options["default_states"]:
         part = rows.filter(state=state).order_by("run_at", "id").defer("history", "payload")
         if names or Timeout.State(state).is_settled:
-            parts = [part.filter(policy=label) for label in names or labels_in_ledger(using)]
+            parts = [part.filter(policy=label) for label in names or labels_in(Timeout.objects.using(using))]
         else:
             parts = [part.filter(settled_at__isnull=True)]
         found += [row for each in parts for row in each[:limit]]
@@ -95,7 +95,7 @@ def _labels(options: dict[str, Any], using: str) -> list[str]:
     """Present and former labels; of a policy that nobody declares any more its own, if rows name it."""
     found: list[str] = []
     for name in options["policy"] or ():
-        if registry.get(name) is None and name in labels_in_ledger(using):
+        if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
             found.append(name)
         elif "." not in name and options["model"] is not None:
             found += policy_named(name, _model(options["model"])).labels

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from django_delayq.ledger.controls import PolicyState
-from django_delayq.ledger.counting import Count
+from django_delayq.ledger.search import Count
 from django_delayq.monitoring.doctor import Level
 
 

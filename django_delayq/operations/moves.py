@@ -185,7 +185,7 @@ def bring_back(policy: TimeoutPolicy[Any], using: str) -> None:
 
     The first of it; should this fail, or be more, the sweep brings back the rest. Outside a transaction.
     """
-    controls.forget()
+    controls.stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:BROUGHT_BACK])
     for chunk in writing.chunks(rows, PUSHED):

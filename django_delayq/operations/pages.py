@@ -15,7 +15,7 @@ from django_delayq.clock import database_now
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.announcing import announce
-from django_delayq.ledger.controls import Stopped, read_stopped
+from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
 from django_delayq.ledger.subjects import objects_of
 from django_delayq.models import Timeout
@@ -130,7 +130,7 @@ def _steer_page(
     ids: Sequence[int], verb: Verb, using: str, by: str, reason: str, *, dry_run: bool, tell: bool
 ) -> Steered:
     rows: TimeoutQuerySet = Timeout.objects.using(using).filter(pk__in=ids)
-    around = Around(using, by, reason, database_now(using), read_stopped(using))
+    around = Around(using, by, reason, database_now(using), stop_cache.read(using))
     if dry_run:
         around.living = living_of(rows, using, lock=False)
         chosen, _, refusals = _judged(list(rows), ids, verb, around)

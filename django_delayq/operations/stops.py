@@ -187,7 +187,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
             _sign(control, change, was_stopped=was_stopped)
             change.save(using=using)
         control.save(using=using)
-    controls.forget()
+    controls.stop_cache.forget()
     transaction.on_commit(lambda: _tell(change), using=using, robust=True)
 
 
@@ -197,7 +197,7 @@ def _told(words: str, control: PolicyControl) -> str:
 
 def _tell(change: PolicyChange) -> None:
     """After the commit: this process asks anew, and the log knows."""
-    controls.forget()
+    controls.stop_cache.forget()
     if change.what:
         logger.info(
             "%s by %s: %s %s",

@@ -22,7 +22,7 @@ from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.firing import extend_firing
-from django_delayq.ledger.controls import Stopped, read_stopped, resumed_since
+from django_delayq.ledger.controls import Stopped, resumed_since, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.moves import LEFT_ALONE, bring_back, go_on_with_moves
@@ -154,7 +154,7 @@ class Background:
         self._known_queues = set(known_queues)
         self._wake = wake
         self._queues_at = 0.0
-        self._stopped: Stopped = {}
+        self._stopped = Stopped()
         self._followed_at = clock.now()
 
     def quick_job(self, between: Between) -> Job:
@@ -238,7 +238,7 @@ class Background:
 
     def _follow_operators(self) -> None:
         """Requeue the timeouts of policies that were resumed, by an operator or by the end of their pause."""
-        before, self._stopped = self._stopped, read_stopped(self._using)
+        before, self._stopped = self._stopped, stop_cache.read(self._using)
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
         # later than its own time. So compare both, and look back some seconds.
         last, self._followed_at = self._followed_at, database_now(self._using)

@@ -20,7 +20,7 @@ from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
-from django_delayq.ledger.controls import labels_of, still_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
@@ -249,7 +249,8 @@ class Worker:
         if now - self._progress_at > BURST_IDLE_SECONDS:
             return True
         labels = {label for policy in get_policies() for label in policy.labels}
-        rows = Timeout.objects.using(self.using).due().of_labels(labels - set(labels_of(still_stopped(self.using))))
+        labels -= set(stop_cache.confirmed(self.using).all_labels())
+        rows = Timeout.objects.using(self.using).due().of_labels(labels)
         if self._only is not None:
             rows = rows.filter(queue__in=self._only)
         return not rows.exists()

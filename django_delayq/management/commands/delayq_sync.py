@@ -10,8 +10,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.arming.sync import sync_policy
 from django_delayq.exceptions import UnknownPolicy
-from django_delayq.ledger.counting import Count
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import Count
 from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 
