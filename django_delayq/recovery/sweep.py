@@ -13,7 +13,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -62,9 +61,8 @@ def page_of(using: str, start: datetime | None, place: Row | None, end: datetime
     return [Row(*values) for values in rows.values_list(*Row._fields)[:PAGE]]
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """How many rows were read, and how many entries were missing or too late.
+class Swept(NamedTuple):
+    """How many rows were read, and how many of their entries were missing or too late.
 
     `pushed`: how many of the rows had been pushed when they were scheduled. `restored`: how many of those were missing
     at least.
@@ -75,13 +73,8 @@ class Swept:
     pushed: int = 0
     restored: int = 0
 
-    def __add__(self, other: Swept) -> Swept:
-        return Swept(
-            self.checked + other.checked,
-            self.changed + other.changed,
-            self.pushed + other.pushed,
-            self.restored + other.restored,
-        )
+    def plus(self, other: Swept) -> Swept:
+        return Swept(*map(sum, zip(self, other, strict=True)))
 
 
 class Sweep:
@@ -117,8 +110,8 @@ class Sweep:
                 ahead = self._range("ahead", now, now + 2 * interval)
                 self._log_restored(ahead)
                 if is_full:
-                    return ahead + self._range("full", None, now)
-                return ahead + self._range("behind", now - BEHIND, now)
+                    return ahead.plus(self._range("full", None, now))
+                return ahead.plus(self._range("behind", now - BEHIND, now))
 
     def _log_restored(self, ahead: Swept) -> None:
         """Log once that Redis has lost entries. Later sweeps restore entries that are due later without another line.
@@ -147,7 +140,7 @@ class Sweep:
         place = self._places.get(kind)
         while True:
             swept, place = self._pass(start, place, end)
-            total += swept
+            total = total.plus(swept)
             if place is None or not swept.changed:
                 break
         self._places[kind] = place
@@ -160,7 +153,7 @@ class Sweep:
         swept = Swept()
         while swept.checked < PASS:
             page = page_of(self._using, start, place, end)
-            swept += self._ensure(page)
+            swept = swept.plus(self._ensure(page))
             self._between()
             if len(page) < PAGE:
                 return swept, None

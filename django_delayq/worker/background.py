@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final, TypeAlias
 
 from django.db import Error as DatabaseError
@@ -38,7 +39,7 @@ from django_delayq.worker.sources.switch import Sources
 
 logger = logging.getLogger("django_delayq.worker")
 
-HEARTBEAT_INTERVAL: Final = timedelta(seconds=5)
+HEARTBEAT_SECONDS: Final = 5.0
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
 PRUNE_INTERVAL: Final = timedelta(hours=1)
@@ -70,31 +71,10 @@ def lease_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
 
 
 class Heartbeat:
-    """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed.
+    """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed."""
 
-    Args:
-        using: the database.
-        queues: the queues that the worker serves; None: all.
-        concurrency: the number of its threads.
-        redis: whether it has Redis now.
-        passed_at: returns `time.monotonic()` of its last pass.
-        in_flight: returns how many timeouts are in flight.
-    """
-
-    def __init__(
-        self,
-        using: str,
-        *,
-        queues: Sequence[str] | None,
-        concurrency: int,
-        redis: RedisHealth,
-        passed_at: Callable[[], float],
-        in_flight: Callable[[], int],
-    ) -> None:
+    def __init__(self, using: str, queues: Sequence[str] | None, concurrency: int) -> None:
         self._using = using
-        self._redis = redis
-        self._passed_at = passed_at
-        self._in_flight = in_flight
         self._row = WorkerSeen(
             id=uuid.uuid4().hex,
             host=socket.gethostname()[:100],
@@ -105,23 +85,26 @@ class Heartbeat:
         )
         self._has_begun = False
 
-    def job(self) -> Job:
-        """Return the job that writes the row, and deletes it in the end."""
-        return Job("heartbeat", self.beat, HEARTBEAT_INTERVAL.total_seconds(), at_end=self._delete)
+    def beat(self, *, uses_redis: bool, passed_at: float, in_flight: int) -> None:
+        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors.
 
-    def beat(self) -> None:
-        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors."""
+        Args:
+            uses_redis: whether Redis works.
+            passed_at: `time.monotonic()` of the last pass of the main loop.
+            in_flight: how many timeouts are in flight.
+        """
         now = database_now(self._using)
         row = self._row
         if not self._has_begun:
             row.started_at, self._has_begun = now, True
-        row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - self._passed_at())
-        row.uses_redis, row.held = self._redis.is_up, self._in_flight()
+        row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
+        row.uses_redis, row.held = uses_redis, in_flight
         row.save(using=self._using)
         WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
 
-    def _delete(self) -> None:
-        with contextlib.suppress(DatabaseError):  # other workers delete the row later
+    def end(self) -> None:
+        """Delete the worker's row. If that fails, other workers delete it later."""
+        with contextlib.suppress(DatabaseError):
             WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
 
 
@@ -157,7 +140,7 @@ class Background:
         self._stopped = Stopped()
         self._followed_at = clock.now()
 
-    def quick_job(self, between: Between) -> Job:
+    def sweep_job(self, between: Between) -> Job:
         """Return the job that uses only the library's own tables and Redis. It calls `between` between two pages."""
         return Job("sweep", lambda: self.sweep(between), self._sweep_seconds)
 
@@ -167,10 +150,11 @@ class Background:
         They call `between` between two pages.
         """
         settings = get_settings()
+        moves = partial(go_on_with_moves, self._using, left_alone=LEFT_ALONE)
         return [
-            Job("moves", self.continue_moves, settings.sweep_interval.total_seconds()),
+            Job("moves", moves, settings.sweep_interval.total_seconds()),
             Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
-            Job("prune", lambda: self.prune(between), PRUNE_INTERVAL.total_seconds()),
+            Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
 
     def sweep(self, between: Between = check_connections) -> None:
@@ -212,19 +196,14 @@ class Background:
             self._sweep.run_once(everything=True)
 
     def sync(self, between: Between = check_connections) -> None:
-        """Update the ledger from the table of every automatic policy, if it is this worker's turn.
+        """Update the ledger from the tables of automatic policies, if it is this worker's turn.
 
         Raises the database's errors.
         """
         self._in_turn("sync", get_settings().sync_interval, lambda: sync_all(self._using, progress=lambda _: between()))
 
-    def prune(self, between: Between = check_connections) -> None:
-        """Delete rows that were settled long ago, if it is this worker's turn. Raises the database's errors."""
+    def _prune(self, between: Between) -> None:
         self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))
-
-    def continue_moves(self) -> None:
-        """Continue changes of policies whose process was killed. Raises the database's errors."""
-        go_on_with_moves(self._using, left_alone=LEFT_ALONE)
 
     def _in_turn(self, name: str, interval: timedelta, work: Callable[[], object]) -> None:
         try:

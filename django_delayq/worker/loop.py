@@ -28,6 +28,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
 from django_delayq.worker.background import (
+    HEARTBEAT_SECONDS,
     Background,
     Heartbeat,
     lease_job,
@@ -36,7 +37,7 @@ from django_delayq.worker.background import (
 )
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import DatabaseHealth, RedisHealth
-from django_delayq.worker.periodic import PeriodicThread
+from django_delayq.worker.periodic import Job, PeriodicThread
 from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
 from django_delayq.worker.sources.switch import Sources
@@ -175,15 +176,13 @@ class Worker:
         quick.jobs.append(lease_job(self._sources, dispatch, self.using))
         if self._is_burst:
             return [quick]
-        heartbeat = Heartbeat(
-            self.using,
-            queues=self._only,
-            concurrency=self.concurrency,
-            redis=self._redis,
-            passed_at=lambda: self._passed_at,
-            in_flight=lambda: dispatch.in_flight,
-        )
-        quick.jobs += [heartbeat.job(), background.quick_job(quick.run_urgent)]
+        heartbeat = Heartbeat(self.using, self._only, self.concurrency)
+
+        def beat() -> None:
+            heartbeat.beat(uses_redis=self._redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)
+
+        quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
+        quick.jobs.append(background.sweep_job(quick.run_urgent))
         slow = PeriodicThread("slow-jobs")
         slow.jobs += background.slow_jobs(slow.run_urgent)
         return [quick, slow]
