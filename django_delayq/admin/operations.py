@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django_stubs_ext import StrPromise
 
-    from django_delayq.operations import Steered
+    from django_delayq.operations import Result
 
 State = Timeout.State
 
@@ -99,7 +99,7 @@ class Operation:
     """What the log says."""
     states: frozenset[str]
     """In which a row has a button for it."""
-    verb: Callable[..., Steered]
+    verb: Callable[..., Result]
     form: type[ReasonForm] = ReasonForm
 
     def is_allowed(self, request: HttpRequest) -> bool:

@@ -21,7 +21,7 @@ from django_delayq.admin.wording import badge, deadline
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.operations.results import Refusal
+from django_delayq.operations.runner import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
-    from django_delayq.operations import Steered
+    from django_delayq.operations import Result
 
 MOST: Final = 1_000
 """So many rows at a time. More are done by the commands, which say how far they are."""
@@ -105,14 +105,14 @@ def _act(request: HttpRequest, operation: Operation, ids: Sequence[int], site: A
     return HttpResponseRedirect(back)
 
 
-def _done(request: HttpRequest, operation: Operation, ids: Sequence[int], form: ReasonForm) -> Steered:
+def _done(request: HttpRequest, operation: Operation, ids: Sequence[int], form: ReasonForm) -> Result:
     rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids)
     reason = form.cleaned_data["reason"]
     alone = rows.first() if len(ids) == 1 else None  # a single row sends its signal, as cancel_timeout does
     who: Any = request.user.pk
     note = str(operation.noted).format(reason=reason)
 
-    def log(page: Steered) -> None:
+    def log(page: Result) -> None:
         changed = Timeout.objects.using(database_of(Timeout)).filter(pk__in=page.ids).defer("history", "payload")
         LogEntry.objects.log_actions(who, changed, CHANGE, note)
 
@@ -120,7 +120,7 @@ def _done(request: HttpRequest, operation: Operation, ids: Sequence[int], form: 
     return operation.verb(alone or rows, by=by, reason=reason, progress=log, **form.delay())
 
 
-def tell(request: HttpRequest, operation: Operation, result: Steered, missing: int) -> None:
+def tell(request: HttpRequest, operation: Operation, result: Result, missing: int) -> None:
     """How many changed; which did not, and why."""
     if result.changed:
         messages.success(request, (operation.done % result.changed).format(n=result.changed))
