@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.arguments import TypedCommand
-from django_delayq.management.showing import as_json
+from django_delayq.management.output import as_json
 from django_delayq.monitoring.doctor import Level, examine
 
 WORDS = {Level.OK: "ok", Level.WARNING: "warning", Level.ERROR: "ERROR"}
 
 
-class Command(TypedCommand):
+class Command(BaseCommand):
     """Reads only."""
 
     help = (
