@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
 from prometheus_client.core import Metric
@@ -90,18 +89,28 @@ def test_every_event_of_the_logs_is_documented() -> None:
 
 
 def events() -> Iterator[str]:
-    """Every event that some log call in the package names, and those given to `tell_once`."""
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.keyword) and node.arg == "extra" and isinstance(node.value, ast.Dict):
-                yield from _texts(dict(zip(map(_text, node.value.keys), node.value.values, strict=True)).get("event"))
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "tell_once":
-                yield from _texts(node.args[0])
+    """Yield the logged events: in `extra`, for a `StateLog`, and for functions with a parameter `event`."""
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    places = {"StateLog": [1, 2]}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+            if "event" in names:
+                places[node.name] = [names.index("event")]
+    for node in nodes:
+        if isinstance(node, ast.keyword) and node.arg == "extra" and isinstance(node.value, ast.Dict):
+            fields = zip(node.value.keys, node.value.values, strict=True)
+            yield from _strings(*(value for key, value in fields if _strings(key) == ["event"]))
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+            yield from _strings(*(node.args[place] for place in places.get(name, ()) if place < len(node.args)))
 
 
-def _text(node: Any) -> str:
-    return str(node.value) if isinstance(node, ast.Constant) else ""
-
-
-def _texts(node: Any) -> list[str]:
-    return [str(node.value)] if isinstance(node, ast.Constant) else []
+def _strings(*nodes: ast.AST | None) -> list[str]:
+    """Return the strings that the expressions may be."""
+    return [
+        node.value
+        for expression in nodes
+        for node in ast.walk(expression or ast.Pass())
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
