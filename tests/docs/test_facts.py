@@ -179,13 +179,6 @@ def test_the_files_that_internals_names_exist() -> None:
     assert {name for name in files if not any((place / name).exists() for place in places)} == set()
 
 
-def test_internals_has_its_steps() -> None:
-    page = read(DOCS / "internals.md")
-    steps = [re.match(r"\[(\w+)\]", row[0]) for row in page.table("step", "begin with")]
-    titles = [line.removeprefix("## ").lower() for _, line in page.prose if line.startswith("## ")]
-    assert [step[1] for step in steps if step] == ["declare", "schedule", "wait", "fire", "settle"] == titles[:5]
-
-
 def test_the_import_rules_are_shown_in_their_order() -> None:
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
