@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about, about_each, tables_of
+from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:

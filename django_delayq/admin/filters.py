@@ -15,7 +15,7 @@ from django_delayq.admin.dates import FIELD, condition
 from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about, kind_of, tables_of
+from django_delayq.ledger.subjects import about, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies, registry
 

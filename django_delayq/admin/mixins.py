@@ -19,7 +19,7 @@ from django_delayq.admin.operations import OPERATIONS
 from django_delayq.admin.wording import pending_until, time_tag
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import kind_of, tables_of
+from django_delayq.ledger.subjects import kind_of, tables_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:

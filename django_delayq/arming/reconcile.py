@@ -23,8 +23,9 @@ from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING, Observed, observe_many, observe_one
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
-from django_delayq.ledger.announcing import announce, push, withdraw
-from django_delayq.ledger.locking import as_it_is, lock_objects, transaction_of
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_objects, transaction_of
+from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -141,7 +142,6 @@ def carry_out(plan: Plan, using: str, *, signals: bool) -> None:
     """`plan` is written; Redis and, with `signals`, their receivers learn of it on commit."""
     if plan.insert:
         writing.insert(plan.insert, using)
-        push(plan.insert, using, earlier_only=True)
     moved = _move(plan, using) if plan.move else []
     cancelled = _cancel(plan, using, signals=signals) if plan.cancel else []
     if signals:
@@ -153,26 +153,22 @@ def carry_out(plan: Plan, using: str, *, signals: bool) -> None:
 
 def _move(plan: Plan, using: str) -> list[Timeout]:
     targets = {row_id: (since_at, due_at) for row_id, since_at, due_at in plan.move}
-    rows = writing.locked(Timeout.objects.using(using).filter(pk__in=list(targets), slot_taken=1), using)
-    for row in rows:
-        writing.restart(row, *targets[row.pk])
-    push(rows, using)
-    return rows
+    rows = lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=list(targets), slot_taken=1), using)
+    return writing.restart_rows([(row, *targets[row.pk]) for row in rows], using)
 
 
 def _cancel(plan: Plan, using: str, *, signals: bool) -> list[Timeout]:
-    causes = {row_id: cause for row_id, cause, _ in plan.cancel}
-    for cause in sorted(set(causes.values())):
-        ids = [row_id for row_id, its_cause in causes.items() if its_cause == cause]
-        for chunk in writing.chunks(ids):
-            if len(chunk) > 1:  # in the order of their slots, like everybody
-                writing.locked(Timeout.objects.using(using).filter(pk__in=chunk, slot_taken=1), using)
-            writing.cancel(chunk, using, Cause(cause))
-    # A row that waits in another queue than its policy names now keeps its entry, which costs a worker a look.
-    withdraw([(queue, row_id) for row_id, _, queue in plan.cancel], using)
+    for cause in sorted({cause for _, cause, _ in plan.cancel}):
+        # A row that waits in another queue than its policy names now keeps its entry, which costs a worker a check.
+        for chunk in chunks([(row_id, queue) for row_id, its_cause, queue in plan.cancel if its_cause == cause]):
+            entries = dict(chunk)
+            if len(entries) > 1:  # in the order of their slots, as all callers lock
+                lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1), using)
+            writing.cancel(entries, using, Cause(cause))
     if not (signals and timeout_cancelled.has_listeners()):
         return []
-    return list(Timeout.objects.using(using).filter(pk__in=list(causes), state=Timeout.State.CANCELLED))
+    ids = [row_id for row_id, _, _ in plan.cancel]
+    return list(Timeout.objects.using(using).filter(pk__in=ids, state=Timeout.State.CANCELLED))
 
 
 def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
@@ -183,13 +179,12 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> i
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     cancelled = 0
     with transaction_of(using):
-        for chunk in writing.chunks(sorted(pks, key=str)):
+        for chunk in chunks(sorted(pks, key=str)):
             left = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
             gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
             rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
-            found = writing.locked(rows.only("id", "queue", "slot"), using)
-            cancelled += writing.cancel([row.pk for row in found], using, Cause.GONE) if found else 0
-            withdraw([(row.queue, row.pk) for row in found], using)
+            found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
+            cancelled += writing.cancel({row.pk: row.queue for row in found}, using, Cause.GONE)
     return cancelled
 
 

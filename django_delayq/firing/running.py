@@ -15,9 +15,9 @@ from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.suspects import fire_suspect
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.announcing import announce
 from django_delayq.ledger.controls import look_again_at, stopped_among
 from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
 

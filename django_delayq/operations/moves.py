@@ -17,18 +17,16 @@ from django_delayq.clock import database_now
 from django_delayq.delays import shifted
 from django_delayq.engine import Change
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger import claiming, controls, outbox, writing
-from django_delayq.ledger.announcing import push
-from django_delayq.ledger.history import appended, clipped, event
+from django_delayq.ledger import claiming, controls, outbox, paging
+from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.pages import Living, living_of
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-    from django_delayq.models import TimeoutQuerySet
     from django_delayq.policies import TimeoutPolicy
 
     Progress = Callable[[int], object]
@@ -104,7 +102,7 @@ def _move_page(change_id: int, using: str) -> int | None:
             return None
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
-        ids = list(page.values_list("pk", flat=True)[: writing.CHUNK])
+        ids = list(page.values_list("pk", flat=True)[: paging.CHUNK])
         change.touched_at = database_now(using)
         if ids:
             moved = _move_rows(ids, change, policy, using)
@@ -126,29 +124,22 @@ def _finish(change: PolicyChange, policy: TimeoutPolicy[Any], using: str) -> Non
 
 
 def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str) -> int:
-    """Those of `ids` that are still pending and have another deadline now are moved; returns how many."""
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1)
-    living = living_of(rows, using, lock=True)
-    moved = []
-    for row in writing.locked(rows, using):
+    """Move those of `ids` that are still pending and have another deadline now; return how many."""
+    page = paging.read_page(ids, using)
+    moves = []
+    for row in page.rows:
         try:
-            due_at, run_at = _moments_of(row, change, policy, living)
+            due_at, run_at = _moments_of(row, change, policy, page)
         except InvalidDelay:
             continue  # farther away than a deadline can be: it stays where it is
-        if (due_at, run_at) == (row.due_at, row.run_at):
-            continue
-        details = {"from": row.due_at, "to": due_at}
-        said = event("replanned", change.touched_at, by=change.by, reason=change.reason, **details)
-        row.history = appended(row.history, said)
-        row.due_at, row.run_at, row.claims, row.claimed_until = due_at, run_at, 0, None
-        moved.append(row)
-    writing.save_moved(moved, using)
-    push(moved, using)
-    return len(moved)
+        if (due_at, run_at) != (row.due_at, row.run_at):
+            moves.append((row, due_at, run_at))
+    at, by, reason = change.touched_at, change.by, change.reason
+    return len(move_rows(moves, using, what="replanned", at=at, by=by, reason=reason))
 
 
 def _moments_of(
-    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], living: Living
+    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page
 ) -> tuple[datetime, datetime]:
     """The deadline and the next attempt of `row` after `change`."""
     details = change.details
@@ -160,9 +151,8 @@ def _moments_of(
     if details["move"] == "shift":
         due_at = shifted(row.due_at, timedelta(microseconds=details["microseconds"]))
     else:
-        due_at = _planned(row, details["after"], policy, living) or row.due_at
-    waits_for_more = row.run_at > row.due_at
-    return due_at, max(row.run_at, due_at) if waits_for_more else due_at
+        due_at = _planned(row, details["after"], policy, page) or row.due_at
+    return due_at, run_at_of(row, due_at)
 
 
 def _counts_from(row: Timeout) -> datetime:
@@ -171,9 +161,9 @@ def _counts_from(row: Timeout) -> datetime:
     return max([row.created_at, *anew])
 
 
-def _planned(row: Timeout, after: int | None, policy: TimeoutPolicy[Any], living: Living) -> datetime | None:
+def _planned(row: Timeout, after: int | None, policy: TimeoutPolicy[Any], page: paging.Page) -> datetime | None:
     """The deadline that the policy has for `row` with the delay `after`, in microseconds, or with its declared one."""
-    obj = living.get((row.content_type_id, row.object_id))
+    obj = page.object_of(row) if callable(policy.after) else None
     if obj is None and callable(policy.after):
         return None
     in_force = None if after is None else timedelta(microseconds=after)
@@ -188,7 +178,7 @@ def bring_back(policy: TimeoutPolicy[Any], using: str) -> None:
     controls.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:BROUGHT_BACK])
-    for chunk in writing.chunks(rows, PUSHED):
+    for chunk in paging.chunks(rows, PUSHED):
         claiming.free([row_id for row_id, _, _ in chunk], using)
         # Not only earlier: who leases one just now may be about to put it aside for a minute, and loses it by this.
         outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])

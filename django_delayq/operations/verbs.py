@@ -11,8 +11,7 @@ from django_delayq import clock, signals
 from django_delayq.delays import check_length, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.announcing import push, withdraw
-from django_delayq.ledger.history import appended, event
+from django_delayq.ledger.history import record, record_death
 from django_delayq.ledger.settling import slot_is_taken
 from django_delayq.models import Timeout, slot_of
 from django_delayq.operations.actors import checked_actor
@@ -107,26 +106,10 @@ def retry(
     return steer(target, _Retry(), by=checked_actor(by), reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _note(row: Timeout, what: str, around: Around, **details: Any) -> None:
-    said = event(what, around.now, by=around.by, reason=around.reason, **details)
-    row.history = appended(row.history, said)
-
-
-def _note_death(row: Timeout, around: Around) -> None:
-    """The columns of a dead row are about to tell something else."""
-    if row.state == State.DEAD:
-        died = event("dead", row.settled_at or around.now, reason=row.reason)
-        row.history = appended(row.history, died)
-
-
 def _not_pending(row: Timeout) -> Refusal | None:
     if row.state == State.PENDING:
         return None
     return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
-
-
-def _move(row: Timeout, due_at: datetime, run_at: datetime) -> None:
-    row.due_at, row.run_at, row.claims, row.claimed_until = due_at, run_at, 0, None
 
 
 class _Cancel:
@@ -139,13 +122,12 @@ class _Cancel:
 
     def write(self, rows: list[Timeout], refused: list[Timeout], around: Around) -> None:
         for row in rows:
-            _note_death(row, around)
-            _note(row, "cancel_requested", around)
+            record_death(row, around.now)
+            record(row, "cancel_requested", **around.said)
         for row in refused:
             if row.state == State.FIRING:
                 writing.forbid_attempts(row, around.reason, by=around.by)
         writing.cancel_rows(rows, around.using, around.reason, around.now)
-        withdraw([(row.queue, row.pk) for row in rows], around.using)
 
 
 class _FireNow:
@@ -159,12 +141,8 @@ class _FireNow:
         return _not_pending(row) or unable
 
     def write(self, rows: list[Timeout], refused: list[Timeout], around: Around) -> None:
-        for row in rows:
-            due_at = min(row.due_at, around.now)
-            _note(row, "fire_requested", around, **{"from": row.due_at, "to": around.now})
-            _move(row, due_at, around.now)
-        writing.save_moved(rows, around.using)
-        push(rows, around.using)
+        moves = [(row, min(row.due_at, around.now), around.now) for row in rows]
+        writing.move_rows(moves, around.using, what="fire_requested", to=around.now, **around.said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +161,9 @@ class _Postpone:
             return Refusal.TOO_FAR
 
     def write(self, rows: list[Timeout], refused: list[Timeout], around: Around) -> None:
-        for row in rows:
-            due_at = self._due(row, around.now)
-            _note(row, "postponed", around, **{"from": row.due_at, "to": due_at})
-            _move(row, due_at, max(row.run_at, due_at))
-        writing.save_moved(rows, around.using)
-        push(rows, around.using)
+        deadlines = [(row, self._due(row, around.now)) for row in rows]
+        moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
+        writing.move_rows(moves, around.using, what="postponed", **around.said)
 
     def _due(self, row: Timeout, now: datetime) -> datetime:
         if self.given.at is not None:
@@ -206,7 +181,7 @@ class _Retry:
             return Refusal.NOT_DEAD
         if policy is None:
             return Refusal.POLICY_UNKNOWN
-        if not around.is_living(row):
+        if around.page.object_of(row) is None:
             return Refusal.OBJECT_GONE
         slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels}
         if slots & around.slots or slot_is_taken(row, policy.labels, around.using):
@@ -216,7 +191,6 @@ class _Retry:
 
     def write(self, rows: list[Timeout], refused: list[Timeout], around: Around) -> None:
         for row in rows:
-            _note_death(row, around)
-            _note(row, "retried", around, to=around.now)
+            record_death(row, around.now)
+            record(row, "retried", to=around.now, **around.said)
         writing.revive(rows, around.using, around.now)
-        push(rows, around.using)
