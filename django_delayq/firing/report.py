@@ -15,8 +15,8 @@ from django.utils import timezone
 from django_delayq import clock
 from django_delayq.firing.handler import guarded
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
-from django_delayq.ledger.announcing import announce
 from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
