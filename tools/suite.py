@@ -36,8 +36,10 @@ NICENESS = "5"
 MINUTE = 60
 THREADS = "tests/integration/worker"
 PROCESSES = ("tests/e2e", "tests/shop")
-NOT_OF_REPLICAS = ("matrix", "metrics", "security")
+NOT_OF_REPLICAS = ("firing/test_crashes", "matrix/test_conditions", "matrix/test_keys_swapped_user")
+"""Forms of conditions that are all read in one way, and tests about processes."""
 NOT_OF_PYTHON = ("acl", "cluster", "failovers", "mutants", "tls")
+"""Tests of servers and of Lua."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -180,7 +182,7 @@ def _stages() -> list[Stage]:
     no_browser = ["-m", "not browser"]  # a page looks the same on each database
     real_orders = ["pytest", "-m", "real_orders", "tests/shop"]
     on_server = _computing("tests/integration", options=no_browser)
-    routed = [f"tests/integration/{room}" for room in NOT_OF_REPLICAS]
+    routed = [f"tests/integration/{name}.py" for name in NOT_OF_REPLICAS]
     of_redis = [f"tests/engine/test_{name}.py" for name in NOT_OF_PYTHON]
     newest = _computing("tests/unit", "tests/engine", "tests/integration", options=no_browser, ignored=of_redis)
     return [

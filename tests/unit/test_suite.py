@@ -77,7 +77,7 @@ def test_where_one_failure_is_a_defect_nothing_is_repeated(folder: Path, monkeyp
 
 
 def test_every_place_that_the_suite_names_exists() -> None:
-    """pytest says nothing of a path that it is told to ignore and that is not there."""
+    """Pytest says nothing of a path that it is told to ignore and that is not there."""
     commands = [command for stage in suite._stages() for command in [*stage.computing, *stage.waiting]]
     named = {word.removeprefix("--ignore=") for command in commands for word in command}
     places = {word for word in named if word.startswith("tests/")} | set(suite.NO_SECOND_RUN)
