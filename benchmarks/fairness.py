@@ -30,11 +30,11 @@ def crowd(policy: str, count: int, after: timedelta) -> datetime:
     from django.utils import timezone
 
     from django_delayq import get_policy
-    from django_delayq.connections import get_worker_engine
     from django_delayq.ledger import writing
+    from django_delayq.ledger.outbox import due_ms_of
     from django_delayq.ledger.subjects import subject_at
     from django_delayq.models import Timeout
-    from django_delayq.outbox import due_ms_of
+    from django_delayq.redis_clients import get_worker_engine
     from tests.testapp.models import Order
 
     declared: Any = get_policy((Order, policy))

@@ -50,7 +50,7 @@ def ground() -> Iterator[None]:
 
 
 def _forget(prefix: str) -> None:
-    from django_delayq.connections import get_engine
+    from django_delayq.redis_clients import get_engine
 
     engine = get_engine()
     if engine is not None:

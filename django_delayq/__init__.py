@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from django_delayq.arming.sync import sync_timeouts as sync_timeouts
     from django_delayq.exceptions import DeadlinePassed as DeadlinePassed
     from django_delayq.exceptions import DelayqError as DelayqError
     from django_delayq.exceptions import ExtensionLimit as ExtensionLimit
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from django_delayq.exceptions import PolicyError as PolicyError
     from django_delayq.exceptions import TimeoutConflict as TimeoutConflict
     from django_delayq.exceptions import UnknownPolicy as UnknownPolicy
-    from django_delayq.guards import before_deadline as before_deadline
     from django_delayq.outcomes import GiveUp as GiveUp
     from django_delayq.outcomes import Skip as Skip
     from django_delayq.outcomes import Snooze as Snooze
@@ -31,22 +31,25 @@ if TYPE_CHECKING:
     from django_delayq.policies import timeout_policy as timeout_policy
     from django_delayq.relations import TimeoutRelation as TimeoutRelation
     from django_delayq.retries import Retry as Retry
-    from django_delayq.scheduling import acancel_timeout as acancel_timeout
-    from django_delayq.scheduling import aextend_timeout as aextend_timeout
-    from django_delayq.scheduling import areschedule_timeout as areschedule_timeout
-    from django_delayq.scheduling import aschedule_timeout as aschedule_timeout
-    from django_delayq.scheduling import cancel_timeout as cancel_timeout
-    from django_delayq.scheduling import extend_timeout as extend_timeout
-    from django_delayq.scheduling import reschedule_timeout as reschedule_timeout
-    from django_delayq.scheduling import schedule_timeout as schedule_timeout
-    from django_delayq.scheduling_bulk import cancel_timeouts as cancel_timeouts
-    from django_delayq.scheduling_bulk import extend_timeouts as extend_timeouts
-    from django_delayq.scheduling_bulk import reschedule_timeouts as reschedule_timeouts
-    from django_delayq.scheduling_bulk import schedule_timeouts as schedule_timeouts
-    from django_delayq.selectors import Deadline as Deadline
-    from django_delayq.selectors import aget_deadline as aget_deadline
-    from django_delayq.selectors import get_deadline as get_deadline
-    from django_delayq.selectors import pending_timeouts as pending_timeouts
+    from django_delayq.scheduling.bulk import cancel_timeouts as cancel_timeouts
+    from django_delayq.scheduling.bulk import extend_timeouts as extend_timeouts
+    from django_delayq.scheduling.bulk import reschedule_timeouts as reschedule_timeouts
+    from django_delayq.scheduling.bulk import schedule_timeouts as schedule_timeouts
+    from django_delayq.scheduling.guards import before_deadline as before_deadline
+    from django_delayq.scheduling.queries import Deadline as Deadline
+    from django_delayq.scheduling.queries import aget_deadline as aget_deadline
+    from django_delayq.scheduling.queries import get_deadline as get_deadline
+    from django_delayq.scheduling.queries import pending_timeouts as pending_timeouts
+    from django_delayq.scheduling.single import acancel_timeout as acancel_timeout
+    from django_delayq.scheduling.single import aextend_timeout as aextend_timeout
+    from django_delayq.scheduling.single import areschedule_timeout as areschedule_timeout
+    from django_delayq.scheduling.single import aschedule_timeout as aschedule_timeout
+    from django_delayq.scheduling.single import cancel_timeout as cancel_timeout
+    from django_delayq.scheduling.single import extend_timeout as extend_timeout
+    from django_delayq.scheduling.single import reschedule_timeout as reschedule_timeout
+    from django_delayq.scheduling.single import schedule_timeout as schedule_timeout
+    from django_delayq.scheduling.story import Story as Story
+    from django_delayq.scheduling.story import explain_timeout as explain_timeout
     from django_delayq.signals import timeout_cancelled as timeout_cancelled
     from django_delayq.signals import timeout_dead as timeout_dead
     from django_delayq.signals import timeout_failed as timeout_failed
@@ -54,32 +57,29 @@ if TYPE_CHECKING:
     from django_delayq.signals import timeout_rescheduled as timeout_rescheduled
     from django_delayq.signals import timeout_scheduled as timeout_scheduled
     from django_delayq.signals import timeout_skipped as timeout_skipped
-    from django_delayq.story import Story as Story
-    from django_delayq.story import explain_timeout as explain_timeout
-    from django_delayq.syncing import sync_timeouts as sync_timeouts
 
 _NAMES = {
     "exceptions": (
         "DeadlinePassed DelayqError ExtensionLimit InvalidDelay InvalidPayload PolicyError "
         "TimeoutConflict UnknownPolicy"
     ),
-    "guards": "before_deadline",
+    "scheduling.guards": "before_deadline",
     "outcomes": "GiveUp Skip Snooze",
     "policies": "TimeoutPolicy get_policies get_policy register_policy timeout_policy",
     "relations": "TimeoutRelation",
     "retries": "Retry",
-    "scheduling": (
+    "scheduling.single": (
         "acancel_timeout aextend_timeout areschedule_timeout aschedule_timeout "
         "cancel_timeout extend_timeout reschedule_timeout schedule_timeout"
     ),
-    "scheduling_bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
-    "selectors": "Deadline aget_deadline get_deadline pending_timeouts",
+    "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
+    "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
     "signals": (
         "timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_rescheduled timeout_scheduled "
         "timeout_skipped"
     ),
-    "story": "Story explain_timeout",
-    "syncing": "sync_timeouts",
+    "scheduling.story": "Story explain_timeout",
+    "arming.sync": "sync_timeouts",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

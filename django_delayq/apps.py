@@ -15,7 +15,8 @@ class DelayqConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_delayq import checks, receivers
+        from django_delayq import checks
+        from django_delayq.arming import receivers
         from django_delayq.policies import registry
 
         autodiscover_modules("timeouts")

@@ -16,14 +16,15 @@ from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.connections import get_engine
-from django_delayq.db_connections import pool_limit
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import refusal
+from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows
-from django_delayq.scrubbing import get_scrubber
+from django_delayq.redis_clients import get_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +82,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def _check_sources(redis: Any) -> Iterator[CheckMessage]:
     """The address of Redis can be read, and the function that errors go through is one. Neither is asked or called."""
-    from django_delayq.connections.clients import check_source  # loads redis-py, which no web process needs for this
+    from django_delayq.redis_clients.clients import check_source  # loads redis-py, which no web process needs for this
 
     for check, error in (
         (partial(check_source, redis), partial(Error, id="django_delayq.E001")),
@@ -170,7 +171,7 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
 
 def check_redis(**_: Any) -> list[CheckMessage]:
     """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
-    from django_delayq.connections.eviction import evicting_policy  # loads redis-py
+    from django_delayq.redis_clients.clients import evicting_policy  # loads redis-py
 
     try:
         engine = get_engine()
@@ -215,20 +216,19 @@ def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for alias in databases or []:
         connection = connections[alias]
-        if connection.vendor == "sqlite":
-            mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", ""))
-            if mode.upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
-                found.append(
-                    Warning(
-                        f"Database {alias!r}: SQLite transactions begin as readers.",
-                        hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: one that reads first and writes later '
-                        "fails with 'database is locked' as soon as a worker has written in between.",
-                        id="django_delayq.W004",
-                    )
-                )
-        elif connection.vendor not in {"postgresql", "mysql"}:
+        dialect, features = dialect_of(connection), connection.features
+        if not dialect.is_supported:
             found.append(Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005"))
-        elif not connection.features.has_select_for_update_skip_locked:
+        elif dialect.begins_as_reader(connection):
+            found.append(
+                Warning(
+                    f"Database {alias!r}: SQLite transactions begin as readers.",
+                    hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: one that reads first and writes later '
+                    "fails with 'database is locked' as soon as a worker has written in between.",
+                    id="django_delayq.W004",
+                )
+            )
+        elif features.has_select_for_update and not features.has_select_for_update_skip_locked:
             found.append(
                 Error(
                     f"Database {alias!r} cannot skip locked rows.",

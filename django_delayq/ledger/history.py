@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
 
-from django_delayq import scrubbing
+from django_delayq.ledger import scrubbing
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout

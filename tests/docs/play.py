@@ -105,7 +105,7 @@ def _check_settings(compiled: Any) -> None:
     from django.test import override_settings
 
     from django_delayq.conf import get_settings
-    from django_delayq.connections import get_worker_engine
+    from django_delayq.redis_clients import get_worker_engine
 
     namespace = {name: deepcopy(getattr(settings, name)) for name in ("INSTALLED_APPS", "DATABASES", "CACHES")}
     before = deepcopy(namespace)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_delayq import TimeoutPolicy, receivers, timeout_policy
+from django_delayq import TimeoutPolicy, timeout_policy
+from django_delayq.arming import receivers
 from django_delayq.policies import registry
 
 

@@ -19,7 +19,7 @@ from django.utils import translation
 
 from django_delayq.admin import describing
 from django_delayq.models import Timeout
-from django_delayq.story import ACTORS, NAMES, REASONS, told_reason
+from django_delayq.scheduling.story import ACTORS, NAMES, REASONS, told_reason
 from tools.messages import LANGUAGES, PACKAGE, ROOT
 
 Catalogue = dict[tuple[str, ...], tuple[str, ...]]
@@ -194,7 +194,7 @@ def test_a_row_is_named_in_the_readers_language() -> None:
 
 def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None:
     sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    noted = r"\bevent\(\s*\"(\w+)\"|\bwhat=\"(\w+)\"|\b_note\(row, \"(\w+)\"|\b_shift\([^\n]*, \"(\w+)\""
+    noted = r"\bevent\(\s*\"(\w+)\"|\bwhat=\"(\w+)\"|\.note\(row, \"(\w+)\"|\b_shift\([^\n]*, \"(\w+)\""
     kinds = {next(filter(None, found)) for found in re.findall(noted, sources)}
     assert {"extended", "failed", "postponed", "rescheduled", "snoozed", "suspected"} <= kinds
     assert kinds - NAMES.keys() == set()

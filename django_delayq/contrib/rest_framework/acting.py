@@ -13,12 +13,12 @@ from rest_framework import serializers, status
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
 
-from django_delayq import steering
+from django_delayq import operations
 from django_delayq.contrib.rest_framework.selecting import Moment
 from django_delayq.contrib.rest_framework.serializers import PolicySerializer, TimeoutSerializer
-from django_delayq.db_errors import link_of, trouble_of
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import InvalidDelay
+from django_delayq.ledger.db_errors import link_of, trouble_of
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.models import Timeout
 
@@ -83,7 +83,7 @@ class ResumeSerializer(ReasonSerializer):
 class RefusalSerializer(serializers.Serializer[Any]):
     """Why a timeout stays as it is."""
 
-    code = serializers.ChoiceField(steering.Refusal.choices)
+    code = serializers.ChoiceField(operations.Refusal.choices)
     detail = serializers.CharField()
 
 
@@ -124,7 +124,7 @@ def told_apart(using: str) -> Iterator[None]:
         yield
     except InvalidDelay as error:
         raise ValidationError({"delay": [str(error)]}) from error
-    except steering.PolicyConflict as error:
+    except operations.PolicyConflict as error:
         raise Conflict(str(error)) from error
     except DatabaseError as error:
         # A deadlock, or a lock that took too long: the caller may try again. A database that is away is another
@@ -134,16 +134,16 @@ def told_apart(using: str) -> Iterator[None]:
         raise Conflict from error
 
 
-def answer_for(row: Timeout, steered: steering.Steered, using: str) -> Response:
+def answer_for(row: Timeout, steered: operations.Result, using: str) -> Response:
     """200 if it changed; 404 if there is no such row any more; 409 if it is not in a state for this.
 
     No exception: a cancel that came while it was firing has forbidden further attempts, and that must be kept.
     """
     why = steered.refusals[0].why if steered.refusals else None
     found = Timeout.objects.using(using).filter(pk=row.pk).first()
-    if found is None or why is steering.Refusal.MISSING:
+    if found is None or why is operations.Refusal.MISSING:
         raise Http404
-    if why is steering.Refusal.TOO_FAR:
+    if why is operations.Refusal.TOO_FAR:
         raise ValidationError({"delay": [str(why.label)]})
     acted = {
         "verb": steered.verb,

@@ -15,7 +15,7 @@ from django_delayq.contrib.rest_framework.serializers import StopField
 from django_delayq.contrib.rest_framework.throttling import OptionalScope
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.status import snapshot
+from django_delayq.monitoring.snapshot import snapshot
 
 
 class CountSerializer(serializers.Serializer[Any]):

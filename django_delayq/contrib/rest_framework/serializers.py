@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.controls import PolicyState
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.story import explain_timeout
+from django_delayq.scheduling.story import explain_timeout
 
 
 class ObjectSerializer(serializers.Serializer[Timeout]):

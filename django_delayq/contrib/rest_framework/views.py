@@ -11,7 +11,7 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from django_delayq import controls, steering
+from django_delayq import operations
 from django_delayq.contrib.rest_framework import acting
 from django_delayq.contrib.rest_framework.pagination import KeysetPagination
 from django_delayq.contrib.rest_framework.permissions import StaffWithPermission
@@ -22,6 +22,7 @@ from django_delayq.contrib.rest_framework.serializers import (
     TimeoutSerializer,
 )
 from django_delayq.contrib.rest_framework.throttling import OptionalScope
+from django_delayq.ledger import controls
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
@@ -86,24 +87,24 @@ class TimeoutViewSet(OptionalScope, RetrieveModelMixin, _Timeouts):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
         """It will not happen. What is firing cannot be stopped, but gets no further attempt."""
-        return self._act(steering.cancel, acting.VerbSerializer)
+        return self._act(operations.cancel, acting.VerbSerializer)
 
     @action(detail=True, methods=["post"])
     def fire(self, request: Request, pk: str) -> Response:
         """It is due now, and a worker fires it as always: if its condition still holds."""
-        return self._act(steering.fire_now, acting.VerbSerializer)
+        return self._act(operations.fire_now, acting.VerbSerializer)
 
     @action(detail=True, methods=["post"])
     def postpone(self, request: Request, pk: str) -> Response:
         """It has a later deadline."""
-        return self._act(steering.postpone, acting.PostponeSerializer)
+        return self._act(operations.postpone, acting.PostponeSerializer)
 
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, pk: str) -> Response:
         """It was dead, and is attempted again."""
-        return self._act(steering.retry, acting.VerbSerializer)
+        return self._act(operations.retry, acting.VerbSerializer)
 
-    def _act(self, verb: Callable[..., steering.Steered], body: type[acting.VerbSerializer]) -> Response:
+    def _act(self, verb: Callable[..., operations.Result], body: type[acting.VerbSerializer]) -> Response:
         said = body(data=self.request.data)
         said.is_valid(raise_exception=True)
         row, using = self.get_object(), database_of(Timeout)
@@ -142,7 +143,7 @@ class PolicyViewSet(OptionalScope, ViewSet):
 
         Of a pause that is in force, end and reason are kept unless given.
         """
-        return self._act(steering.pause, acting.PauseSerializer)
+        return self._act(operations.pause, acting.PauseSerializer)
 
     @action(detail=True, methods=["post"])
     def hold(self, request: Request, label: str) -> Response:
@@ -150,12 +151,12 @@ class PolicyViewSet(OptionalScope, ViewSet):
 
         A pause that is in force becomes a hold that begins now.
         """
-        return self._act(steering.hold, acting.ReasonSerializer)
+        return self._act(operations.hold, acting.ReasonSerializer)
 
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, label: str) -> Response:
         """It goes on."""
-        return self._act(steering.resume, acting.ResumeSerializer)
+        return self._act(operations.resume, acting.ResumeSerializer)
 
     def _act(self, verb: Callable[..., PolicyChange | None], body: type[acting.ReasonSerializer]) -> Response:
         said = body(data=self.request.data)

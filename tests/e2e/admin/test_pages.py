@@ -290,11 +290,11 @@ def test_axe_would_notice_a_fault(admin: Admin) -> None:
 
 LONG = "The payment provider has told us that callbacks of the last hour will arrive late. " * 3
 GIVE_A_LONG_REASON = """
-from django_delayq import steering
+from django_delayq import operations
 Timeout.objects.filter(pk={pk}).update(reason={reason!r})
 Timeout.objects.filter(pk={dead}).update(reason={reason!r})
-change = steering.pause("shop.delivery.remind_late_delivery", by="admin:boss", reason={reason!r})
-steering.resume("shop.delivery.remind_late_delivery", by="admin:boss", reason="over")
+change = operations.pause("shop.delivery.remind_late_delivery", by="admin:boss", reason={reason!r})
+operations.resume("shop.delivery.remind_late_delivery", by="admin:boss", reason="over")
 """
 ROW_HEIGHTS = """
 return [...document.querySelectorAll("#result_list tbody tr")]

@@ -13,8 +13,8 @@ def main() -> None:
     from django.utils import timezone
 
     import django_delayq as dq
-    from django_delayq.connections import get_engine
     from django_delayq.models import Timeout
+    from django_delayq.redis_clients import get_engine
     from django_delayq.worker import Worker
     from tests.testapp.models import Effect, Order
 

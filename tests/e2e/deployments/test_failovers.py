@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from redis.crc import key_slot
 
-from django_delayq.connections import get_engine
+from django_delayq.redis_clients import get_engine
 from tests.e2e.deployments.conftest import Stage
 from tests.engine.topologies import SERVICE, Clustered, Watched, clustered, watched
 

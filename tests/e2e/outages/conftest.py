@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connection
 
-from django_delayq.connections import forget_engine, get_engine
-from django_delayq.connections.engines import ProducerEngine
+from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.redis_clients.clients import ProducerEngine
 from tests.integration.worker.running import wait_until
 
 if TYPE_CHECKING:

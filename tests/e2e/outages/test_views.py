@@ -22,10 +22,10 @@ from django.test import AsyncClient, Client
 from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.connections.engines import ProducerEngine
 from django_delayq.engine import Change
+from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
-from django_delayq.outbox import push
+from django_delayq.redis_clients.clients import ProducerEngine
 from tests.conftest import ROOT
 from tests.e2e.outages.conftest import LookUps, Seconds, await_errands, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
@@ -272,7 +272,7 @@ from django.db import connections
 settings.DELAYQ["REDIS"] = os.environ["SHOP_REDIS"]
 from django_delayq import schedule_timeout
 from django_delayq.conf import get_settings
-from django_delayq.connections import get_engine
+from django_delayq.redis_clients import get_engine
 from tests.testapp.models import Order
 get_settings.cache_clear()
 

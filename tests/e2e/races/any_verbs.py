@@ -14,9 +14,9 @@ from django.db import Error as DatabaseError
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import steering
+from django_delayq import operations
+from django_delayq.arming.sync import sync_all
 from django_delayq.models import Timeout
-from django_delayq.syncing import sync_all
 from tests.e2e.races import bulk_verbs, single_verbs
 from tests.testapp.models import Effect, ExpressOrder, Order
 
@@ -108,13 +108,13 @@ def _delete(orders: Sequence[int], dice: random.Random) -> None:
 
 def _steer(orders: Sequence[int], dice: random.Random) -> None:
     """What operators do to many at once: to cancelled and fired ones, too."""
-    verb: Any = dice.choice([steering.cancel, steering.fire_now, steering.retry, _postpone])
+    verb: Any = dice.choice([operations.cancel, operations.fire_now, operations.retry, _postpone])
     rows = Timeout.objects.filter(object_id__in=[str(pk) for pk in dice.sample(list(orders), len(orders) // 2)])
     verb(rows.order_by(dice.choice(["id", "-id", "slot"])), by="a race")
 
 
 def _postpone(rows: Any, by: str) -> None:
-    steering.postpone(rows, by=by, seconds=1)
+    operations.postpone(rows, by=by, seconds=1)
 
 
 def _sync(orders: Sequence[int], dice: random.Random) -> None:

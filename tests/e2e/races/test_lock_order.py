@@ -14,11 +14,11 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import steering
-from django_delayq.arming import arm_one
+from django_delayq import operations
+from django_delayq.arming.receivers import arm_saved
+from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.receivers import arm_saved
 from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
 from tests.testapp.models import ExpressOrder, Order
@@ -221,9 +221,9 @@ def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
     """Its row is made then. What several find in the way at once, none of them could lock for himself alone."""
     before, sessions = deadlocks(), []
     with transaction.atomic():
-        steering.pause(cancel_unpaid, by="the first")
+        operations.pause(cancel_unpaid, by="the first")
         for number in (1, 2):
-            pause = functools.partial(steering.pause, cancel_unpaid, by="another", reason=f"reason {number}")
+            pause = functools.partial(operations.pause, cancel_unpaid, by="another", reason=f"reason {number}")
             sessions.append(Session(pause))
             sessions[-1].wait_until_it_waits(sessions=number)
     for session in sessions:

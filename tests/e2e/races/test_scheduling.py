@@ -12,8 +12,8 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS
 from django.utils import timezone
 
+from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
-from django_delayq.syncing import Synced, sync_policy
 from tests.e2e.races.sessions import deadlocks
 from tests.e2e.races.single_verbs import USABLE
 from tests.e2e.races.stage import Actor, all_answer, wait_until

@@ -14,10 +14,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from django_delayq import steering
+from django_delayq import operations
 from django_delayq.admin import describing, wording
 from django_delayq.models import Timeout
-from django_delayq.story import StoryEvent
+from django_delayq.scheduling.story import StoryEvent
 from tests.integration.admin.conftest import DETAIL, LIST, STEER
 from tests.unit.test_translations import catalogue, each_language, file_of, placeholders
 from tools.messages import LANGUAGES
@@ -68,7 +68,7 @@ def browser(staff: Callable[..., Client], settings: Settings) -> Iterator[Client
 
 @each_language
 def test_every_page_of_the_admin_is_in_the_visitors_language(language: str, browser: Client, row: Timeout) -> None:
-    steering.pause(LABEL, by="admin:alice", reason="-")
+    operations.pause(LABEL, by="admin:alice", reason="-")
     code = translation.to_language(language)
     english = english_of(language)
     for address in pages(row):
@@ -86,7 +86,7 @@ def test_every_page_of_the_admin_is_in_the_visitors_language(language: str, brow
 
 
 def test_a_refusal_and_a_story_are_told_in_the_visitors_language(browser: Client, row: Timeout) -> None:
-    steering.hold(LABEL, by="admin:alice")
+    operations.hold(LABEL, by="admin:alice")
     asked = {"reason": "a storm", "confirmed": "yes"}
     refused = browser.post(reverse(OPERATE, args=[LABEL, "pause"]), asked, headers={"accept-language": "de"})
     assert f"{LABEL} ist eingefroren: Setzen Sie die Regel zuerst fort." in words_of(refused.content)

@@ -16,9 +16,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import TimeoutPolicy, controls, steering
+from django_delayq import TimeoutPolicy, operations
 from django_delayq.admin import describing, policy_pages
 from django_delayq.admin.chart import chart
+from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.integration.admin.conftest import stored
 from tests.testapp.models import Order
@@ -48,7 +49,7 @@ def state(label: str = LABEL) -> controls.PolicyState:
 
 def ready(operation: str) -> None:
     if operation == "resume":
-        steering.pause(LABEL, by="somebody")
+        operations.pause(LABEL, by="somebody")
 
 
 def told(answer: Any) -> list[str]:
@@ -190,7 +191,7 @@ def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order
 
 @pytest.mark.django_db(transaction=True)  # rows are moved after the commit
 def test_the_declared_delay_holds_again(admin_client: Client, order: Order) -> None:
-    steering.change_delay(LABEL, timedelta(hours=5), by="somebody", mode="recompute")
+    operations.change_delay(LABEL, timedelta(hours=5), by="somebody", mode="recompute")
     assert "5 h (declared: 30 min)" in page(admin_client)
     admin_client.post(address("delay"), {"reason": "x", "declared": "on", "mode": "recompute", "confirmed": "yes"})
     assert state().after is None
@@ -247,12 +248,12 @@ def test_a_form_that_says_nonsense_changes_nothing_and_comes_back(
 
 @pytest.mark.django_db(transaction=True)  # rows are moved after the commit
 def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> None:
-    steering.hold(LABEL, by="somebody")
+    operations.hold(LABEL, by="somebody")
     assert address("pause") not in page(admin_client) and address("hold") not in page(admin_client)
     answer = admin_client.post(address("pause"), FIELDS)
     assert answer.status_code == 200 and "held" in answer.content.decode()
     assert state().stop == "held"
-    steering.resume(LABEL, by="somebody")
+    operations.resume(LABEL, by="somebody")
     assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} was not stopped."]
     shifted = admin_client.post(address("delay", "testapp.order.remind"), FIELDS)
     assert "has no delay of its own" in shifted.content.decode()
@@ -261,7 +262,7 @@ def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> Non
 @pytest.mark.django_db(transaction=True)
 def test_the_form_of_a_paused_policy_shows_what_is_in_force_and_keeps_what_is_left_alone(admin_client: Client) -> None:
     until = timezone.now() + timedelta(days=1, seconds=33)
-    steering.pause(LABEL, by="support", reason="outage", until=until)
+    operations.pause(LABEL, by="support", reason="outage", until=until)
     shown = admin_client.get(address("pause")).context["form"]
     fields = {"reason": shown["reason"].value(), "until": timezone.localtime(until).strftime("%Y-%m-%dT%H:%M")}
     assert fields["reason"] == "outage"
@@ -293,7 +294,7 @@ def test_moving_for_too_long_is_left_to_a_worker(
     text = page(admin_client)
     assert "Deadlines are being moved by an earlier change" in text and address("pause") not in text
     assert LogEntry.objects.count() == 1
-    assert steering.go_on_with_moves("default") == 1
+    assert operations.continue_moves("default") == 1
     assert PolicyChange.objects.get().finished_at is not None
     assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=45)
 
@@ -309,7 +310,7 @@ def test_policies_that_are_gone_but_have_rows_are_shown(admin_client: Client, or
 
 
 def test_changes_are_listed_for_who_may_see_them(staff: Staff) -> None:
-    steering.pause(LABEL, by="cli:root", reason="<i>storm</i>")
+    operations.pause(LABEL, by="cli:root", reason="<i>storm</i>")
     answer = staff("view_policychange").get(reverse("admin:django_delayq_policychange_changelist"))
     text = answer.content.decode()
     assert LABEL in text and "cli:root" in text and "&lt;i&gt;storm" in text

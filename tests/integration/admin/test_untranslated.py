@@ -16,12 +16,12 @@ from django.urls import path, reverse
 from django.utils import timezone, translation
 
 import django_delayq as dq
-from django_delayq import steering
+from django_delayq import operations
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.story import NAMES
+from django_delayq.scheduling.story import NAMES
 from tests.integration.admin.conftest import DETAIL, LIST, STEER
 from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import Order
@@ -146,8 +146,8 @@ def addresses(rows: list[Timeout]) -> list[str]:
 
 @pytest.mark.usefixtures("nobodys_language")
 def test_every_page_asks_for_a_translation_of_every_word(visitor: Client, rows: list[Timeout]) -> None:
-    steering.pause(REMIND, by="admin:ALICE", until=timezone.now() + timedelta(hours=5))
-    steering.hold(UNPAID, by="admin:ALICE")
+    operations.pause(REMIND, by="admin:ALICE", until=timezone.now() + timedelta(hours=5))
+    operations.hold(UNPAID, by="admin:ALICE")
     found = {address: left_in_english(visitor.get(address)) for address in addresses(rows)}
     assert {address: words for address, words in found.items() if words} == {}
 
@@ -165,7 +165,7 @@ def test_every_refusal_of_a_form_asks_for_a_translation(visitor: Client, rows: l
     steer, ids = reverse(STEER, args=["postpone"]), ",".join(str(row.pk) for row in rows)
     forms: list[dict[str, Any]] = [{}, {"at": FAR}, {"at": "#"}, {"at": "2020-01-01T00:00"}, {"amount": "0"}]
     asked = [(steer, {**form, "ids": ids}) for form in forms]
-    steering.hold(UNPAID, by="admin:ALICE")
+    operations.hold(UNPAID, by="admin:ALICE")
     asked += [(reverse(OPERATE, args=[REMIND, "pause"]), {"until": until}) for until in (FAR, "2020-01-01T00:00", "#")]
     asked += [(reverse(OPERATE, args=[UNPAID, "pause"]), {})]
     wrong: list[dict[str, Any]] = [{}, {"amount": "1", "declared": "on"}, {"amount": "100000", "unit": "days"}]
@@ -213,5 +213,5 @@ def test_what_operators_do_is_logged_in_english_whatever_language_they_read(
         translation.override("de"),
         django_capture_on_commit_callbacks(execute=True),
     ):
-        steering.hold(REMIND, by="admin:ALICE", reason="storm")
+        operations.hold(REMIND, by="admin:ALICE", reason="storm")
     assert f"{REMIND} by admin:ALICE: held storm" in caplog.messages

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from django.core.management import call_command
 
-from django_delayq import controls
-from django_delayq.connections import forget_engine
+from django_delayq.ledger import controls
+from django_delayq.redis_clients import forget_engine
 
 
 class Said(NamedTuple):
@@ -23,9 +23,9 @@ Do = Callable[..., Said]
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    controls.forget()
+    controls.stop_cache.forget()
     yield
-    controls.forget()
+    controls.stop_cache.forget()
     forget_engine()
 
 

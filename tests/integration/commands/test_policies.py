@@ -10,11 +10,12 @@ import pytest
 from django.core.management import CommandError
 from django.utils import timezone
 
-from django_delayq import controls, get_policy, pending_timeouts
+from django_delayq import get_policy, pending_timeouts
+from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.commands.test_verbs import CLI, LINGER, REMIND
-from tests.integration.steering.conftest import pending
+from tests.integration.operations.conftest import pending
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,7 +70,7 @@ def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Callable[[st
     do("delayq_hold", REMIND)
     PolicyControl.objects.update(stopped_at=timezone.now() - timedelta(hours=1))
     Timeout.objects.update(created_at=timezone.now() - timedelta(hours=3))
-    with pytest.raises(CommandError, match="Nobody is there to ask"):
+    with pytest.raises(CommandError, match="Without a terminal"):
         do("delayq_resume", REMIND)
     assert stop_of(REMIND) == "held"
     assert "11 moved, 0 left as they are" in do("delayq_resume", REMIND, "--yes").out

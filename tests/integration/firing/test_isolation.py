@@ -16,9 +16,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import steering
-from django_delayq.arming import arm_one
-from django_delayq.firing import points
+from django_delayq import operations
+from django_delayq.arming.reconcile import arm_one
+from django_delayq.firing import checkpoints
 from django_delayq.ledger.claiming import claim
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import Session
@@ -171,7 +171,7 @@ def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
             left.pop()
             in_another_thread(lambda: Order.objects.filter(pk=order.pk).update(status="paid"))
 
-    points.look_on(pay)
+    checkpoints.set_hook(pay)
     fire(row)
     assert state(row) == ("skipped", "condition")
 
@@ -219,24 +219,24 @@ def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str)
 def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
     """The second shifts by the difference to what the first has put in force, not to what held when he came."""
     hour = timedelta(hours=1)
-    steering.change_delay(always, hour, by="a test")
+    operations.change_delay(always, hour, by="a test")
     changes = []
     with transaction.atomic():
-        steering.change_delay(always, 2 * hour, by="a test")
-        other = Session(lambda: changes.append(steering.change_delay(always, 5 * hour, by="another", mode="shift")))
+        operations.change_delay(always, 2 * hour, by="a test")
+        other = Session(lambda: changes.append(operations.change_delay(always, 5 * hour, by="another", mode="shift")))
         other.wait_until_it_waits()
     other.end()
     assert [change.details["before"] for change in changes] == [2 * hour.total_seconds()]
-    assert steering.preview_delay(always, None).before == 5 * hour
+    assert operations.preview_delay(always, None).before == 5 * hour
 
 
 def test_an_operator_goes_by_what_was_changed_since_his_transaction_began(always: Any) -> None:
     hour = timedelta(hours=1)
-    steering.change_delay(always, hour, by="a test")
+    operations.change_delay(always, hour, by="a test")
     changes = []
     with an_older_view():
-        in_another_thread(lambda: steering.change_delay(always, 2 * hour, by="another"))
-        changes.append(steering.change_delay(always, 5 * hour, by="a test", mode="shift"))
+        in_another_thread(lambda: operations.change_delay(always, 2 * hour, by="another"))
+        changes.append(operations.change_delay(always, 5 * hour, by="a test", mode="shift"))
     befores = [change.details["before"] for change in changes]
     assert befores == ([] if connection.vendor == "postgresql" else [2 * hour.total_seconds()])
 
@@ -249,7 +249,7 @@ def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:
     hour = timedelta(hours=1)
     with transaction.atomic():
         dq.reschedule_timeout(order, "always", hours=3)
-        moves.append(Session(lambda: steering.change_delay(always, 2 * hour, by="another", mode="shift")))
+        moves.append(Session(lambda: operations.change_delay(always, 2 * hour, by="another", mode="shift")))
         moves[0].wait_until_it_waits()
         moved = Timeout.objects.get(pk=row.pk).due_at
     moves[0].end()

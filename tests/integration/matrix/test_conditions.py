@@ -18,9 +18,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.arming.receivers import arm_saved
+from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from django_delayq.receivers import arm_saved
-from django_delayq.syncing import sync_policy
 from tests.integration.firing.conftest import due, fire, grouping, locking, needs_row_locks, state
 from tests.testapp.models import (
     Customer,

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import DeadlinePassed, TimeoutPolicy
+from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from django_delayq.syncing import sync_policy
 from tests.integration.matrix.keys import CASES, World, make_world
 from tests.testapp import keys
 

@@ -18,8 +18,8 @@ from django.test import override_settings
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 import django_delayq as dq
-from django_delayq import GiveUp, Retry, Skip, clock, signals, steering
-from django_delayq.contrib.prometheus import metrics
+from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
+from django_delayq.contrib import prometheus as metrics
 from django_delayq.testing import fire_due
 from tests.integration.worker.running import wait_until
 from tests.testapp.models import Order
@@ -32,7 +32,7 @@ APP = "django_delayq.contrib.prometheus"
 def counting() -> Iterator[None]:
     metrics.connect()
     yield
-    for signal in metrics.WHAT_HAPPENED:
+    for signal in metrics.COUNTERS:
         signal.disconnect(dispatch_uid="delayq_prometheus")
 
 
@@ -52,7 +52,7 @@ class Counted:
         return {name: after[name] - self._before[name] for name in after if after[name] != self._before[name]}
 
     def _now(self) -> dict[str, float]:
-        names = [f"delayq_{name}_total" for name, _ in metrics.WHAT_HAPPENED.values()]
+        names = [f"delayq_{name}_total" for name, _ in metrics.COUNTED.values()]
         return {name: value(name, self._policy) for name in (*names, "delayq_firing_lag_seconds_count")}
 
 
@@ -129,7 +129,7 @@ def test_rows_of_a_policy_that_is_not_declared_are_in_the_gauges() -> None:
 
 
 def test_a_stopped_policy_is_told() -> None:
-    steering.pause("testapp.order.remind", by="test")
+    operations.pause("testapp.order.remind", by="test")
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     assert registry.get_sample_value("delayq_policy_stopped", {"policy": "testapp.order.remind"}) == 1
@@ -145,7 +145,7 @@ def test_many_who_ask_share_one_look(django_assert_num_queries: Any) -> None:
 def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("django_delayq.status.snapshot", Mock(side_effect=DatabaseError("gone")))
+    monkeypatch.setattr("django_delayq.monitoring.snapshot.snapshot", Mock(side_effect=DatabaseError("gone")))
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     assert generate_latest(registry) == b""
@@ -155,7 +155,7 @@ def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
 @pytest.fixture
 def app() -> Iterator[None]:
     """The app is installed, and gone without a trace afterwards."""
-    for signal in metrics.WHAT_HAPPENED:
+    for signal in metrics.COUNTERS:
         signal.disconnect(dispatch_uid="delayq_prometheus")
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, APP]):
         yield

@@ -18,7 +18,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 import django_delayq as dq
-from django_delayq import steering
+from django_delayq import operations
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -44,7 +44,7 @@ def ledger(schedule: Callable[..., Timeout]) -> list[Timeout]:
     settled = {"settled_at": timezone.now(), "slot_taken": None}
     Timeout.objects.filter(pk=rows[3].pk).update(state="dead", cause="retries", **settled)
     Timeout.objects.filter(pk=rows[4].pk).update(state="fired", cause="due", **settled)
-    steering.pause("testapp.order.cancel_unpaid", by="somebody")
+    operations.pause("testapp.order.cancel_unpaid", by="somebody")
     return rows
 
 
@@ -66,7 +66,7 @@ def one_connection() -> Iterator[None]:
 
 
 @pytest.fixture
-def operations(ledger: list[Timeout]) -> list[Any]:
+def described(ledger: list[Timeout]) -> list[Any]:
     """What the schema says that there is, as the running application hands it out."""
     schema = schemathesis.openapi.from_wsgi("/schema/?format=json", get_wsgi_application())
     return [found.ok() for found in schema.get_all_operations()]
@@ -123,9 +123,9 @@ def ask_often(operation: Any, ledger: list[Timeout], headers: dict[str, str]) ->
 
 @pytest.mark.filterwarnings("default")  # the tool's own are not ours to mend
 def test_every_operation_answers_as_the_schema_says_whatever_is_asked(
-    operations: list[Any], ledger: list[Timeout], headers: dict[str, str]
+    described: list[Any], ledger: list[Timeout], headers: dict[str, str]
 ) -> None:
-    answers = {operation.label: ask_often(operation, ledger, headers) for operation in operations}
+    answers = {operation.label: ask_often(operation, ledger, headers) for operation in described}
     assert not any(code >= 500 for seen in answers.values() for code in seen)
     never = {label for label, seen in answers.items() if 200 not in seen}
     assert never == {"GET /closed/{id}/countdown/"}, answers

@@ -15,9 +15,10 @@ from django.utils.dateparse import parse_datetime
 from rest_framework import serializers
 
 import django_delayq as dq
-from django_delayq import clock, countdown
+from django_delayq import clock
 from django_delayq.contrib.rest_framework import DeadlineField
 from django_delayq.models import Timeout
+from django_delayq.scheduling import countdown
 from tests.testapp.models import Customer, ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db

@@ -14,9 +14,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import controls, signals, steering
-from django_delayq.countdown import countdown_of, pending_countdowns
+from django_delayq import operations, signals
+from django_delayq.ledger import controls
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.scheduling.countdown import countdown_of, pending_countdowns
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])
@@ -124,9 +125,9 @@ BULK: dict[str, Callable[[Any], Any]] = {
     "cancel_timeouts": dq.cancel_timeouts,
     "extend_timeouts": lambda rows: dq.extend_timeouts(rows, hours=1),
     "reschedule_timeouts": lambda rows: dq.reschedule_timeouts(rows, hours=9),
-    "cancel": lambda rows: steering.cancel(rows, by=BY),
-    "postpone": lambda rows: steering.postpone(rows, by=BY, hours=1),
-    "fire_now": lambda rows: steering.fire_now(rows, by=BY),
+    "cancel": lambda rows: operations.cancel(rows, by=BY),
+    "postpone": lambda rows: operations.postpone(rows, by=BY, hours=1),
+    "fire_now": lambda rows: operations.fire_now(rows, by=BY),
 }
 
 
@@ -146,13 +147,13 @@ def test_a_dead_row_of_the_replica_is_retried_on_the_writer(order: Order, replic
     dead = {"state": "dead", "cause": "retries", "settled_at": timezone.now(), "slot_taken": None}
     Timeout.objects.using("default").update(**dead)
     replicate()
-    assert steering.retry(order.timeouts.all(), by=BY).changed == 1
+    assert operations.retry(order.timeouts.all(), by=BY).changed == 1
     assert written().state == "pending"
 
 
 def test_a_single_steering_verb_sends_the_row_of_the_writer(row: Timeout) -> None:
     with received("timeout_rescheduled") as got:
-        steering.postpone(row, by=BY, hours=9)
+        operations.postpone(row, by=BY, hours=9)
     after = written()
     assert got == [("default", "pending", after.due_at, after.history, "first")]
 
@@ -207,7 +208,7 @@ def test_a_firing_decides_by_the_writer_and_its_handler_reads_the_writer_s_row(
 
 
 def test_a_policy_is_paused_on_the_writer(replicate: Callable[[], None]) -> None:
-    steering.pause("testapp.order.cancel_unpaid", by=BY)
+    operations.pause("testapp.order.cancel_unpaid", by=BY)
     assert PolicyControl.objects.using("default").get().stop == "paused"
     assert controls.policy_state("testapp.order.cancel_unpaid", "default").stop == "paused"
 

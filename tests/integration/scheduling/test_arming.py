@@ -359,7 +359,7 @@ def test_sync_arms_and_cancels_what_saves_did_not_see(now: datetime) -> None:
 
 
 def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest(now: datetime) -> None:
-    from django_delayq.syncing import sync_all, sync_policy
+    from django_delayq.arming.sync import sync_all, sync_policy
 
     fresh, late, old = Order.objects.bulk_create(
         Order(created_at=now - HALF_HOUR - ago)
@@ -380,7 +380,7 @@ def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest
 
 
 def test_the_background_sync_moves_what_an_update_moved(order: Order, now: datetime) -> None:
-    from django_delayq.syncing import sync_all
+    from django_delayq.arming.sync import sync_all
 
     Order.objects.update(created_at=now + timedelta(hours=1))
     assert sync_all("default").moved == 1

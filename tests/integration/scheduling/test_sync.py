@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
-from django_delayq.syncing import Synced, sync_policy
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 from tests.testapp.timeouts import cancel_unpaid
 

@@ -9,7 +9,8 @@ import pytest
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import clock, controls, steering
+from django_delayq import clock, operations
+from django_delayq.ledger import controls
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -63,7 +64,7 @@ def test_a_guarded_timeout_whose_condition_the_block_ends_counts_as_cancelled_by
 
 
 untyped: Any = dq
-operations: Any = steering
+operate: Any = operations
 seam: Any = clock
 
 
@@ -85,8 +86,8 @@ seam: Any = clock
         (lambda order, row: untyped.cancel_timeouts(Order.objects.all()), "Expected timeouts.*not Order queryset"),
         (lambda order, row: untyped.cancel_timeouts([order]), "Expected timeouts.*not Order"),
         (lambda order, row: untyped.extend_timeouts(None, hours=1), "Expected timeouts.*not NoneType"),
-        (lambda order, row: operations.cancel(order, by="x"), "Expected timeouts.*not Order"),
-        (lambda order, row: operations.cancel(Timeout, by="x"), "Expected timeouts.*not Timeout"),
+        (lambda order, row: operate.cancel(order, by="x"), "Expected timeouts.*not Order"),
+        (lambda order, row: operate.cancel(Timeout, by="x"), "Expected timeouts.*not Timeout"),
         (lambda order, row: untyped.cancel_timeout(Order, "remind"), "not the class Order"),
         (lambda order, row: untyped.sync_timeouts(Order), "Pass Order.objects.all()"),
         (lambda order, row: untyped.sync_timeouts([7]), "not 7"),

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from django_delayq import InvalidPayload, schedule_timeout
 from django_delayq.models import Timeout
-from django_delayq.payloads import MAX_BYTES
+from django_delayq.scheduling.payloads import MAX_BYTES
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,7 @@ import pytest
 from django.core.checks import run_checks
 
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.connections import get_worker_engine
+from django_delayq.redis_clients import get_worker_engine
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "yaml", "subprocess", "pty"}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_delayq.connections import forget_engine
 from django_delayq.firing.unknown import unknown
+from django_delayq.redis_clients import forget_engine
 from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.running import RunningWorker, StartWorker
 

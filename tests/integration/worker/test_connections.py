@@ -15,9 +15,9 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from django_delayq.conf import ConfigError
-from django_delayq.connections import forget_engine, get_engine, get_worker_engine
 from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineUnavailable
+from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.redis_setups import cluster_of, sentinel_of
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from django_delayq import outbox, schedule_timeout
+from django_delayq import schedule_timeout
 from django_delayq.clock import database_now
-from django_delayq.connections import forget_engine, get_engine
 from django_delayq.firing import plan
+from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
 from django_delayq.recovery import sweep
+from django_delayq.redis_clients import forget_engine, get_engine
 from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.running import StartWorker, all_are, due_orders, events, states, wait_until
 from tests.testapp.models import Effect, Order

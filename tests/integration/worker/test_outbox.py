@@ -12,11 +12,12 @@ import pytest
 from django.db import connection, transaction
 from django.test import TestCase
 
-from django_delayq import clock, outbox
-from django_delayq.connections import forget_engine, get_engine
+from django_delayq import clock
 from django_delayq.engine import Change
+from django_delayq.ledger import outbox
+from django_delayq.ledger.outbox import change_for, due_ms_of, push
 from django_delayq.models import Timeout
-from django_delayq.outbox import change_for, due_ms_of, push
+from django_delayq.redis_clients import forget_engine, get_engine
 
 if TYPE_CHECKING:
     import redis

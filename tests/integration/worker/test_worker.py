@@ -13,10 +13,10 @@ import pytest
 from django.db import transaction
 
 from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
-from django_delayq.connections import get_engine
 from django_delayq.firing import groups
 from django_delayq.ledger.claiming import claimable
 from django_delayq.models import Timeout
+from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from tests.integration.worker.running import (
     StartWorker,

@@ -15,7 +15,7 @@ from django_delayq import (
     reschedule_timeouts,
     schedule_timeouts,
 )
-from django_delayq.steering import cancel, fire_now, postpone
+from django_delayq.operations import cancel, fire_now, postpone
 from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, claim, in_
 from tests.testapp.models import Order
 

@@ -1,0 +1,209 @@
+"""Arm, move and cancel timeouts so that the ledger fits the rows as they are now in the database.
+
+Level-triggered: the current state of a row decides, not what a save changed. So the next save, or `sync`, makes up for
+a save that was missed.
+
+| the row | the ledger has | change |
+| --- | --- | --- |
+| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm |
+| `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
+| `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if the new round is closed |
+| `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+
+from django_delayq import clock
+from django_delayq.arming.row_state import CLOSING, RowState, lock_row_state, row_states
+from django_delayq.key_types import object_id_of
+from django_delayq.ledger import writing
+from django_delayq.ledger.announcing import announce, push, withdraw
+from django_delayq.ledger.locking import as_it_is, lock_objects, transaction_of
+from django_delayq.ledger.subjects import subject_at
+from django_delayq.models import Timeout
+from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from datetime import datetime, timedelta
+
+    from django.db.models import Model
+
+    from django_delayq.policies import TimeoutPolicy
+
+Cause = Timeout.Cause
+
+
+@dataclass(slots=True)
+class Changes:
+    """What must be written so that the ledger fits some rows of one model."""
+
+    insert: list[Timeout] = field(default_factory=list)
+    move: dict[int, tuple[datetime, datetime]] = field(default_factory=dict)
+    """For each id the new `since_at` and deadline."""
+    cancel: dict[int, tuple[Timeout.Cause, str]] = field(default_factory=dict)
+    """For each id the cause and the queue of the policy."""
+    too_old: int = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many rows change."""
+        return len(self.insert) + len(self.move) + len(self.cancel)
+
+
+def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, oldest: timedelta) -> None:
+    """Make the ledger fit the row `pk`, which stays locked until the transaction ends.
+
+    Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed.
+    """
+    connection = connections[using]
+    # A save outside a transaction has released the row. If the query waits for its lock, it shows the row as it is
+    # afterwards, but the ledger as it was before, and a round closed in between would be armed again. PostgreSQL always
+    # does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
+    may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
+    with transaction_of(using):
+        changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+        if may_be_stale and changes.size:
+            changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+        apply(changes, using, signals=True)
+
+
+def arm_many(
+    model: type[Model],
+    policies: Sequence[TimeoutPolicy[Any]],
+    pks: Collection[Any],
+    using: str,
+    oldest: timedelta | None,
+    *,
+    dry_run: bool = False,
+) -> Changes:
+    """Make the ledger fit the rows `pks` in one transaction, without signals; return what was written.
+
+    `dry_run`: only return what would be written. `oldest=None`: arm rounds of any age.
+    """
+    with transaction_of(using):
+        if not dry_run:
+            lock_objects(model, pks, using)
+        changes = diff(row_states(model, policies, pks, using), using, oldest)
+        if not dry_run:
+            apply(changes, using, signals=False)
+    return changes
+
+
+def diff(states: Sequence[RowState], using: str, oldest: timedelta | None) -> Changes:
+    """Return the changes that the table above requires for `states`."""
+    changes = Changes()
+    objects: dict[tuple[type[Model], Any], Any] = {}
+
+    def read_object(state: RowState) -> Any:
+        model, pk = place = (state.policy.model, state.pk)
+        if place not in objects:
+            objects[place] = as_it_is(model._base_manager.using(using).filter(pk=pk), using).get()
+        return objects[place]
+
+    for state in states:
+        policy, since_at = state.policy, state.since_at
+        if state.holds:
+            if callable(policy.since):
+                since_at = policy.since_of(read_object(state))
+            if state.pending_id is None or state.pending_since != since_at:
+                _diff_round(changes, state, since_at, read_object, using=using, oldest=oldest)
+        elif state.pending_id is not None:
+            changes.cancel[state.pending_id] = (Cause.CONDITION, policy.queue)
+    return changes
+
+
+def _diff_round(
+    changes: Changes,
+    state: RowState,
+    since_at: datetime | None,
+    read_object: Callable[[RowState], Any],
+    *,
+    using: str,
+    oldest: timedelta | None,
+) -> None:
+    """Arm the round of `since_at`, or move the pending round to it; note in `changes` what must be written."""
+    policy, pending_id = state.policy, state.pending_id
+
+    def is_closed() -> bool:
+        if state.closed is not None:
+            return state.closed
+        rounds = subject_at(policy, state.pk, "", using).rounds().filter(CLOSING, since_at=since_at)
+        return bool(as_it_is(rounds, using).values_list("pk")[:1])
+
+    if pending_id is None and (since_at is None or is_closed()):
+        return
+    obj = read_object(state) if callable(policy.after) and since_at is not None else None
+    due_at = policy.due_of(obj, since_at, state.after)
+    is_too_old = due_at is not None and oldest is not None and clock.now() - due_at >= oldest
+    if pending_id is None:
+        if is_too_old:
+            changes.too_old += 1
+        elif due_at is not None:
+            changes.insert.append(writing.new_row(subject_at(policy, state.pk, "", using), due_at, since_at))
+    elif since_at is None or due_at is None:
+        changes.cancel[pending_id] = (Cause.CONDITION, policy.queue)
+    elif is_closed():
+        changes.cancel[pending_id] = (Cause.SUPERSEDED, policy.queue)
+    elif is_too_old:
+        changes.cancel[pending_id] = (Cause.LATE, policy.queue)
+    else:
+        changes.move[pending_id] = (since_at, due_at)
+
+
+def apply(changes: Changes, using: str, *, signals: bool) -> None:
+    """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
+    rows = Timeout.objects.using(using)
+    moved, cancelled = list[Timeout](), list[Timeout]()
+    if changes.insert:
+        writing.insert(changes.insert, using)
+        push(changes.insert, using, earlier_only=True)
+    if changes.move:
+        moved = writing.locked(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
+        for row in moved:
+            writing.restart(row, *changes.move[row.pk])
+        push(moved, using)
+    if changes.cancel:
+        _cancel(changes.cancel, using)
+        if signals and timeout_cancelled.has_listeners():
+            cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
+    if signals:
+        sent = ((timeout_scheduled, changes.insert), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
+        for signal, changed in sent:
+            for row in changed:
+                announce(signal, row, using)
+
+
+def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
+    for cause in sorted({cause for cause, _ in cancel.values()}):
+        ids = [row_id for row_id, (its_cause, _) in cancel.items() if its_cause == cause]
+        for chunk in writing.chunks(ids):
+            if len(chunk) > 1:  # in the order of their slots, as everywhere
+                writing.locked(Timeout.objects.using(using).filter(pk__in=chunk, slot_taken=1), using)
+            writing.cancel(chunk, using, cause)
+    # A row whose queue is not the current one of its policy keeps its entry, which a worker checks unnecessarily.
+    withdraw([(queue, row_id) for row_id, (_, queue) in cancel.items()], using)
+
+
+def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
+    """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
+
+    Returns how many were cancelled. Sends no signals, as there may be very many.
+    """
+    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    cancelled = 0
+    with transaction_of(using):
+        for chunk in writing.chunks(sorted(pks, key=str)):
+            left = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
+            gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
+            rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
+            found = writing.locked(rows.only("id", "queue", "slot"), using)
+            cancelled += writing.cancel([row.pk for row in found], using, Cause.GONE) if found else 0
+            withdraw([(row.queue, row.pk) for row in found], using)
+    return cancelled

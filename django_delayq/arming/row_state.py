@@ -1,0 +1,167 @@
+"""Read in one query what `when` and `since` of each policy are for a row now, and what the ledger has for it.
+
+The query for one row is compiled once per model and database: compiling it on each save would cost more than ten
+times the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections
+from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
+from django.db.models.fields import BigIntegerField, DateTimeField
+
+from django_delayq.key_types import key_type
+from django_delayq.ledger.controls import delay_in_force
+from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, may_read_stale, rows_of
+from django_delayq.ledger.object_ids import object_id
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.policy_rules import reads_other_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import datetime, timedelta
+
+    from django.db.models import Model, QuerySet
+
+    from django_delayq.policies import TimeoutPolicy
+
+State, Cause = Timeout.State, Timeout.Cause
+# These close the round of their `since` value: it is not armed again. If a skip by the handler did not close it, the
+# round would be armed again, be due immediately, and be skipped again, indefinitely.
+CLOSING = (
+    Q(state__in=(State.FIRED, State.DEAD, State.FIRING))
+    | Q(state=State.CANCELLED, cause=Cause.HAND)
+    | Q(state=State.SKIPPED, cause=Cause.HANDLER)
+)
+COLUMNS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class RowState:
+    """What one locked read shows of one object and policy."""
+
+    pk: Any
+    policy: TimeoutPolicy[Any]
+    holds: bool
+    since_at: datetime | None
+    pending_id: int | None
+    pending_since: datetime | None
+    closed: bool | None
+    """Whether the round of `since_at` is closed; None: unknown, because SQL cannot read a callable `since`."""
+    after: timedelta | None = None
+    """The delay that an operator has put in force; None: the declared one."""
+
+
+def lock_row_state(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[RowState]:
+    """Lock the row `pk` until the end of the transaction; return its state for each policy, or [] if it is gone."""
+    connection = connections[using]
+    # The id of the content type is part of the cache key, because tests create content types again.
+    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    cached = (registry.version, model, using, may_read_stale(using), content_type.pk, tuple(policies))
+    sql, params, converters = _COMPILED.get(cached) or _compile(cached)
+    lock_parents(model, [pk], using)
+    with connection.cursor() as cursor:
+        key: Any = model._meta.pk
+        cursor.execute(sql, [*params, key.get_db_prep_value(pk, connection)])
+        row = cursor.fetchone()
+    if row is None:
+        return []
+    values = list(row)
+    for position, (functions, expression) in converters:
+        for convert in functions:
+            values[position] = convert(values[position], expression, connection)
+    return _row_states(values, policies)
+
+
+def row_states(
+    model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], using: str
+) -> list[RowState]:
+    """Return the states of the rows `pks`, which the caller has locked.
+
+    A statement of its own, after the one that locked: it sees what other transactions committed before the lock.
+    """
+    rows = as_it_is(_query(model, policies, using), using).filter(pk__in=pks).order_by("pk")
+    return [state for row in rows for state in _row_states(row, policies)]
+
+
+def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
+    """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
+    rows = policy.model._base_manager.using(using).filter(pk=pk)
+    return bool(as_it_is(rows.filter(policy.when) if policy.when else rows, using).values_list("pk")[:1])
+
+
+def _row_states(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> list[RowState]:
+    states = []
+    for number, policy in enumerate(policies):
+        holds, *rest = row[1 + COLUMNS * number : 1 + COLUMNS * (number + 1)]
+        states.append(RowState(row[0], policy, bool(holds), *rest))
+    return states
+
+
+def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
+    """Return a query over the table of `model`: the key, then `COLUMNS` per policy, in the order of `RowState`.
+
+    It joins only the tables of parents, whatever the managers of `model` add, so that it can lock. Inside a
+    transaction that may read stale rows, MySQL reads the current state of the ledger.
+    """
+    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    key = model._meta.pk
+    assert key is not None
+    own_id = object_id(OuterRef(key.name), model, using)
+    columns: dict[str, Any] = {}
+    for number, policy in enumerate(policies):
+        since = F(policy.since) if isinstance(policy.since, str) else None
+        rows = as_it_is(Timeout.objects.using(using), using).filter(
+            content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
+        )
+        pending = rows.filter(slot_taken=1).order_by("-id")
+        columns[f"delayq{number}_holds"] = _holds(policy, using)
+        columns[f"delayq{number}_since"] = since or Value(None, output_field=DateTimeField())
+        columns[f"delayq{number}_pending"] = Subquery(pending.values("id")[:1], output_field=BigIntegerField())
+        columns[f"delayq{number}_round"] = Subquery(pending.values("since_at")[:1], output_field=DateTimeField())
+        columns[f"delayq{number}_closed"] = (
+            Exists(rows.filter(CLOSING, since_at=OuterRef(policy.since)))
+            if isinstance(policy.since, str)
+            else Value(None, output_field=IntegerField())
+        )
+        columns[f"delayq{number}_after"] = delay_in_force(policy, using)
+    return cast("QuerySet[Any, Any]", rows_of(model, using).annotate(**columns).values_list("pk", *columns))
+
+
+def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:
+    """Return `when` as 1 or 0; NULL is 0.
+
+    A condition on other rows, or on what the policy's base manager adds, becomes a subquery: PostgreSQL locks
+    neither the nullable side of a join nor groups. A row that the base manager hides does not match.
+    """
+    when = policy.when
+    if has_own_manager(policy.model) or reads_other_rows(policy):
+        rows = policy.model._base_manager.using(using).filter(pk=OuterRef("pk"))
+        when = Q(Exists(rows.filter(when) if when else rows))
+    elif not when:
+        return Value(1, output_field=IntegerField())
+    return Case(When(when, then=Value(1)), default=Value(0), output_field=IntegerField())
+
+
+MAX_COMPILED = 500
+_Compiled = tuple[str, list[Any], list[Any]]
+_COMPILED: dict[tuple[Any, ...], _Compiled] = {}
+
+
+def _compile(cached: tuple[Any, ...]) -> _Compiled:
+    """Compile and cache the locking query: SQL, its parameters without the last one (the key), and converters."""
+    _version, model, using, _stale, _content_type, policies = cached
+    query = for_update(_query(model, policies, using).filter(pk=key_type(model).sample), using).query
+    compiler = query.get_compiler(using)
+    sql, params = compiler.as_sql()
+    expressions = [column[0] for column in compiler.select[: compiler.col_count]]
+    converters = list(compiler.get_converters(expressions).items())
+    if len(_COMPILED) >= MAX_COMPILED:
+        _COMPILED.clear()
+    _COMPILED[cached] = sql, list(params[:-1]), converters
+    return _COMPILED[cached]

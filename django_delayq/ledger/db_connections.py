@@ -1,0 +1,194 @@
+"""The database connections of a worker: how many it needs, when a thread returns one, and which ones are broken.
+
+A worker without a pool keeps the connections of its threads open, because opening one costs more than most firings.
+With psycopg's pool a thread returns its connection after each run, so that the pool can lend it to another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from django.db import connections
+from django.db.utils import Error
+
+from django_delayq.conf import ConfigError
+from django_delayq.dialects import dialect_of
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+logger = logging.getLogger("django_delayq.worker")
+
+IDLE_SECONDS: Final = 60.0
+"""A connection that was idle for longer is tested before it is used, because firewalls cut silent connections."""
+OWN: Final = 3
+"""Connections beside those of the handlers: the main loop; leases, heartbeat and sweep; sync and pruning."""
+OWN_OF_A_POOL: Final = 2
+"""The same with a pool: the first two of these hold a connection only briefly, so they can share one."""
+POOL_SIZE: Final = 4
+"""The default of psycopg's pool."""
+# Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
+# MariaDB). SQLite's code 8 is its READONLY.
+_READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874})
+_SQLITE_READ_ONLY: Final = 8
+
+
+class Limit(NamedTuple):
+    """How many connections a worker may open, and which setting says so."""
+
+    size: int
+    setting: str
+    is_pool: bool = False
+
+    @property
+    def own(self) -> int:
+        """Return how many connections the worker needs beside those of its handlers."""
+        return OWN_OF_A_POOL if self.is_pool else OWN
+
+    @property
+    def least(self) -> int:
+        """Return how many of them the worker cannot do without. Two threads that share a pool's last one take turns."""
+        return 1 if self.is_pool else self.own
+
+    def shortage(self, concurrency: int) -> str | None:
+        """Describe the limit if a worker with `concurrency` handler threads needs more; else return None."""
+        needed = concurrency + self.own
+        if self.size >= needed:
+            return None
+        return (
+            f"{self.setting} allows {self.size} connections, but a worker with {concurrency} handler threads "
+            f"needs {needed}."
+        )
+
+    def threads(self, concurrency: int) -> int:
+        """Return how many handler threads fit, at least 1 and at most `concurrency`.
+
+        Raises:
+            ConfigError: not even one fits.
+        """
+        if self.size <= self.least:
+            raise ConfigError(
+                f"{self.setting} allows {self.size} connections. A worker needs at least {1 + self.least}, "
+                f"and {concurrency + self.own} for {concurrency} handler threads. Raise the limit."
+            )
+        return max(1, min(concurrency, self.size - self.own))
+
+
+def pool_limit(using: str) -> Limit | None:
+    """Return the size of the connection pool of database `using`; None without a pool. Reads only the settings."""
+    pool = connections[using].settings_dict.get("OPTIONS", {}).get("pool")
+    if not pool or not dialect_of(connections[using]).has_pool:
+        return None
+    options: dict[str, Any] = pool if isinstance(pool, dict) else {}
+    size = options.get("max_size") or options.get("min_size", POOL_SIZE)
+    return Limit(size, f"DATABASES[{using!r}]['OPTIONS']['pool']: max_size", is_pool=True)
+
+
+def server_limit(using: str) -> Limit | None:
+    """Ask the server how many connections this role or account may open; None: as many as the server has.
+
+    Raises the database's errors.
+    """
+    connection = connections[using]
+    statement = dialect_of(connection).connection_limits
+    if not statement:
+        return None
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        limits = [Limit(size, setting) for size, setting in cursor.fetchall() if size is not None and size > 0]
+    return min(limits, default=None)
+
+
+def open_connection(using: str) -> bool:
+    """Open this thread's connection to the database, unless it comes from a pool; return False if that failed."""
+    connection = connections[using]
+    try:
+        if pool_limit(using) is None:
+            connection.ensure_connection()
+    except Exception as error:  # noqa: BLE001 - the next query raises it again where it can be handled
+        logger.debug("no connection to database %r yet: %s", using, error)
+        return False
+    return True
+
+
+def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> None:
+    """Close this thread's connections that are broken or too old, and return pooled ones to their pool.
+
+    Django closes a connection after each request unless CONN_MAX_AGE says otherwise. A worker has no requests, so
+    a connection stays open as long as it works, or for CONN_MAX_AGE seconds if that is set. A connection inside
+    a transaction is left alone.
+
+    Args:
+        idle_seconds: how long they were not used; from `IDLE_SECONDS` on they are tested.
+        error: what the last run raised. After an error that a read-only server raises no connection is kept: it
+            leads to a primary that was demoted, and every test that only reads would succeed there.
+    """
+    is_demoted = error is not None and is_read_only(error)
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None or connection.in_atomic_block:
+            continue
+        must_test = error is not None or connection.errors_occurred or idle_seconds > IDLE_SECONDS
+        if is_demoted or (must_test and not is_usable(connection)):
+            discard(connection)
+        elif _is_too_old(connection) or _pool_of(connection) is not None:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+
+def discard(connection: BaseDatabaseWrapper) -> None:
+    """Close the connection, and all idle ones of its pool: most likely they are broken or read-only, too.
+
+    Does nothing inside a transaction.
+    """
+    if connection.in_atomic_block:
+        return
+    with contextlib.suppress(Exception):
+        pool = _pool_of(connection)
+        if pool is not None and hasattr(pool, "drain"):  # psycopg_pool 3.3
+            pool.drain()
+        elif pool is not None and connection.connection is not None:
+            connection.connection.close()  # so that the pool replaces it
+    with contextlib.suppress(Exception):
+        connection.close()
+
+
+def is_usable(connection: BaseDatabaseWrapper) -> bool:
+    """Test the connection with a query; return whether it is open and works."""
+    try:
+        usable = connection.connection is not None and connection.is_usable()
+    except Exception:  # noqa: BLE001 - whatever it is, the connection cannot be used
+        return False
+    if usable:
+        connection.errors_occurred = False
+    return usable
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Return whether the server refused `error`'s statement because it accepts no writes."""
+    return error_code(error) in _READ_ONLY or (
+        getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF == _SQLITE_READ_ONLY
+    )
+
+
+def error_code(error: BaseException) -> str | int | None:
+    """Return the driver's code of a database error: SQLSTATE from psycopg, a number from MySQL's drivers."""
+    if not isinstance(error, Error):
+        return None
+    cause = error.__cause__ or error
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if isinstance(state, str):
+        return state
+    number = cause.args[0] if cause.args else None
+    return number if isinstance(number, int) else None
+
+
+def _pool_of(connection: BaseDatabaseWrapper) -> Any:
+    return getattr(connection, "pool", None)
+
+
+def _is_too_old(connection: BaseDatabaseWrapper) -> bool:
+    has_age = bool(connection.settings_dict["CONN_MAX_AGE"])
+    return has_age and connection.close_at is not None and time.monotonic() >= connection.close_at

@@ -1,0 +1,1 @@
+"""Report the state of an installation: snapshot, Redis, doctor."""

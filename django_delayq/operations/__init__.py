@@ -1,0 +1,32 @@
+"""What operators do, in the same way from the admin, by REST and by command.
+
+| on timeouts | on policies |
+| --- | --- |
+| `cancel`, `fire_now`, `postpone`, `retry` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
+
+Each takes the actor `by` (`admin:alice`) and a reason, and stores both: in the row's history or as a `PolicyChange`.
+"""
+
+from django_delayq.operations.delay import DelayPreview, change_delay, preview_delay
+from django_delayq.operations.replan import continue_moves
+from django_delayq.operations.runner import Refusal, Refused, Result
+from django_delayq.operations.stops import PolicyConflict, hold, pause, resume
+from django_delayq.operations.timeouts import cancel, fire_now, postpone, retry
+
+__all__ = [
+    "DelayPreview",
+    "PolicyConflict",
+    "Refusal",
+    "Refused",
+    "Result",
+    "cancel",
+    "change_delay",
+    "continue_moves",
+    "fire_now",
+    "hold",
+    "pause",
+    "postpone",
+    "preview_delay",
+    "resume",
+    "retry",
+]

@@ -1,0 +1,249 @@
+"""Pause, hold and resume policies: no timeout of a stopped policy fires.
+
+Its rows stay pending and can be cancelled or postponed. A worker that reserves a row after the commit does not fire it;
+rows reserved earlier are completed. A pause leaves deadlines where they are, so that timeouts that became due meanwhile
+fire when it ends. A hold stops the clock: when it ends, each pending deadline moves by its part of the hold.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from django.db import connections, transaction
+from django.utils.translation import gettext as _
+
+from django_delayq import clock
+from django_delayq.clock import database_now
+from django_delayq.delays import check_moment
+from django_delayq.exceptions import DelayqError, InvalidDelay
+from django_delayq.ledger import controls
+from django_delayq.ledger.history import clipped
+from django_delayq.ledger.locking import database_of, for_update, transaction_of
+from django_delayq.models import PolicyChange, PolicyControl
+from django_delayq.operations.replan import begin_move, continue_moves, requeue_due, run_move, unfinished
+from django_delayq.operations.runner import checked_actor
+from django_delayq.policies import TimeoutPolicy, get_policy
+
+if TYPE_CHECKING:
+    from django_delayq.operations.replan import Progress
+
+logger = logging.getLogger("django_delayq.steering")
+Stop, What = PolicyControl.Stop, PolicyChange.What
+
+
+class PolicyConflict(DelayqError):
+    """The operation contradicts the state of the policy. Nothing was changed."""
+
+
+def pause(
+    policy: str | TimeoutPolicy[Any],
+    *,
+    by: str,
+    reason: str = "",
+    until: datetime | Literal["keep"] | None = "keep",
+) -> PolicyChange | None:
+    """Stop `policy` until `resume`, or until a datetime. What falls due meanwhile fires afterwards.
+
+    Pausing a paused policy again changes what is given and keeps the rest: its end, its reason and its beginning.
+
+    Args:
+        policy: the policy or its label.
+        by: the actor, such as `admin:alice`.
+        reason: for people; empty: the reason of the pause that is in force.
+        until: a datetime in the future, by the database's clock; None: until it is resumed. `"keep"`: the end of
+            the pause that is in force, or none.
+
+    Returns:
+        The change; None: the policy was paused like this already.
+
+    Raises:
+        UnknownPolicy: it is not declared.
+        InvalidDelay: `until` has passed, or its awareness does not fit `USE_TZ`.
+        PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
+        ValueError: `by` is empty.
+    """
+    if isinstance(until, datetime) and check_moment(until, "until") <= clock.now():
+        raise InvalidDelay(_("{moment} has passed already.").format(moment=until))
+    with control_of(policy, by, reason) as (control, change):
+        if control.stop not in (Stop.NONE, Stop.PAUSED):
+            words = _("{policy} is {stop}: resume it first.")
+            raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
+        is_stopped = _is_stopped(control, change.at)
+        if until == "keep":
+            until = control.until if is_stopped else None
+        if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
+            return None
+        change.details = {"until": _iso(until), **(_previous(control) if is_stopped else {})}
+        if not is_stopped:
+            control.stopped_at = change.at
+        control.stop, control.until = Stop.PAUSED, until
+        change.what, change.finished_at = What.PAUSED, change.at
+    return change
+
+
+def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange | None:
+    """Stop `policy` until `resume`, which then moves all pending deadlines by the length of the hold.
+
+    A pause becomes a hold that begins now and has no end; its reason stays unless another one is given. Holding a held
+    policy again changes its reason only.
+
+    Args:
+        policy: the policy or its label.
+        by: the actor.
+        reason: for people; empty: the reason of the pause or hold that is in force.
+
+    Returns:
+        The change; None: the policy was held like this already.
+
+    Raises:
+        PolicyConflict: it is being released.
+        UnknownPolicy, ValueError: as for `pause`.
+    """
+    with control_of(policy, by, reason) as (control, change):
+        if control.stop == Stop.RELEASING:
+            words = _("{policy} is {stop} already.")
+            raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
+        if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
+            return None
+        change.details = _previous(control) if _is_stopped(control, change.at) else {}
+        if control.stop != Stop.HELD:
+            control.stopped_at = change.at
+        control.stop, control.until = Stop.HELD, None
+        change.what, change.finished_at = What.HELD, change.at
+    return change
+
+
+def resume(
+    policy: str | TimeoutPolicy[Any],
+    *,
+    by: str,
+    reason: str = "",
+    shift: bool = True,
+    progress: Progress | None = None,
+) -> PolicyChange | None:
+    """Let `policy` continue; due timeouts fire within two seconds.
+
+    After a hold its pending rows are moved first, page by page; it continues when all are moved. If this process dies
+    meanwhile, the next call or, after half a minute, a worker completes the change; no row is moved twice. Inside a
+    transaction the rows are moved after its commit.
+
+    Args:
+        policy: the policy or its label.
+        by: the actor.
+        reason: for people.
+        shift: False: after a hold, deadlines stay where they are, and timeouts that became due meanwhile fire.
+        progress: called with the number of rows examined, page by page.
+
+    Returns:
+        The change; None: the policy was not stopped.
+
+    Raises:
+        UnknownPolicy, ValueError: as for `pause`.
+    """
+    found = resolved(policy)
+    using = database_of(found.concrete_model)
+    earlier = unfinished(found, using)
+    if earlier is not None and earlier.what == What.RESUMED:
+        return run_move(earlier, using, progress)
+    with control_of(found, by, reason) as (control, change):
+        if not _is_stopped(control, change.at):
+            control.stop, control.until = Stop.NONE, None
+            return None
+        moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
+        change.what = What.RESUMED
+        change.details = {"was": str(control.stop), "since": _iso(control.stopped_at)}
+        if moves:
+            change.details |= {"move": "thaw", "frozen_at": _iso(control.stopped_at), "thawed_at": _iso(change.at)}
+            begin_move(change, using)
+            control.stop = Stop.RELEASING
+        else:
+            control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
+        control.until = None
+    if moves:
+        return run_move(change, using, progress)
+    transaction.on_commit(lambda: requeue_due(found, using), using=using, robust=True)
+    return change
+
+
+def resolved(policy: str | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
+    """Return the policy for a label or a policy. Raises UnknownPolicy."""
+    return policy if isinstance(policy, TimeoutPolicy) else get_policy(policy)
+
+
+@contextmanager
+def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
+    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`."""
+    found, actor = resolved(policy), checked_actor(by)
+    using = database_of(found.concrete_model)
+    continue_moves(using, found)
+    # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
+    with transaction_of(using), transaction.atomic(using=using):
+        control = _lock_control(found, using)
+        if unfinished(found, using):
+            words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
+            raise PolicyConflict(words.format(policy=found.label))
+        now = database_now(using)
+        change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
+        was_stopped = _is_stopped(control, now)
+        yield control, change
+        if change.what:
+            control.changed_at = now
+            # The actor and reason of a stop are kept as long as it lasts.
+            if not (was_stopped and change.what == What.DELAY):
+                keeps_reason = was_stopped and change.what != What.RESUMED
+                control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
+            change.save(using=using)
+        control.save(using=using)
+    controls.stop_cache.forget()
+    transaction.on_commit(lambda: _after_commit(change), using=using, robust=True)
+
+
+def _after_commit(change: PolicyChange) -> None:
+    controls.stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
+    if change.what:
+        logger.info(
+            "%s by %s: %s %s",
+            *(change.policy, change.by, change.what, change.reason),
+            extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
+        )
+
+
+def _lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
+    """Lock and return the control of `policy` under its present label; create it if it does not exist."""
+    rows = PolicyControl.objects.using(using)
+    known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
+    if known is not None:
+        return for_update(rows.filter(pk=known), using).get()
+    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
+    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
+    features = connections[using].features
+    rows.bulk_create(
+        [PolicyControl(policy=policy.label, changed_at=database_now(using))],
+        update_conflicts=True,
+        update_fields=("policy",),
+        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
+    )
+    return for_update(rows.filter(policy=policy.label), using).get()
+
+
+def _is_stopped(control: PolicyControl, now: datetime) -> bool:
+    is_over = control.stop == Stop.PAUSED and control.until is not None and control.until <= now
+    return control.stop != Stop.NONE and not is_over
+
+
+def _previous(control: PolicyControl) -> dict[str, Any]:
+    """Return the stop that a change replaces, for its details."""
+    return {
+        "was": str(control.stop),
+        "since": _iso(control.stopped_at),
+        "was_until": _iso(control.until),
+        "was_reason": control.reason,
+    }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()

@@ -1,0 +1,1 @@
+"""What application code calls: schedule, cancel, guard and read timeouts."""

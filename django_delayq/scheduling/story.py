@@ -1,0 +1,234 @@
+"""Why did that happen? Every round of one policy for one object, as events in order, readable as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.utils import formats, timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_delayq import clock
+from django_delayq.arming.reconcile import diff
+from django_delayq.arming.row_state import condition_holds, row_states
+from django_delayq.conf import get_settings
+from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
+from django_delayq.ledger.locking import rows_of
+from django_delayq.ledger.subjects import Subject, subject_of
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from django_delayq.policies import M, TimeoutPolicy
+
+State = Timeout.State
+NAMES = {
+    "scheduled": gettext_lazy("scheduled"),
+    "rescheduled": gettext_lazy("rescheduled"),
+    "extended": gettext_lazy("extended"),
+    "failed": gettext_lazy("failed"),
+    "snoozed": gettext_lazy("snoozed"),
+    "retried": gettext_lazy("retried"),
+    "postponed": gettext_lazy("postponed"),
+    "cancel_requested": gettext_lazy("cancelling asked for"),
+    "fire_requested": gettext_lazy("firing at once asked for"),
+    "replanned": gettext_lazy("replanned with its policy"),
+    "suspected": gettext_lazy("a worker may have died of it"),
+    **{state.value: state.label for state in State},
+}
+"""What happened, in the reader's language; what has no name here shows as it is written in the row."""
+REASONS = {
+    SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
+    RENAMED: gettext_lazy("the policy was renamed"),
+}
+"""Why, where the library itself wrote it down, in the reader's language; people's reasons stay as they gave them."""
+ACTORS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a change of its object")}
+"""Who did it where that was no operator."""
+
+
+def precise(seconds: float) -> str:
+    """Write a number of seconds as the active language does: to the millisecond below ten, whole above."""
+    digits = 3 if abs(seconds) < 10 else 0
+    return str(formats.number_format(round(seconds, digits), digits))
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEvent:
+    """One thing that happened to one round; `str()` is a line for people."""
+
+    at: datetime
+    what: str
+    timeout_id: int
+    by: str = ""
+    reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"{_local(self.at)}  {NAMES.get(self.what, self.what)}"]
+        if "to" in self.details:
+            parts.append(_("to {moment}").format(moment=_local(_moment(self.details["to"]))))
+        if "error" in self.details:
+            parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
+        if "late" in self.details:
+            parts.append(_("{seconds} s after the deadline").format(seconds=precise(self.details["late"])))
+        if self.by:
+            parts.append(told_by(self.by))
+        return ", ".join(parts) + (f" ({told_reason(self.reason)})" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The events of all rounds, oldest first, and one sentence on how things stand now."""
+
+    title: str
+    events: tuple[StoryEvent, ...]
+    outlook: str
+
+    def __iter__(self) -> Iterator[StoryEvent]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, *(f"  {event}" for event in self.events), f"  {self.outlook}"])
+
+
+def told_by(who: str) -> str:
+    """Who did it, in the reader's language."""
+    return str(ACTORS[who]) if who in ACTORS else _("by {who}").format(who=who)
+
+
+def told_reason(reason: str) -> str:
+    """Why, in the reader's language where the library gave the reason; what people wrote, as they did."""
+    return str(REASONS.get(reason, reason))
+
+
+def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Story:
+    """What happened to this timeout, when, by whom and why, and what will happen. Reads only.
+
+    `obj` may be a `Timeout`: then only its own round is told.
+
+    Raises:
+        UnknownPolicy: no such policy.
+        ValueError: `obj` is not saved.
+    """
+    subject = subject_of(obj, policy, key)
+    rounds = list(subject.rounds().order_by("id"))
+    events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
+    newest = rounds[-1] if rounds else None
+    title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.about)
+    return Story(title, tuple(events), _outlook(subject, newest))
+
+
+def events_of(row: Timeout) -> Iterator[StoryEvent]:
+    """The events of one round: scheduled, what its history tells, and how it was settled."""
+    yield StoryEvent(
+        row.created_at,
+        "scheduled",
+        row.pk,
+        reason="" if row.is_settled else row.reason,
+        details={"to": _first_deadline(row)},
+    )
+    for said in row.history:
+        known = {"at", "what", "by", "reason"}
+        details = {name: value for name, value in said.items() if name not in known}
+        at = _moment(said["at"])
+        yield StoryEvent(at, said["what"], row.pk, said.get("by", ""), said.get("reason", ""), details)
+    if row.settled_at is not None:
+        late = row.lateness()
+        details = {"cause": row.cause, **({} if late is None else {"late": late})}
+        reason = row.reason or str(row.get_cause_display())
+        yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
+
+
+def _first_deadline(row: Timeout) -> datetime:
+    """Return the deadline that this round began with; `first_due_at` may be that of a round that it replaced."""
+    moved = next((event["from"] for event in row.history if "from" in event), None)
+    return row.due_at if moved is None else _moment(moved)
+
+
+def _outlook(subject: Subject, newest: Timeout | None) -> str:
+    if newest is not None and newest.state == State.PENDING:
+        stopped = _why_stopped(subject) or _why_skipped(subject, newest)
+        if stopped:
+            return stopped
+        if newest.attempts:
+            text = _("Attempt {number} is due at {moment}.")
+            return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
+        return _("It is due at {moment}, unless something happens first.").format(moment=_local(newest.run_at))
+    if newest is not None and newest.state == State.FIRING:
+        return _("It is firing now.")
+    return _why_nothing_waits(subject)
+
+
+def _why_stopped(subject: Subject) -> str:
+    """Why what is pending does not fire, although it may be due; empty: nothing is stopped."""
+    state = None if subject.policy is None else policy_state(subject.policy, subject.using)
+    if state is None or not state.is_stopped:
+        return ""
+    words = {
+        "paused": _("Its policy is paused until {until} by {who}: nothing fires.")
+        if state.until
+        else _("Its policy is paused by {who}: nothing fires until somebody resumes it."),
+        "held": _("Its policy is held by {who}: nothing fires, and then its deadlines lie later by as much."),
+        "releasing": _("Its policy was held, and goes on as soon as all deadlines have been moved."),
+    }
+    text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
+    return f"{text} ({state.reason})" if state.reason else text
+
+
+def _why_skipped(subject: Subject, pending: Timeout) -> str:
+    """Return why the pending round would be skipped as things are; empty: nothing prevents it from firing."""
+    policy = subject.policy
+    if policy is None or condition_holds(policy, subject.pk, subject.using):
+        return ""
+    is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
+    text = (
+        _("It is due at {moment}, but the object is gone: it will be skipped.")
+        if is_gone
+        else _(
+            "It is due at {moment}, but the condition of the policy does not hold: "
+            "unless that changes, it will be skipped."
+        )
+    )
+    return text.format(moment=_local(pending.run_at))
+
+
+def _why_nothing_waits(subject: Subject) -> str:
+    policy = subject.policy
+    if policy is None:
+        return _("Nothing is pending: the policy is not declared any more.")
+    if not policy.is_automatic or subject.key:
+        return _("Nothing is pending; this policy is scheduled by hand.")
+    seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
+    changes = diff(seen, subject.using, get_settings().catch_up)
+    reasons = (
+        (not seen, _("Nothing is pending: the object is gone.")),
+        (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
+        (
+            bool(changes.too_old),
+            _("Nothing is pending: the deadline passed too long ago; arm it with delayq_sync --backfill."),
+        ),
+        (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
+        (
+            bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
+            _("Nothing is pending: the moment that it counts from is not set."),
+        ),
+        (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
+    )
+    return next(text for applies, text in reasons if applies)
+
+
+def _moment(text: Any) -> datetime:
+    found = parse_datetime(str(text))
+    return found if found is not None else clock.now()
+
+
+def _local(moment: datetime) -> str:
+    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return f"{shown:%Y-%m-%d %H:%M:%S.%f}"[:-3]

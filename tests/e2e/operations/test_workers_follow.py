@@ -1,0 +1,93 @@
+"""A real worker follows an operator in another process: it fires nothing that was stopped when it locked the row.
+
+Nothing here looks at this machine's clock. The ledger knows when each row was locked to be fired, and the database
+when the operator's change had been committed; what a worker remembers, and how slow it is, must not matter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq.models import Timeout
+from django_delayq.operations import change_delay, hold, pause, resume
+from tests.e2e.crashes.conftest import StartWorker, wait_until
+from tests.e2e.fairness.conftest import crowd, fired, latecomers
+from tests.e2e.operations.conftest import BY, committed, count, end, fired_after, wait_until_stopped
+from tests.settings import DB
+from tests.testapp.models import Effect, Parcel
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+
+STOPS = () if DB == "sqlite" else (pause, hold)
+"""What is done in mid-flood. On SQLite a flood has the one writer for itself, and an operator may come too late."""
+CROWD = 2000 if STOPS else 50
+HOUR = timedelta(hours=1)
+SELDOM: Any = {"seconds": {"LEASE": 300.0, "SWEEP_INTERVAL": 3600.0}}
+"""For a worker that hears of it from whoever steers, or not within this test."""
+
+
+def witness() -> None:
+    """Timeouts of another policy have fired that were due only now: the worker has come past all that is there."""
+    late = latecomers(10)
+    wait_until(lambda: fired(late) == 10, "what nobody stopped has fired")
+
+
+def test_what_a_worker_has_in_hand_does_not_fire_when_it_is_stopped_or_moved(
+    start_worker: StartWorker, source: dict[str, str]
+) -> None:
+    """The worker stands still between its last look at what is stopped and its firings, as under a heavy load.
+
+    One with `--burst`, as that has no threads in the background: none of them can stand still with a lock in hand.
+    """
+    names = ("remind", "remind_many", "send_outside")
+    for name in names:
+        crowd(name, 20)
+    crowd("linger", 5)
+    moved = latecomers(20)
+    Parcel.objects.update(sent_at=timezone.now() - HOUR)
+    worker = start_worker("--burst", STOP_AT="planned", **SELDOM, **source)
+    wait_until_stopped(worker)
+    moments = {name: committed(hold if name == "remind" else pause, name) for name in names}
+    change_delay("testapp.parcel.chase", timedelta(days=30), by=BY, mode="recompute")
+    os.kill(worker.pid, signal.SIGCONT)
+    assert worker.wait(60) == 0
+    assert count("linger") == 5, "nobody stopped these"
+    assert {name: fired_after(name, moments[name]) for name in names} == dict.fromkeys(names, 0)
+    assert {name: count(name, "pending") for name in names} == dict.fromkeys(names, 20)
+    assert fired(moved) == 0
+    assert not Effect.objects.filter(what__in=names).exists()
+    assert set(Timeout.objects.filter(state="pending").values_list("attempts", flat=True)) == {0}
+
+
+def test_of_a_crowd_nothing_fires_after_its_policy_was_stopped(
+    start_worker: StartWorker, source: dict[str, str]
+) -> None:
+    """A worker that starts meanwhile fires none at all; it goes on as soon as somebody says so."""
+    paused_at = committed(pause, "remind")
+    crowd("remind", 300)
+    crowd("linger", CROWD)
+    worker = start_worker("--concurrency", "4", LINGER="0.02", **SELDOM, **source)
+    for stop in STOPS:
+        before = count("linger")
+        wait_until(lambda before=before: count("linger") > before + 20, "the worker is at it")  # type: ignore[misc]
+        moment = committed(stop, "linger")
+        witness()
+        assert fired_after("linger", moment) == 0
+        assert count("linger", "pending") > 0, "the crowd was gone before it was stopped"
+        committed(resume, "linger")
+    committed(pause, "linger")
+    assert fired_after("remind", paused_at) == count("remind") == 0
+    committed(resume, "remind")
+    wait_until(lambda: count("remind") > 0, "what was stopped before the worker began goes on")
+    parcel = Parcel.objects.create(status="open", sent_at=timezone.now())
+    row = parcel.timeouts.get()
+    assert row.due_at - timezone.now() > HOUR / 2
+    change_delay("testapp.parcel.chase", timedelta(0), by=BY, mode="recompute")
+    wait_until(lambda: fired([row.pk]) == 1, "what is due by its new delay has fired")
+    end(worker)

@@ -1,0 +1,181 @@
+"""A stop and a firing that meet: what was stopped when a firing locked its row does not fire.
+
+The stop is committed in another session, at a step of the firing that comes after all looks at what is remembered.
+On SQLite whoever fires is the only one who writes: there a stop comes before or after, never between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from django_delayq import Retry, clock, get_policy
+from django_delayq.firing import checkpoints, plan, run
+from django_delayq.ledger import claiming, controls
+from django_delayq.models import PolicyControl, Timeout
+from django_delayq.operations import hold, pause, resume
+from django_delayq.recovery.sweep import DEFERRED
+from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
+from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
+from tests.integration.operations.conftest import BY
+from tests.integration.worker.running import due_orders
+from tests.testapp.models import Effect, Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_pace")]
+
+REMIND = "testapp.order.remind"
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_on() -> Iterator[None]:
+    yield
+    checkpoints.set_hook(None)
+
+
+def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
+    """`act` is done by somebody else when a firing comes to `step` for so many times."""
+    coming = [0]
+
+    def look(reached: str) -> None:
+        coming[0] += reached == step
+        if reached == step and coming[0] == time:
+            in_another_thread(act)
+
+    checkpoints.set_hook(look)
+
+
+def waits(row: Timeout) -> bool:
+    """Nothing has become of `row`, and nothing was counted."""
+    row.refresh_from_db()
+    return (row.state, row.attempts, row.slot_taken, row.settled_at, row.history) == ("pending", 0, 1, None, [])
+
+
+@needs_row_locks
+@pytest.mark.parametrize("name", ["remind", "remind_many", "send_outside"])
+@pytest.mark.parametrize(("step", "stop"), [("begun", pause), ("locked", hold)])
+def test_what_is_stopped_after_the_last_look_and_before_its_row_is_locked_does_not_fire(
+    step: str, name: str, stop: Callable[..., object]
+) -> None:
+    rows, label = due_orders(name, 3), f"testapp.order.{name}"
+    grouping(get_policy(label))
+    at(step, lambda: stop(label, by=BY))
+    report = fire(*rows)
+    assert report.fired == ()
+    assert set(report.again) == {row.pk for row in rows}
+    assert not Effect.objects.exists()
+    assert all(waits(row) for row in rows)
+    assert resume(label, by=BY, shift=False) is not None
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+
+
+def test_what_is_put_aside_so_comes_again_when_its_pause_ends() -> None:
+    row, other = due_orders("remind", 2)
+    for until, target in ((None, row), (clock.now() + timedelta(seconds=20), other)):
+        works, _ = plan({target.pk: 2}, "default")
+        at("charged", lambda until=until: pause(REMIND, by=BY, until=until))  # type: ignore[misc]
+        report = run(works[0], "default")
+        assert report.now is not None
+        if until is None:
+            assert DEFERRED / 2 <= report.again[target.pk] - report.now <= DEFERRED * 1.5
+            resume(REMIND, by=BY)
+        else:
+            assert report.again[target.pk] <= until
+
+
+def test_a_suspect_that_is_stopped_is_charged_for_nothing() -> None:
+    [row] = due_orders("remind")
+    at("charged", lambda: pause(REMIND, by=BY))
+    report = fire(row, deliveries=2)
+    assert (report.fired, set(report.again)) == ((), {row.pk})
+    assert waits(row)
+
+
+@needs_row_locks
+@pytest.mark.parametrize("batch", [None, 10])
+def test_what_is_undone_in_a_group_is_not_fired_one_by_one_after_a_pause(declare: Any, batch: int | None) -> None:
+    """However long it took until one of them raised."""
+
+    def handler(orders: Any, timeouts: Any) -> None:
+        Effect.objects.create(what="group")
+        raise ValueError("all are undone")
+
+    policy = declare(Order, handler, name="undone", batch=batch, retry=Retry([0]))
+    grouping(policy)
+    rows = due_orders(policy, 3)
+    at("begun", lambda: pause(policy, by=BY), time=2)
+    report = fire(*rows)
+    assert (report.fired, set(report.again)) == ((), {row.pk for row in rows})
+    assert not Effect.objects.exists()
+    assert all(waits(row) for row in rows)
+
+
+@needs_row_locks
+def test_whoever_pauses_does_not_wait_for_a_firing_nor_a_firing_for_him() -> None:
+    """A firing reads the control without locking it, or all firings of a policy would stand in line."""
+    [row] = due_orders("remind")
+    at("checked", lambda: pause(REMIND, by=BY))
+    assert fire(row).fired == (row.pk,), "it was taken up before"
+    rows = due_orders("linger", 1)
+    with another_session(lambda: pause("testapp.order.linger", by=BY)):
+        assert fire(*rows).fired == (rows[0].pk,), "what is not committed is not in force"
+
+
+def controls_of(label: str) -> list[PolicyControl]:
+    """One in each form that a control may have."""
+    now = timezone.now()
+    moments = [None, now - MINUTE, now + MINUTE]
+    return [
+        PolicyControl(policy=label, stop=stop, until=until, changed_at=now, stopped_at=now)
+        for stop in PolicyControl.Stop.values
+        for until in moments
+    ]
+
+
+def test_a_firing_means_the_same_by_stopped_as_everybody_else(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
+    policy = declare(Order, name="new_name", aliases=["old_name"])
+    [row] = due_orders(policy)
+    outcomes = []
+    for control in [each for label in (*policy.labels, REMIND) for each in controls_of(label)]:
+        assert controls.stop_cache.read("default") == {}  # and so it is remembered
+        control.save()
+        works, _ = plan({row.pk: 1}, "default")
+        fires = bool(run(works[0], "default").fired)
+        assert fires is (policy.label not in controls.stop_cache.read("default")), vars(control)
+        outcomes.append(fires)
+        control.delete()
+        Timeout.objects.filter(pk=row.pk).update(state="pending", cause="", settled_at=None, slot_taken=1)
+    assert (outcomes.count(False), outcomes.count(True)) == (12, 24)
+
+
+def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.05)
+
+    def slow(execute: Any, *arguments: Any) -> Any:
+        result = execute(*arguments)
+        time.sleep(0.1)
+        return result
+
+    with connection.execute_wrapper(slow):
+        assert controls.stop_cache.cached("default") == {}
+    PolicyControl.objects.create(policy=REMIND, stop="paused", changed_at=timezone.now())
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.08)
+    assert set(controls.stop_cache.cached("default")) == {REMIND}
+
+
+def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_look() -> None:
+    """Not only when what is remembered is a second old: a worker looks once a second, and might miss it twice."""
+    [row] = due_orders("remind")
+    pause(REMIND, by=BY)
+    assert not claiming.is_any_claimable("default", None)
+    PolicyControl.objects.update(stop="")  # another process: this one still remembers
+    assert set(controls.stop_cache.cached("default")) == {REMIND}
+    assert claiming.is_any_claimable("default", None)
+    assert claiming.claim("default", None, 10, MINUTE).claims == {row.pk: 1}

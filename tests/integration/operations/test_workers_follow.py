@@ -1,0 +1,182 @@
+"""Workers, with Redis and without, follow what operators put in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.utils import timezone
+
+from django_delayq.engine import Engine
+from django_delayq.ledger import claiming, controls
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations import fire_now, hold, pause, resume
+from django_delayq.operations.replan import ABANDONED_AFTER
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.recovery.sweep import Sweep
+from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.worker import Worker
+from django_delayq.worker.background import Background
+from django_delayq.worker.health import RedisHealth
+from tests.integration.operations.conftest import BY, pending
+from tests.integration.worker.running import RunningWorker, due_orders, states, wait_until
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    import redis
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+REMIND = "testapp.order.remind"
+
+
+@pytest.fixture(params=["redis", "ledger"])
+def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
+    if request.param == "redis":
+        request.getfixturevalue("redis_client")
+    else:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    yield request.param
+    forget_engine()
+
+
+@pytest.fixture
+def without_redis(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+@pytest.fixture
+def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
+    """One that, left alone, would look at a stopped policy once an hour: what comes earlier was brought back."""
+    monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
+    monkeypatch.setattr("django_delayq.recovery.sweep.DEFERRED", timedelta(hours=1))
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
+    running = RunningWorker(concurrency=2)
+    yield running
+    running.stop()
+
+
+def fires(label: str) -> int:
+    return Timeout.objects.filter(policy=label, state="fired").count()
+
+
+def witness(label: str = "linger") -> None:
+    """A timeout of another policy, due later than all that is there, has fired: the worker has looked at everything."""
+    row = due_orders(label)[0]
+    wait_until(lambda: Timeout.objects.filter(pk=row.pk, state="fired").exists())
+
+
+def test_nothing_of_a_paused_policy_fires_and_all_of_it_when_it_goes_on(worker: RunningWorker) -> None:
+    pause(REMIND, by=BY)
+    due_orders("remind", 20)
+    witness()
+    witness()
+    assert fires(REMIND) == 0
+    assert not Effect.objects.filter(what="remind").exists()
+    resume(REMIND, by=BY)
+    wait_until(lambda: fires(REMIND) == 20)
+    assert Effect.objects.filter(what="remind").count() == 20
+
+
+def test_a_pause_that_ends_by_itself_brings_its_timeouts_back(worker: RunningWorker) -> None:
+    pause(REMIND, by=BY, until=timezone.now() + timedelta(days=1))
+    due_orders("remind", 5)
+    witness()
+    assert fires(REMIND) == 0
+    PolicyControl.objects.update(until=timezone.now())
+    wait_until(lambda: fires(REMIND) == 5)
+
+
+def test_what_was_held_fires_after_its_release_at_its_new_deadline(worker: RunningWorker) -> None:
+    hold(REMIND, by=BY)
+    rows = due_orders("remind", 3)
+    witness()
+    assert fires(REMIND) == 0
+    resume(REMIND, by=BY)
+    wait_until(lambda: fires(REMIND) == 3)
+    for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):
+        assert row.due_at > row.first_due_at
+        assert row.settled_at is not None and row.settled_at >= row.due_at
+
+
+def test_a_worker_carries_on_with_a_release_whose_process_died(
+    worker: RunningWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(REMIND, by=BY)
+    rows = due_orders("remind", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("django_delayq.operations.stops.run_move", lambda change, *_: change)
+        resume(REMIND, by=BY)
+    witness()
+    assert fires(REMIND) == 0
+    PolicyChange.objects.update(touched_at=timezone.now() - 2 * ABANDONED_AFTER)
+    wait_until(lambda: fires(REMIND) == len(rows))
+
+
+def test_what_is_told_to_fire_now_fires(worker: RunningWorker) -> None:
+    row = pending(Order.objects.create(), hours=5)
+    witness()
+    assert states() == {"pending": 1, "fired": 1}
+    assert fire_now(row, by=BY).changed == 1
+    wait_until(lambda: fires(REMIND) == 1)
+
+
+@pytest.mark.usefixtures("source")
+def test_a_burst_does_not_wait_for_what_is_paused() -> None:
+    pause(REMIND, by=BY)
+    due_orders("remind", 3)
+    due_orders("linger", 1)
+    Worker(burst=True, concurrency=2).run()
+    assert states() == {"pending": 3, "fired": 1}
+
+
+def test_without_redis_what_is_paused_is_not_even_claimed() -> None:
+    due_orders("remind", 3)
+    rows = due_orders("linger", 1)
+    pause(REMIND, by=BY)
+    assert claiming.claim("default", None, 2, timedelta(minutes=1)).claims == {rows[0].pk: 1}
+
+
+def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
+    rows = due_orders("remind", 2)
+    claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
+    claiming.give_back({rows[0].pk: timezone.now() + timedelta(minutes=1)}, claimed.until, "default")
+    pause(REMIND, by=BY)
+    resume(REMIND, by=BY)
+    again = claiming.claim("default", None, 10, timedelta(minutes=1))
+    assert set(again.claims) == {rows[0].pk}, "and what somebody holds stays his"
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
+    background = Background(
+        RedisHealth(None), "default", ClockSkew("default"), serve=None, known_queues=[], wake=lambda: None
+    )
+    rows = due_orders("remind", 2)
+    claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
+    pause(REMIND, by=BY)
+    resume(REMIND, by=BY)
+    later = timezone.now() + timedelta(minutes=1)
+    claiming.give_back({row.pk: later for row in rows}, claimed.until, "default")
+    assert not claiming.is_any_claimable("default", None)
+    background.sweep()
+    assert claiming.is_any_claimable("default", None)
+
+
+def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) -> None:
+    engine = get_engine()
+    assert isinstance(engine, Engine)
+    pause(REMIND, by=BY)
+    rows = due_orders("remind", 2)
+    queue = engine.queue("default", 0)
+    queue.remove([row.pk for row in rows])
+    clocks = ClockSkew("default")
+    sweep = Sweep(engine, "default", clocks)
+    sweep.run_once(everything=True)
+    assert queue.stats().due == 0
+    assert queue.stats().total == 2
+    resume(REMIND, by=BY)
+    assert queue.stats().due == 2
