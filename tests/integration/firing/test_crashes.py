@@ -25,8 +25,8 @@ for work in works:
     run(work, "default")
 print("survived")
 """
-INSIDE = [step for step in checkpoints.STEPS if step not in {"charged", "settled", "undone", "recorded"}]
-OUTSIDE = [step for step in checkpoints.STEPS if step not in {"charged", "undone", "recorded"}]
+INSIDE = [step for step in checkpoints.CHECKPOINTS if step not in {"charged", "settled", "undone", "recorded"}]
+OUTSIDE = [step for step in checkpoints.CHECKPOINTS if step not in {"charged", "undone", "recorded"}]
 
 
 def killed_at(start_command: StartCommand, step: str, row: Timeout, deliveries: int = 1) -> None:
