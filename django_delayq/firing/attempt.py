@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django_delayq import signals
 from django_delayq.firing.calling import call, firing_transaction
-from django_delayq.firing.points import reach
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.reach import Reach
 from django_delayq.firing.report import Candidate, Findings
 from django_delayq.firing.taking import Member, Taken, take

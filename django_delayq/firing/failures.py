@@ -12,7 +12,7 @@ from django_delayq import signals
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.calling import firing_transaction
-from django_delayq.firing.points import reach
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.report import Findings
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asgiref
 import django
 
-from django_delayq.firing.points import forget_step, step_of
+from django_delayq.firing.checkpoints import forget_step, step_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:

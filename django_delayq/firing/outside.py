@@ -16,9 +16,9 @@ from django_delayq import signals
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.calling import call, firing_transaction
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import Trouble, record
 from django_delayq.firing.patience import TROUBLE_CEILING, patience
-from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings
 from django_delayq.firing.single import concluded, trouble_with
 from django_delayq.ledger import settling

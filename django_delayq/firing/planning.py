@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_delayq.clock import DatabaseNow
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.pace import pace_of
-from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.controls import look_again_at, stopped_among
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -59,7 +59,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     findings = Findings(now=found[0].database_now if found else None)
     findings.done += deliveries.keys() - {row.id for row in found}
     due: dict[tuple[str, str], list[_Row]] = defaultdict(list)
-    stopped = stopped_among(_labels(found), using)
+    stopped = stop_cache.confirmed(using, _labels(found))
     for row in found:
         policy = registry.get(row.policy)
         if row.is_settled:
@@ -69,7 +69,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         elif policy is None:
             findings.again[row.id] = unknown.again_at(row.policy, row.id, row.database_now)
         elif policy.label in stopped:
-            findings.again[row.id] = look_again_at(row.database_now, stopped[policy.label])
+            findings.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
         else:
             due[policy.label, row.queue].append(row)
     reach("planned")

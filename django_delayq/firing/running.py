@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from django_delayq.firing.attempt import handle_each
 from django_delayq.firing.batches import fire_batch, handle_batch
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.groups import fire_in_groups
 from django_delayq.firing.long_runs import noted
 from django_delayq.firing.outside import fire_outside
 from django_delayq.firing.patience import TROUBLE_CEILING, patience
-from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings, Report, Work
 from django_delayq.firing.suspects import fire_suspect
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.announcing import announce
-from django_delayq.ledger.controls import look_again_at, stopped_among
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_errors import trouble_of
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
@@ -68,9 +68,9 @@ def _fire(work: Work, using: str, findings: Findings) -> None:
     if policy is None:
         now = findings.moment()
         findings.again.update((id, unknown.again_at(work.policy, id, now)) for id in work.ids)
-    elif stopped := stopped_among([policy.label], using):
+    elif stopped := stop_cache.confirmed(using, [policy.label]):
         # Since it was planned: work may wait for a thread for longer than an operator waits for his pause.
-        again = look_again_at(findings.moment(), stopped[policy.label])
+        again = stopped.recheck_at(policy.label, findings.moment())
         findings.again.update(dict.fromkeys(work.ids, again))
         findings.blameless.update(work.ids)
     elif not policy.atomic:

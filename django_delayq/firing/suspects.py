@@ -17,8 +17,8 @@ from django_delayq import signals
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import handle_each
 from django_delayq.firing.calling import firing_transaction
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import WorkerDied
-from django_delayq.firing.points import reach
 from django_delayq.firing.report import Findings
 from django_delayq.firing.single import fire_one
 from django_delayq.ledger import settling

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.objects import lock_objects_of
-from django_delayq.firing.points import reach
 from django_delayq.firing.report import Candidate, Findings
 from django_delayq.ledger import settling
-from django_delayq.ledger.controls import look_again_at, read_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -108,10 +108,9 @@ def _sorted_out(
 
 def _put_aside(rows: Sequence[Timeout], policy: TimeoutPolicy[Any], using: str, findings: Findings) -> None:
     """`rows` come again when it is worth a look whether `policy` goes on: at once if it does so just now."""
-    stopped, now = read_stopped(using), findings.moment()
+    stopped, now = stop_cache.read(using), findings.moment()
     for row in rows:
-        is_stopped = policy.label in stopped
-        findings.again[row.pk] = look_again_at(now, stopped[policy.label]) if is_stopped else now
+        findings.again[row.pk] = stopped.recheck_at(policy.label, now)
         findings.blameless.add(row.pk)
 
 

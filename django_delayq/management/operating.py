@@ -11,8 +11,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
-from django_delayq.ledger.counting import Count, count
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each, policy_named
 from django_delayq.management.output import local
 from django_delayq.models import Timeout

@@ -23,8 +23,8 @@ from django_delayq import clock
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.key_types import object_id_of
+from django_delayq.ledger.search import labels_in
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.monitoring.snapshot import labels_in_ledger
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
 SELECTING: Final = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
@@ -176,10 +176,12 @@ class Selection:
         for state in self.states:
             part = self.rows.filter(state=state).order_by("run_at", "id").defer("history", "payload")
             if self.labels or Timeout.State(state).is_settled:
-                parts = [part.filter(policy=label) for label in self.labels or labels_in_ledger(part.db)]
+                parts = [
+                    part.filter(policy=label) for label in self.labels or labels_in(Timeout.objects.using(part.db))
+                ]
             else:
                 parts = [part.filter(settled_at__isnull=True)]
-            found += [row for part in parts for row in part[:limit]]
+            found += [row for some in parts for row in some[:limit]]
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
@@ -187,7 +189,7 @@ def _labels(options: dict[str, Any], using: str) -> list[str]:
     """Return present and former labels. The label of a policy that is no longer declared must be in the ledger."""
     found: list[str] = []
     for name in each(options["policy"]):
-        if registry.get(name) is None and name in labels_in_ledger(using):
+        if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
             found.append(name)
         elif "." not in name and options["model"] is not None:
             found += policy_named(name, _model(options["model"])).labels

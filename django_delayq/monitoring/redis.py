@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
-from django_delayq.ledger.controls import labels_of, read_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.redis_clients import get_engine
@@ -85,7 +85,7 @@ def _queue_status(engine: Engine, name: str) -> QueueStatus:
 
 def _next_rows(using: str, now: datetime) -> list[tuple[int, str]]:
     """Id and queue of the next rows that fall due, or just have, of policies that somebody fires."""
-    labels = {label for policy in get_policies() for label in policy.labels} - set(labels_of(read_stopped(using)))
+    labels = {label for policy in get_policies() for label in policy.labels} - set(stop_cache.read(using).all_labels())
     rows = Timeout.objects.using(using).pending().of_labels(labels).filter(run_at__lte=_known_until(now))
     return list(rows.order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
 

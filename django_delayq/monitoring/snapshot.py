@@ -10,7 +10,7 @@ from django.db import router
 
 from django_delayq.clock import database_now
 from django_delayq.ledger.controls import PolicyState, policy_states
-from django_delayq.ledger.counting import NOTHING, Count, count_each
+from django_delayq.ledger.search import NOTHING, Count, count_each, labels_in
 from django_delayq.models import Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.redis import RedisStatus, redis_status
 from django_delayq.policies import registry
@@ -22,7 +22,6 @@ ALIVE: Final = timedelta(seconds=20)
 LATELY: Final = timedelta(hours=24)
 SAMPLE: Final = 1_000
 HOURS: Final = 24
-MOST_LABELS: Final = 1_000
 
 COUNTED: Final = ("pending", "firing", "dead", "fired", "skipped")
 """The counts of a policy that do not include one another."""
@@ -48,7 +47,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """How one policy stands. Counts go up to `counting.CAP`; fired and skipped ones are those of the last day."""
+    """How one policy stands. Counts go up to `search.MAX_COUNT`; fired and skipped ones are those of the last day."""
 
     label: str
     state: PolicyState | None
@@ -150,7 +149,7 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
     declared = [policy_status(state, using, now, hours=hours) for state in policy_states(using)]
-    unknown = [label for label in labels_in_ledger(using) if registry.get(label) is None]
+    unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
     left = [_status_of(label, [label], None, using, now, hours=hours) for label in unknown]
     return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTED)]
 
@@ -158,20 +157,6 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
 def policy_status(state: PolicyState, using: str, now: datetime, *, hours: bool = True) -> PolicyStatus:
     """How one declared policy stands; rows under its former labels are its own."""
     return _status_of(state.label, list(state.policy.labels), state, using, now, hours=hours)
-
-
-def labels_in_ledger(using: str) -> list[str]:
-    """Every label that a row names, one step in the index for each."""
-    labels: list[str] = []
-    last = ""
-    rows = Timeout.objects.using(using).order_by("policy")
-    while len(labels) < MOST_LABELS:
-        found = rows.filter(policy__gt=last).values_list("policy", flat=True).first()
-        if found is None:
-            break
-        labels.append(found)
-        last = found
-    return labels
 
 
 def _status_of(

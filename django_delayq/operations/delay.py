@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django_delayq import clock
 from django_delayq.delays import check_length
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.counting import count_each
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations.replan import begin_move, run_move
 from django_delayq.operations.stops import control_of, resolved

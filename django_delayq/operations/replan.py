@@ -16,8 +16,9 @@ from django_delayq.clock import database_now
 from django_delayq.delays import shifted
 from django_delayq.engine import Change
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger import claiming, controls, outbox, writing
+from django_delayq.ledger import claiming, outbox, writing
 from django_delayq.ledger.announcing import push
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.history import appended, event
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -163,7 +164,7 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
 
     Only the first rows; if this fails or there are more, the sweep requeues the rest.
     """
-    controls.forget()
+    stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
     for chunk in writing.chunks(rows, REQUEUE_PAGE):

@@ -9,8 +9,8 @@ from typing import Final
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.ledger.counting import Count, count
 from django_delayq.ledger.forgetting import delete_page
+from django_delayq.ledger.search import Count, count
 from django_delayq.models import Timeout
 
 PAUSE_SECONDS: Final = 0.01
@@ -18,7 +18,7 @@ PAUSE_SECONDS: Final = 0.01
 
 
 def count_old(using: str) -> Count:
-    """How many rows `prune` would delete now, up to `counting.CAP`."""
+    """How many rows `prune` would delete now, up to `search.MAX_COUNT`."""
     before = database_now(using) - get_settings().retention
     return count(Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before))
 

@@ -14,21 +14,23 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from django_delayq import clock
 from django_delayq.conf import get_settings
 from django_delayq.engine import Engine
 from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.controls import Stopped, read_stopped
+from django_delayq.ledger.controls import Stopped, stop_cache
+from django_delayq.ledger.search import SOONEST, Cursor, in_state
+from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
-from django_delayq.recovery.reading import PAGE, Row, page_of
 from django_delayq.recovery.turns import turn
 
 logger = logging.getLogger("django_delayq.worker")
 
+PAGE: Final = 1_000
 PASS: Final = 10_000
 BEHIND: Final = timedelta(seconds=60)
 FULL_INTERVAL: Final = timedelta(seconds=60)
@@ -37,6 +39,26 @@ PARKED: Final = timedelta(minutes=1)
 EXPIRED_PAGE: Final = 1_000
 RESTORED_LIMIT: Final = 3
 """Fewer restored entries are not logged: single pushes fail, and rows fire between two looks."""
+
+
+class Row(NamedTuple):
+    """The columns of a pending row that its entry in Redis depends on."""
+
+    run_at: datetime
+    id: int
+    queue: str
+    policy: str
+    created_at: datetime
+
+
+def page_of(using: str, start: datetime | None, place: Row | None, end: datetime) -> list[Row]:
+    """Return the next `PAGE` pending rows after `place` whose `run_at` is from `start` (None: no bound) to `end`."""
+    rows = in_state(Timeout.objects.using(using).filter(run_at__lte=end), Timeout.State.PENDING)
+    if place is not None:
+        rows = Cursor(SOONEST, (place.run_at, place.id)).after(rows)
+    elif start is not None:
+        rows = rows.filter(run_at__gte=start)
+    return [Row(*values) for values in rows.values_list(*Row._fields)[:PAGE]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +93,7 @@ class Sweep:
         self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         self._parked_until = clock.now()
-        self._stopped: Stopped = {}
+        self._stopped = Stopped()
         self._restored_at = float("-inf")
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
@@ -88,7 +110,7 @@ class Sweep:
         with turn(self._engine, "sweep", interval, always=everything) as is_ours:
             if not is_ours:
                 return Swept()
-            before, self._stopped = self._stopped, read_stopped(self._using)
+            before, self._stopped = self._stopped, stop_cache.read(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
                 # What is yet to come is first: behind a long backlog it would have to wait for it.

@@ -12,7 +12,7 @@ from django_delayq.arming.sync import sync_all
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
-from django_delayq.ledger.controls import Stopped, read_stopped, resumed_since
+from django_delayq.ledger.controls import Stopped, resumed_since, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
 from django_delayq.policies import registry
@@ -59,7 +59,7 @@ class Background:
         self._known_queues = set(known_queues)
         self._wake = wake
         self._queues_at = 0.0
-        self._stopped: Stopped = {}
+        self._stopped = Stopped()
         self._followed_at = clock.now()
 
     def quick_jobs(self, between: Between) -> list[Job]:
@@ -143,7 +143,7 @@ class Background:
 
     def _follow_operators(self) -> None:
         """Bring back the timeouts of policies that were resumed, by an operator or by the end of their pause."""
-        before, self._stopped = self._stopped, read_stopped(self._using)
+        before, self._stopped = self._stopped, stop_cache.read(self._using)
         # Who was about to put something aside while it was resumed does so afterwards, and a change is seen at its
         # commit and not at its moment: hence both, and a look back.
         last, self._followed_at = self._followed_at, database_now(self._using)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from django_delayq.ledger.controls import labels_of, still_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 
@@ -35,7 +35,7 @@ class Burst:
         if now - self._progress_at > PATIENCE_SECONDS:
             return True
         labels = [label for policy in get_policies() for label in policy.labels]
-        stopped = labels_of(still_stopped(self._using))
+        stopped = stop_cache.confirmed(self._using).all_labels()
         rows = Timeout.objects.using(self._using).due().of_labels(set(labels) - set(stopped))
         if self._queues is not None:
             rows = rows.filter(queue__in=self._queues)

@@ -8,8 +8,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import policy_state
-from django_delayq.ledger.counting import Count
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import Count
 from django_delayq.management.operating import OperatorCommand
 from django_delayq.management.options import duration, policy_named
 from django_delayq.operations import preview_delay

@@ -9,8 +9,8 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.arming.sync import sync_policy
-from django_delayq.ledger.counting import Count
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import Count
 from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.management.options import policy_named
 from django_delayq.policies import get_policies

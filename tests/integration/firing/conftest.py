@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy, schedule_timeout
-from django_delayq.firing import Report, batches, groups, plan, points, run
+from django_delayq.firing import Report, batches, checkpoints, groups, plan, run
 from django_delayq.firing.pace import Pace, forget_paces, pace_of
 from django_delayq.firing.patience import patience
 from django_delayq.firing.unknown import unknown
@@ -38,7 +38,7 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     patience.forget_all()
     unknown.forget_all()
     yield
-    points.look_on(None)
+    checkpoints.set_hook(None)
 
 
 @pytest.fixture

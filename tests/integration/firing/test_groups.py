@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import groups, plan, points, run
+from django_delayq.firing import checkpoints, groups, plan, run
 from django_delayq.firing.pace import Pace
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, state
@@ -215,7 +215,7 @@ def test_a_handler_that_minds_its_own_business_stays_in_its_group(
     pace = grouping(policy)
     rows = [due(order, policy) for order in orders]
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*rows)
     assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
     assert not pace.is_alone
@@ -233,7 +233,7 @@ def test_arming_and_cancelling_other_policies_on_save_stays_in_the_group(declare
     grouping(policy)
     rows = [due(order, policy) for order in orders]
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*rows)
     assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
     assert Timeout.objects.pending().of_labels(["testapp.order.armed"]).count() == 4
@@ -249,7 +249,7 @@ def test_a_child_of_two_tables_stays_in_its_group(declare: Declare) -> None:
     grouping(policy)
     rows = [due(ExpressOrder.objects.create(), policy) for _ in range(3)]
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*rows)
     assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
     assert ExpressOrder.objects.filter(status="gone", courier="fast").count() == 3
@@ -297,7 +297,7 @@ def test_slow_handlers_do_not_keep_others_locked(declare: Declare) -> None:
 def test_a_policy_of_which_nothing_is_known_begins_with_one(declare: Declare) -> None:
     policy = declare(Order, name="unknown")
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*[due(Order.objects.create(), policy) for _ in range(2)])
     assert begun == [2]
 

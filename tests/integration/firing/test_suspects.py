@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import plan, points, run
+from django_delayq.firing import checkpoints, plan, run
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, locking, make_due, needs_row_locks, state
 from tests.testapp.models import Effect, Order
@@ -28,11 +28,11 @@ def die_in_handler(*rows: Timeout, deliveries: int) -> None:
             raise KeyboardInterrupt
 
     works, _ = plan({row.pk: deliveries for row in rows}, "default")
-    points.look_on(look)
+    checkpoints.set_hook(look)
     for work in works:
         with pytest.raises(KeyboardInterrupt):
             run(work, "default")
-    points.look_on(None)
+    checkpoints.set_hook(None)
     for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):  # and its lease has ended
         for event in row.history:
             event["at"] = "2020-01-01T00:00:00+00:00"
@@ -52,7 +52,7 @@ def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(
         name="watched",
     )
     rows = [due(order, policy) for order in orders]
-    points.look_on(lambda step: begun.append(step) if step in {"charged", "begun"} else None)
+    checkpoints.set_hook(lambda step: begun.append(step) if step in {"charged", "begun"} else None)
     fire(*rows, deliveries=2)
     assert seen == [(1, 1)] * 5
     assert begun == ["charged", "begun"] * 5

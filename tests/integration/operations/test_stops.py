@@ -30,7 +30,7 @@ def state() -> controls.PolicyState:
 
 
 def stops() -> set[str]:
-    return set(controls.read_stopped("default"))
+    return set(controls.stop_cache.read("default"))
 
 
 def changes() -> list[tuple[str, str, str]]:
@@ -73,7 +73,7 @@ def test_a_pause_ends_by_itself_at_its_moment(order: Order) -> None:
     assert report.again[row.pk] <= until
     assert state().until == until
     with clock.set_to(until):
-        controls.forget()
+        controls.stop_cache.forget()
         assert stops() == set()
         assert not state().is_stopped
         works, _ = plan({row.pk: 1}, "default")
@@ -313,7 +313,7 @@ def test_what_is_undone_was_never_in_force(order: Order) -> None:
         pause(REMIND, by=BY)
         assert stops() == {REMIND}
         raise RuntimeError
-    controls.forget()
+    controls.stop_cache.forget()
     works, _ = plan({row.pk: 1}, "default")
     assert len(works) == 1
     assert changes() == []

@@ -13,7 +13,7 @@ from django_delayq.clock import database_now
 from django_delayq.engine import Engine
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
-from django_delayq.recovery import reading, sweep
+from django_delayq.recovery import sweep
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.sweep import Sweep, Swept
 from django_delayq.recovery.turns import take_turn
@@ -176,7 +176,6 @@ def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_re
 def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PAGE", 5)
     monkeypatch.setattr(sweep, "PAGE", 5)
     monkeypatch.setattr(sweep, "PASS", 10)
     due_orders("remind", 34, hours=2)

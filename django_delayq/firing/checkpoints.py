@@ -60,7 +60,7 @@ def forget_step() -> None:
     _last.pop(threading.get_ident(), None)
 
 
-def look_on(hook: Callable[[str], None] | None) -> None:
+def set_hook(hook: Callable[[str], None] | None) -> None:
     """Have `hook` called with the name of every step of every firing in this process; None: no longer."""
     global _hook  # noqa: PLW0603 - one hook per process, for tests
     _hook = hook
