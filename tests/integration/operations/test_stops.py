@@ -15,7 +15,7 @@ from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import PolicyConflict, change_delay, continue_moves, hold, pause, replan, resume, retry
 from django_delayq.operations.replan import ABANDONED_AFTER
-from django_delayq.recovery.sweep import PARKED
+from django_delayq.recovery.sweep import DEFERRED
 from tests.integration.operations.conftest import BY, dead, pending, said
 from tests.testapp.models import Order
 
@@ -48,7 +48,7 @@ def test_a_paused_policy_is_planned_for_later_and_the_others_are_not(order: Orde
     works, report = plan({paused.pk: 1, other.pk: 1}, "default")
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
-    assert PARKED / 2 <= report.again[paused.pk] - report.now <= PARKED * 1.5
+    assert DEFERRED / 2 <= report.again[paused.pk] - report.now <= DEFERRED * 1.5
     assert resume(REMIND, by=BY) is not None
     works, _ = plan({paused.pk: 1}, "default")
     assert [work.ids for work in works] == [(paused.pk,)]

@@ -20,7 +20,7 @@ from django_delayq.firing import checkpoints, plan, run
 from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.recovery.sweep import PARKED
+from django_delayq.recovery.sweep import DEFERRED
 from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
@@ -83,7 +83,7 @@ def test_what_is_put_aside_so_comes_again_when_its_pause_ends() -> None:
         report = run(works[0], "default")
         assert report.now is not None
         if until is None:
-            assert PARKED / 2 <= report.again[target.pk] - report.now <= PARKED * 1.5
+            assert DEFERRED / 2 <= report.again[target.pk] - report.now <= DEFERRED * 1.5
             resume(REMIND, by=BY)
         else:
             assert report.again[target.pk] <= until
