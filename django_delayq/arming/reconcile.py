@@ -65,7 +65,7 @@ def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any,
     # Whoever saved outside a transaction does not hold the row. If the look waits for it, it then shows the row as it
     # is now, but the ledger as it was before the waiting: a round closed meanwhile would be armed again. PostgreSQL
     # always does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
-    may_be_stale = connection.vendor != "sqlite" and not connection.in_atomic_block
+    may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
     with transaction_of(using):
         plan = decide(observe_one(model, policies, pk, using), using, oldest)
         if may_be_stale and plan.size:

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.clock import database_now
+from django_delayq.dialects import dialect_of
 from django_delayq.ledger.outbox import due_ms_of
 
 WINDOW_SECONDS: Final = 60.0
@@ -45,7 +46,7 @@ class ClockSkew:
 
     def __init__(self, using: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._using = using
-        self._is_ours = connections[using].vendor == "sqlite"
+        self._is_ours = not dialect_of(connections[using]).server_time
         self._monotonic = monotonic
         self._database = _Offset(monotonic)
         self._redis = _Offset(monotonic)

@@ -51,7 +51,7 @@ def without_redis(settings: Settings) -> None:
 @pytest.fixture
 def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
     """One that, left alone, would look at a stopped policy once an hour: what comes earlier was brought back."""
-    monkeypatch.setattr(controls, "LOOKED_AT_AGAIN", timedelta(hours=1))
+    monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
     monkeypatch.setattr("django_delayq.recovery.sweep.DEFERRED", timedelta(hours=1))
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
     running = RunningWorker(concurrency=2)

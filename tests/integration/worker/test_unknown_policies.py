@@ -79,7 +79,7 @@ def test_with_very_many_rows_the_others_come_back_after_a_minute(
     stranger: Timeout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 1)
-    unknown.again_at("testapp.order.other", 1, timezone.now())
+    unknown.again_at("testapp.order.other", stranger.pk + 1, timezone.now())
     assert pause_of(stranger) == 60
 
 
