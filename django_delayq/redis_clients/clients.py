@@ -33,9 +33,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_delayq.conf import ConfigError, Settings
 from django_delayq.engine import Engine
-from django_delayq.engine.calls import Caller
 from django_delayq.engine.faults import Client, translated
-from django_delayq.engine.scripts import Call
+from django_delayq.engine.scripts import Call, Caller
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.breaker import LIMIT_SECONDS, Breaker, call_in_thread
 from django_delayq.redis_clients.urls import ClusterAddress, SentinelAddress, ServerAddress, parse_url

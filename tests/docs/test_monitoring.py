@@ -90,13 +90,15 @@ def test_every_event_of_the_logs_is_told() -> None:
 
 
 def events() -> Iterator[str]:
-    """Every event that some log call in the package names, and those given to `tell_once`."""
+    """Every event that some log call in the package names, and those given to `log_once` and `StateLog`."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "extra" and isinstance(node.value, ast.Dict):
                 yield from _texts(dict(zip(map(_text, node.value.keys), node.value.values, strict=True)).get("event"))
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "tell_once":
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "log_once":
                 yield from _texts(node.args[0])
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "StateLog":
+                yield from (event for argument in node.args for event in _texts(argument))
 
 
 def _text(node: Any) -> str:
