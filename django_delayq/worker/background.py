@@ -26,7 +26,7 @@ from django_delayq.firing import extend_firing
 from django_delayq.ledger.controls import Stopped, resumed_since, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.operations.moves import LEFT_ALONE, bring_back, go_on_with_moves
+from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
 from django_delayq.policies import declared_queues, registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.prune import prune
@@ -150,7 +150,7 @@ class Background:
         They call `between` between two pages.
         """
         settings = get_settings()
-        moves = partial(go_on_with_moves, self._using, left_alone=LEFT_ALONE)
+        moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         return [
             Job("moves", moves, settings.sweep_interval.total_seconds()),
             Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
@@ -224,7 +224,7 @@ class Background:
         resumed = resumed_since(last - LOOK_BACK, self._using)
         for label in (before.keys() - self._stopped.keys()) | resumed:
             if policy := registry.get(label):
-                bring_back(policy, self._using)
+                requeue_due(policy, self._using)
                 self._wake()
 
     def _find_queues(self) -> None:

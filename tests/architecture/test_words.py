@@ -132,7 +132,10 @@ def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     parts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield node.lineno, "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield (
+                node.lineno,
+                "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values),
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value and node not in parts:
             yield node.lineno, node.value
 

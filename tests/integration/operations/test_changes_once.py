@@ -27,7 +27,7 @@ def test_a_finished_change_does_not_run_again() -> None:
     order = unpaid()
     operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")
     due_at = pending_timeouts(order).get().due_at
-    assert operations.go_on_with_moves(connection.alias) == 0
+    assert operations.continue_moves(connection.alias) == 0
     assert pending_timeouts(order).get().due_at == due_at
     assert PolicyChange.objects.get().finished_at is not None
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from django_delayq import executors
-from django_delayq.executors import Line
+from django_delayq.executors import WorkQueue
 from django_delayq.firing import Report, Work
 
 
@@ -23,15 +23,15 @@ def done(_work: Work, _report: Report) -> None:
     """Nobody wants to know."""
 
 
-def line(*works: Work, threads: int = 100, keeps_one: bool = True) -> Line:
-    made = Line(threads, lambda: keeps_one)
+def line(*works: Work, threads: int = 100, reserves_one: bool = True) -> WorkQueue:
+    made = WorkQueue(threads, lambda: reserves_one)
     for one in works:
         made.put(one, done)
     return made
 
 
-def next_of(one: Line) -> tuple[str, int]:
-    item = one.take()
+def next_of(one: WorkQueue) -> tuple[str, int]:
+    item = one.get()
     assert item is not None
     return item[0].policy, item[0].ids[0]
 
@@ -44,17 +44,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def lasted(one: Line, policy: str, seconds: float, clock: list[float], times: int = 1) -> None:
+def lasted(one: WorkQueue, policy: str, seconds: float, clock: list[float], times: int = 1) -> None:
     """Works of `policy` have run, `seconds` each."""
     for _ in range(times):
         one.put(work(policy, 0), done)
-        item = one.take()
+        item = one.get()
         assert item is not None
         clock[0] += seconds
-        one.ended(item[0])
+        one.finished(item[0])
 
 
-def is_kept(one: Line) -> bool:
+def is_kept(one: WorkQueue) -> bool:
     """Whether nothing that waits may be taken now."""
     return one._next_policy() is None
 
@@ -74,7 +74,7 @@ def test_the_next_free_thread_is_for_the_policy_with_the_fewest_under_way() -> N
         assert next_of(one) == ("slow", number)
     one.put(work("quick", 50), done)
     one.put(work("quick", 51), done)
-    one.ended(works[0])
+    one.finished(works[0])
     assert [next_of(one), next_of(one)] == [("quick", 50), ("quick", 51)]
 
 
@@ -95,7 +95,7 @@ def test_the_first_works_of_a_policy_do_not_take_every_thread(clock: list[float]
     assert [next_of(one)[1] for _ in range(3)] == [0, 1, 2]
     assert is_kept(one), "nothing is known yet of how long they take"
     clock[0] += 0.1
-    one.ended(works[0])
+    one.finished(works[0])
     assert [next_of(one)[1] for _ in range(2)] == [3, 4], "now it is known that they are quick"
 
 
@@ -136,9 +136,9 @@ def test_a_dozen_quick_works_make_up_for_a_slow_one(clock: list[float]) -> None:
     assert [next_of(one)[1], next_of(one)[1]] == [1, 2]
 
 
-@pytest.mark.parametrize(("threads", "keeps_one"), [(1, True), (4, False)], ids=["one thread", "one policy"])
-def test_no_thread_is_kept_free_where_it_is_of_no_use(threads: int, keeps_one: bool, clock: list[float]) -> None:
-    one = line(threads=threads, keeps_one=keeps_one)
+@pytest.mark.parametrize(("threads", "reserves_one"), [(1, True), (4, False)], ids=["one thread", "one policy"])
+def test_no_thread_is_kept_free_where_it_is_of_no_use(threads: int, reserves_one: bool, clock: list[float]) -> None:
+    one = line(threads=threads, reserves_one=reserves_one)
     lasted(one, "slow", 12.0, clock)
     for number in range(threads):
         one.put(work("slow", number), done)
@@ -155,9 +155,9 @@ def test_a_thread_that_was_kept_free_is_woken_when_its_policy_proves_quick() -> 
     first, second, third = (work("new", number) for number in range(3))
     one, taken = line(first, second, third, threads=2), []
     assert next_of(one) == ("new", 0)
-    thread = threading.Thread(target=lambda: taken.append(one.take()), daemon=True)
+    thread = threading.Thread(target=lambda: taken.append(one.get()), daemon=True)
     thread.start()
-    one.ended(first)
+    one.finished(first)
     thread.join(20)
     assert [item and item[0].ids for item in taken] == [(1,)]
 
@@ -172,19 +172,19 @@ def test_what_is_withdrawn_is_not_taken() -> None:
     assert next_of(one) == ("a", 1)
     assert {left.ids[0] for left in one.withdraw()} == {2, 3}
     one.close()
-    assert one.take() is None
+    assert one.get() is None
 
 
 def test_what_is_in_line_when_it_closes_is_still_taken() -> None:
     one = line(work("a", 1))
     one.close()
     assert next_of(one) == ("a", 1)
-    assert one.take() is None
+    assert one.get() is None
 
 
 def test_who_waits_is_woken_by_a_work_and_by_the_end() -> None:
-    one, taken = Line(4), []
-    threads = [threading.Thread(target=lambda: taken.append(one.take()), daemon=True) for _ in range(3)]
+    one, taken = WorkQueue(4), []
+    threads = [threading.Thread(target=lambda: taken.append(one.get()), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     one.put(work("a", 1), done)

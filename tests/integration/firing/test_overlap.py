@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import django_delayq as dq
-from django_delayq.firing.reach import Reach
-from django_delayq.firing.taking import Member
+from django_delayq.firing.attempt import Member
+from django_delayq.firing.overlap import OverlapDetector
 from tests.integration.firing.conftest import due
 from tests.testapp.models import Order
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def reach() -> Reach:
+def detector() -> OverlapDetector:
     """Two members, the first of which has the turn; its object has the key 501, the other one 502."""
     policy = dq.get_policy("testapp.order.remind")
     members = []
     for place, pk in enumerate((501, 502)):
         order = Order.objects.create(pk=pk)
         members.append(Member(due(order, policy), order, place))
-    return Reach(policy, members, "default")
+    return OverlapDetector(policy, members, "default")
 
 
 BEYOND: list[tuple[str, Any, bool]] = [
@@ -68,10 +68,12 @@ WITHIN: list[tuple[str, Any, bool]] = [
 
 
 @pytest.mark.parametrize(("sql", "params", "many"), BEYOND)
-def test_what_may_touch_another_member_is_seen(reach: Reach, sql: str, params: Any, many: bool) -> None:
-    assert reach.goes_beyond(sql, params, many)
+def test_what_may_touch_another_member_is_seen(detector: OverlapDetector, sql: str, params: Any, many: bool) -> None:
+    assert detector.overlaps(sql, params, many)
 
 
 @pytest.mark.parametrize(("sql", "params", "many"), WITHIN)
-def test_what_touches_only_its_own_object_is_let_pass(reach: Reach, sql: str, params: Any, many: bool) -> None:
-    assert not reach.goes_beyond(sql, params, many)
+def test_what_touches_only_its_own_object_is_let_pass(
+    detector: OverlapDetector, sql: str, params: Any, many: bool
+) -> None:
+    assert not detector.overlaps(sql, params, many)
