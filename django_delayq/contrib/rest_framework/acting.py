@@ -18,7 +18,7 @@ from django_delayq.contrib.rest_framework.selecting import Moment
 from django_delayq.contrib.rest_framework.serializers import PolicySerializer, TimeoutSerializer
 from django_delayq.delays import UNITS
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger.db_errors import link_of, trouble_of
+from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.models import Timeout
 
@@ -119,7 +119,7 @@ def actor_of(request: Request) -> str:
 @contextmanager
 def told_apart(using: str) -> Iterator[None]:
     """What a verb raises, as the answer that it deserves: 400 for bad input, 409 for a race that was lost."""
-    link = link_of(using)
+    link = driver_connection_of(using)
     try:
         yield
     except InvalidDelay as error:
@@ -129,7 +129,7 @@ def told_apart(using: str) -> Iterator[None]:
     except DatabaseError as error:
         # A deadlock, or a lock that took too long: the caller may try again. A database that is away is another
         # matter, and not ours to hide.
-        if trouble_of(error, using, link=link) is None or link is not link_of(using):
+        if transient_reason(error, using, driver_connection=link) is None or link is not driver_connection_of(using):
             raise
         raise Conflict from error
 
