@@ -66,7 +66,7 @@ def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any,
     # A save outside a transaction has released the row. If the query waits for its lock, it shows the row as it is
     # afterwards, but the ledger as it was before, and a round closed in between would be armed again. PostgreSQL always
     # does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
-    may_be_stale = connection.vendor != "sqlite" and not connection.in_atomic_block
+    may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
     with transaction_of(using):
         changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
         if may_be_stale and changes.size:

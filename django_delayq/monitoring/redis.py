@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
-from django_delayq.ledger.controls import labels_of, read_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_engine
@@ -66,7 +66,9 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
         if engine is None:
             return RedisStatus()
         swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)
-        fired = {label for policy in get_policies() for label in policy.labels} - set(labels_of(read_stopped(using)))
+        fired = {label for policy in get_policies() for label in policy.labels} - set(
+            stop_cache.read(using).all_labels()
+        )
         pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
         rows = list(pending.of_labels(fired).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
         names = sorted({*declared_queues(), *(queue for _, queue in rows)})

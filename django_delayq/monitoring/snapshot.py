@@ -11,7 +11,7 @@ from django.db import router
 
 from django_delayq.clock import database_now
 from django_delayq.ledger.controls import PolicyState, policy_states
-from django_delayq.ledger.counting import NOTHING, Count, count_each
+from django_delayq.ledger.search import NOTHING, Count, count_each, labels_in
 from django_delayq.models import Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.redis import RedisStatus, redis_status
 from django_delayq.policies import registry
@@ -23,7 +23,6 @@ ALIVE: Final = timedelta(seconds=20)
 RECENT: Final = timedelta(hours=24)
 MAX_LAGS: Final = 1_000
 HOURS: Final = 24
-MAX_LABELS: Final = 1_000
 
 COUNTED: Final = ("pending", "firing", "dead", "fired", "skipped")
 """The counts of a policy that do not overlap."""
@@ -49,7 +48,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """The counts of one policy, up to `counting.CAP` each; `fired` and `skipped` are those of the last day."""
+    """How one policy stands. Counts go up to `search.MAX_COUNT`; fired and skipped ones are those of the last day."""
 
     label: str
     state: PolicyState | None
@@ -156,23 +155,9 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     declared = [
         _status(state.label, state.policy.labels, state, using, now, hours=hours) for state in policy_states(using)
     ]
-    unknown = [label for label in labels_in_ledger(using) if registry.get(label) is None]
+    unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
     left = [_status(label, [label], None, using, now, hours=hours) for label in unknown]
     return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTED)]
-
-
-def labels_in_ledger(using: str) -> list[str]:
-    """Return every label that rows have, with one index lookup for each."""
-    labels: list[str] = []
-    last = ""
-    rows = Timeout.objects.using(using).order_by("policy")
-    while len(labels) < MAX_LABELS:
-        found = rows.filter(policy__gt=last).values_list("policy", flat=True).first()
-        if found is None:
-            break
-        labels.append(found)
-        last = found
-    return labels
 
 
 def _status(

@@ -6,16 +6,15 @@ import sys
 from typing import Any
 
 from django.core.checks import ERROR, INFO, WARNING
-from django.core.management.base import CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.arguments import TypedCommand
-from django_delayq.management.showing import as_json
+from django_delayq.management.output import as_json
 from django_delayq.monitoring.doctor import examine
 
 LEVELS = {INFO: "ok", WARNING: "warning", ERROR: "error"}
 
 
-class Command(TypedCommand):
+class Command(BaseCommand):
     """Examine this installation; changes nothing."""
 
     help = (
