@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 class Outcome(Exception):
     """The base class."""
 
-    reason: str = ""
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Snooze(Outcome):
@@ -30,22 +32,14 @@ class Snooze(Outcome):
         parsed = parse_delay(dict(delay))
         if parsed is None:
             raise InvalidDelay("Snooze needs a delay, such as Snooze(minutes=5).")
+        super().__init__(reason or f"snoozed: {parsed}")
         self.delay = parsed
         self.reason = reason
-        super().__init__(reason or f"snoozed: {parsed}")
 
 
 class Skip(Outcome):
     """Settle as `skipped`: the handler has nothing to do."""
 
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-        super().__init__(reason)
-
 
 class GiveUp(Outcome):
     """Settle as `dead` now: a retry would not help."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-        super().__init__(reason)

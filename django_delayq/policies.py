@@ -7,7 +7,7 @@ import functools
 import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, cast, overload
 
 from django.apps import apps
 from django.db.models import Model
@@ -18,6 +18,7 @@ from django_delayq.policy_rules import check_against_model, check_call, check_de
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import Unpack
 
     from django.db.models import Q, QuerySet
 
@@ -259,53 +260,31 @@ def _unknown(name: str, known: list[str], of: str = "") -> str:
     return f"No timeout policy {name!r}{f' for {of}' if of else ''}. {hint}"
 
 
-_Single = TypeVar("_Single", bound="Callable[..., object]")
+class _Options(TypedDict, Generic[M], total=False):
+    """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
+
+    name: str | None
+    after: timedelta | Callable[[M], timedelta | None] | None
+    since: str | Callable[[M], datetime | None] | None
+    when: Q | None
+    retry: Retry | None
+    atomic: bool
+    queue: str
+    max_extensions: int | None
+    aliases: Iterable[str]
 
 
 @overload
 def timeout_policy(
-    model: type[M],
-    *,
-    batch: None = None,
-    name: str | None = None,
-    after: timedelta | Callable[[M], timedelta | None] | None = None,
-    since: str | Callable[[M], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
+    model: type[M], *, batch: None = None, **options: Unpack[_Options[M]]
 ) -> Callable[[Callable[[M, Timeout], object]], TimeoutPolicy[M]]: ...
 @overload
 def timeout_policy(
-    model: type[M],
-    *,
-    batch: int,
-    name: str | None = None,
-    after: timedelta | Callable[[M], timedelta | None] | None = None,
-    since: str | Callable[[M], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
+    model: type[M], *, batch: int, **options: Unpack[_Options[M]]
 ) -> Callable[[Callable[[QuerySet[M], list[Timeout]], object]], TimeoutPolicy[M]]: ...
 @overload
 def timeout_policy(
-    model: str,
-    *,
-    batch: int | None = None,
-    name: str | None = None,
-    after: timedelta | Callable[[Any], timedelta | None] | None = None,
-    since: str | Callable[[Any], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
+    model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
 ) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
 def timeout_policy(
     model: type[Any] | str,
