@@ -171,7 +171,7 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
 
 def check_redis(**_: Any) -> list[CheckMessage]:
     """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
-    from django_delayq.redis_clients.eviction import evicting_policy  # loads redis-py
+    from django_delayq.redis_clients.clients import evicting_policy  # loads redis-py
 
     try:
         engine = get_engine()

@@ -1,88 +1,203 @@
-"""The list of timeouts: one window of the ledger, and what lies around it."""
+"""The list of timeouts: it reads a bounded part of the ledger, a *window*, however long the ledger is.
+
+A window is `WINDOW` rows in the order of one index (a `Scan`). The narrowest scan that fits into one window is used,
+and the other filters then choose among the ids of the window. So no combination of filters reads the table, and none
+depends on the planner. The next window is a link away.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
-from django.core.paginator import InvalidPage
+from django.contrib.contenttypes.models import ContentType
+from django.core.paginator import InvalidPage, Page, Paginator
+from django.urls import NoReverseMatch, reverse
+from django.utils.functional import cached_property
+from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from django_delayq.admin import dates
-from django_delayq.admin.filters import leads
-from django_delayq.admin.reading import NEWEST, Order, Window, choose
-from django_delayq.admin.searching import MOST_FOUND, found_ids
+from django_delayq.admin import filters
+from django_delayq.ledger import search
+from django_delayq.ledger.search import Cursor, Order
+from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
+    from django.contrib.admin import AdminSite
     from django.db.models import QuerySet
     from django.http import HttpRequest
 
+    _Paginator = Paginator[Any]
+    _Options = admin.options.BaseModelAdmin[Any]
+else:
+    _Paginator, _Options = Paginator, object
+
+WINDOW: Final = 2_500
 FURTHER: Final = "further"
+ORDER_TEXTS: Final = {
+    search.NEWEST: gettext_lazy("Newest first."),
+    search.SOONEST: gettext_lazy("Ordered by next attempt, soonest first."),
+    search.LATEST: gettext_lazy("Ordered by next attempt, latest first."),
+    search.LAST_SETTLED: gettext_lazy("Last settled first."),
+    search.BY_DEADLINE: gettext_lazy("Ordered by deadline."),
+}
+
+
+class ReadOnlyAdmin(_Options):
+    """Options of an admin in which no row is added, changed or deleted by a form."""
+
+    class Media:
+        css = {"all": ("django_delayq/admin.css",)}
+        js = ("django_delayq/admin.js",)
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The rows that one page chooses from."""
+
+    ids: Sequence[int]
+    further: str = ""
+    """Where the next window begins; empty: there is none."""
+    limit_per_part: int = 0
+    """How many rows of each part were read, if those were not all of them."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are no further rows."""
+        return not self.further and not self.limit_per_part
+
+
+def read_window(scan: filters.Scan, start: str = "") -> Window:
+    """Read the ids of the next `WINDOW` rows of `scan` after `start`.
+
+    Raises:
+        IncorrectLookupParameters: `start` is not the `further` of an earlier window of this scan.
+    """
+    if scan.parts:
+        most = WINDOW // len(scan.parts)
+        found = [list(part.values_list("id", flat=True)[: most + 1]) for part in scan.parts]
+        ids = sorted((pk for part in found for pk in part[:most]), reverse=True)
+        return Window(ids, limit_per_part=most if any(len(part) > most for part in found) else 0)
+    try:
+        ids, end = search.read_ids(scan.rows, Cursor.decode(start, scan.order) if start else None, WINDOW)
+    except ValueError as error:
+        raise IncorrectLookupParameters(error) from error
+    return Window(ids, end.encode() if end else "")
+
+
+class WindowPaginator(_Paginator):
+    """Pages of the rows that a queryset has among a window's ids: no COUNT(*), and each page is read by its ids."""
+
+    ids_known: Sequence[int] | None = None
+    """The keys of all rows, in order, if they have been read already."""
+
+    @cached_property
+    def ids(self) -> Sequence[int]:
+        """The keys of all rows, in order."""
+        rows: Any = self.object_list
+        return self.ids_known if self.ids_known is not None else list(rows.values_list("pk", flat=True)[:WINDOW])
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows in the window."""
+        return len(self.ids)
+
+    def page(self, number: int | str) -> Page[Any]:
+        """Return the rows of one page. Raises InvalidPage."""
+        number = self.validate_number(number)
+        bottom = (number - 1) * self.per_page
+        rows: Any = self.object_list
+        wanted = self.ids[bottom : bottom + self.per_page]
+        kept = rows.model._default_manager.using(rows.db).filter(pk__in=wanted).order_by(*rows.query.order_by)
+        kept.query.deferred_loading = rows.query.deferred_loading
+        return Page(kept, number, self)
 
 
 class LedgerChangeList(ChangeList):
-    """A list that reads one window of the ledger (`reading.py`), whatever it is asked for."""
+    """A change list that reads one window of the ledger."""
 
     order: Order
     window: Window
-    date_range: dates.DateRange | None
-    is_all_of_the_window: bool
-    """Whether the window's rows are the list's, so that nothing is left to be filtered or sorted."""
+    is_window_filtered: bool
+    """Whether the list is only a part of the window, or sorted in another order."""
 
     def get_filters_params(self, params: Any = None) -> Any:
-        """The filters of the address; where its window begins is none of them, and the dates are our own."""
+        """Return the filters of the address; the start of the window is not one of them."""
         found = super().get_filters_params(params)
-        for name in (FURTHER, dates.YEAR, dates.MONTH, dates.DAY):
-            found.pop(name, None)
+        found.pop(FURTHER, None)
         return found
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """The order of the index that the list is read by: any other would sort the table."""
+        """Return the order of the index that is read: any other would sort the table."""
         return self.order.fields
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
-        """The rows of this window that fit all filters."""
-        self.order, self.window = self._choose()
-        rows = super().get_queryset(request, exclude_parameters).filter(pk__in=self.window.ids)
-        return rows.filter(dates.condition(self.date_range))
+        """Choose the window, and return its rows that match all filters."""
+        asked = set(self.get_filters_params())
+        if self.query:
+            self.order, self.window = search.NEWEST, Window(filters.ids_found(self.root_queryset, self.query))
+            self.is_window_filtered = bool(asked)
+        else:
+            scans = filters.scans(self.params, self.root_queryset)
+            scan, self.window = self._first_that_fits(scans, self.params.get(FURTHER, ""))
+            # A whole window may be sorted: by the order of the last scan, which is the expected one.
+            self.order = scans[-1].order if self.window.is_whole else scan.order
+            self.is_window_filtered = self.order != scan.order or not asked <= scan.answers
+        return super().get_queryset(request, exclude_parameters).filter(pk__in=self.window.ids)
+
+    @staticmethod
+    def _first_that_fits(scans: Sequence[filters.Scan], start: str) -> tuple[filters.Scan, Window]:
+        if not start:
+            for scan in scans[:-1]:
+                window = read_window(scan)
+                if window.is_whole:
+                    return scan, window
+        return scans[-1], read_window(scans[-1], start)
 
     def get_results(self, request: HttpRequest) -> None:
-        """The rows of one page, read by their ids."""
+        """Read the rows of one page by their ids."""
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
-        if self.is_all_of_the_window:
+        if not self.is_window_filtered:
             paginator.ids_known = self.window.ids  # type: ignore[attr-defined]
         try:
             page = paginator.page(self.page_num)
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
         self.result_count = paginator.count
-        narrowed = bool(self.query or self.date_range or self.get_filters_params())
-        self.full_result_count = None if narrowed else self.result_count  # None: offers the way back to all
+        # None: the page offers a link to all rows.
+        self.full_result_count = None if self.query or self.get_filters_params() else self.result_count
         self.show_full_result_count, self.show_admin_actions = False, True
         self.can_show_all, self.multi_page = False, paginator.count > self.list_per_page
         self.result_list, self.paginator = page.object_list, paginator
 
-    def _choose(self) -> tuple[Order, Window]:
-        self.date_range = dates.chosen(self.params)
-        asked = set(self.get_filters_params()) | ({dates.FIELD} if self.date_range else set())
-        if self.query:
-            self.is_all_of_the_window = not asked
-            return NEWEST, Window(found_ids(self.root_queryset, self.query), "")
-        ways = leads(self.params, self.date_range, self.root_queryset)
-        lead, window = choose(self.root_queryset, ways, self.params.get(FURTHER, ""))
-        # What fits into one window may be sorted: by the order that the last way has, which is the one expected.
-        order = ways[-1].order if window.is_whole else lead.order
-        self.is_all_of_the_window = order is lead.order and asked <= lead.parameters
-        return order, window
-
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
-        """An address of this list. Another page stays in the window; other filters begin anew."""
+        """Return an address of this list. Another page stays in the window; another filter starts from the first."""
         stays = new_params is not None and set(new_params) <= {PAGE_VAR, FURTHER}
         return super().get_query_string(new_params, remove if stays else [*(remove or []), FURTHER])
 
     @property
+    def order_text(self) -> str:
+        """The order of the list, in words."""
+        return str(ORDER_TEXTS[self.order])
+
+    @property
     def further(self) -> str:
-        """The address of the next window; empty: this was the last one."""
+        """The address of the next window; empty: this is the last one."""
         return self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
 
     @property
@@ -96,16 +211,51 @@ class LedgerChangeList(ChangeList):
         return self.get_query_string({}, [FURTHER])
 
     @property
-    def found_too_much(self) -> int:
+    def max_hits_reached(self) -> int:
         """The number of hits that a search shows at most, if there are that many; else 0."""
-        return MOST_FOUND if self.query and len(self.window.ids) >= MOST_FOUND else 0
+        return filters.MAX_HITS if self.query and len(self.window.ids) >= filters.MAX_HITS else 0
 
     @property
-    def looked_at(self) -> int:
-        """How many rows the window has."""
+    def examined(self) -> int:
+        """The number of rows in the window."""
         return len(self.window.ids)
 
-    @property
-    def date_links(self) -> list[dates.DateLink]:
-        """The dates to go to."""
-        return dates.links(self.root_queryset, self.params, self.get_query_string)
+
+class ObjectColumn:
+    """The column of objects, for one visitor: one query for all content types, none for any object.
+
+    It is a link if the object's model has an admin that the visitor may view. Whether the object still exists is not
+    checked. If the content type is gone, only the id is shown.
+    """
+
+    __name__ = "object_shown"
+    short_description = gettext_lazy("object")
+
+    def __init__(self, request: HttpRequest, site: AdminSite) -> None:
+        self.request, self.site = request, site
+        self._visible: dict[int, bool] = {}
+        self._kinds: dict[int, ContentType] | None = None
+
+    def __call__(self, row: Timeout) -> str:
+        if self._kinds is None:
+            database = row._state.db or "default"
+            self._kinds = {kind.pk: kind for kind in ContentType.objects.using(database)}
+        kind = self._kinds.get(row.content_type_id)
+        if kind is None:
+            return _("unknown content type, {id}").format(id=row.object_id)
+        name = f"{kind.name} {row.object_id}"
+        address = self._address(kind, row.object_id)
+        return format_html('<a href="{}">{}</a>', address, name) if address else name
+
+    def _address(self, kind: ContentType, object_id: str) -> str:
+        if kind.pk not in self._visible:
+            model = kind.model_class()
+            options = self.site._registry.get(model) if model else None
+            self._visible[kind.pk] = options is not None and options.has_view_or_change_permission(self.request)
+        if not self._visible[kind.pk]:
+            return ""
+        name = f"{self.site.name}:{kind.app_label}_{kind.model}_change"
+        try:
+            return reverse(name, args=[quote(object_id)], current_app=self.site.name)
+        except NoReverseMatch:
+            return ""

@@ -1,65 +1,58 @@
-"""What the list can be narrowed by; each filter knows the condition that an index answers."""
+"""The filters of the list of timeouts, and for each combination the scans of an index that answer most of it."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.admin.dates import FIELD, condition
-from django_delayq.admin.reading import BY_DEADLINE, LATELY, LATEST, NEWEST, SOONEST, Lead
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import about, kind_of, tables_of
+from django_delayq.ledger.search import labels_of
+from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies, registry
 
 if TYPE_CHECKING:
-    from django.db.models import QuerySet
+    from collections.abc import Sequence
+
+    from django.db.models import Model, QuerySet
     from django.http import HttpRequest
 
-    from django_delayq.admin.dates import DateRange
+    from django_delayq.ledger.search import Order
+    from django_delayq.models import TimeoutQuerySet
 
-MOST_LABELS: Final = 100
+MAX_LABELS: Final = 100
+MAX_KINDS: Final = 200
+MAX_HITS: Final = 1_000
 STATE, POLICY, DUE, OBJECT = "state__exact", "policy", "due", "object"
+DEADLINE: Final = ("due_at__gte", "due_at__lt")
 
-
-def labels_of(label: str) -> tuple[str, ...]:
-    """The label with all former ones of its policy; of a policy that is not declared any more just itself."""
-    policy = registry.get(label)
-    return (label,) if policy is None else policy.labels
-
-
-def labels_in(rows: QuerySet[Any]) -> list[str]:
-    """Every label that rows have, by one probe of the index each; of too many the first ones."""
-    found: list[str] = []
-    labels = rows.order_by("policy").values_list("policy", flat=True)
-    while len(found) < MOST_LABELS:
-        after = labels.filter(policy__gt=found[-1]) if found else labels
-        label = after.first()
-        if label is None:
-            break
-        found.append(label)
-    return found
+State = Timeout.State
 
 
 class PolicyFilter(admin.SimpleListFilter):
-    """By policy, without a DISTINCT over the table; former labels count as their policy."""
+    """By policy, without a DISTINCT over the table. Former labels count as their policy."""
 
     title = _("policy")
     parameter_name = POLICY
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         declared = {policy.label for policy in get_policies()}
-        used = labels_in(model_admin.get_queryset(request))
+        used = search.labels_in(model_admin.get_queryset(request), MAX_LABELS)
         gone = [label for label in used if registry.get(label) is None]
-        said = [(label, _("{label} (not declared any more)").format(label=label)) for label in gone]
-        return [*((label, label) for label in sorted(declared)), *said]
+        named = [(label, _("{label} (no longer declared)").format(label=label)) for label in gone]
+        return [*((label, label) for label in sorted(declared)), *named]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         label = self.value()
@@ -81,7 +74,7 @@ class QueueFilter(admin.SimpleListFilter):
 
 
 class DueFilter(admin.SimpleListFilter):
-    """What wants attention."""
+    """Timeouts that may need attention."""
 
     title = _("attention")
     parameter_name = DUE
@@ -90,7 +83,7 @@ class DueFilter(admin.SimpleListFilter):
         return [
             ("hour", _("due in the next hour")),
             ("overdue", _("overdue")),
-            ("retrying", _("failed, to be tried again")),
+            ("retrying", _("failed, will be retried")),
             ("dead", _("dead")),
         ]
 
@@ -98,8 +91,23 @@ class DueFilter(admin.SimpleListFilter):
         return queryset.filter(due_condition(self.value()))
 
 
+class DeadlineFilter(admin.DateFieldListFilter):
+    """By deadline: Django's preset periods, and two that lie ahead."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        now = timezone.localtime() if timezone.is_aware(timezone.now()) else timezone.now()
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        since, until = self.lookup_kwarg_since, self.lookup_kwarg_until
+        ahead = tuple(
+            (title, {since: str(today + timedelta(days=first)), until: str(today + timedelta(days=last))})
+            for title, first, last in ((_("Tomorrow"), 1, 2), (_("Next 7 days"), 0, 7))
+        )
+        self.links = (*self.links[:2], *ahead, *self.links[2:])
+
+
 class ObjectFilter(admin.SimpleListFilter):
-    """The timeouts of one object; offered nowhere, but other pages link to it."""
+    """The timeouts of one object. Not offered here: other pages link to it."""
 
     title = _("object")
     parameter_name = OBJECT
@@ -113,20 +121,28 @@ class ObjectFilter(admin.SimpleListFilter):
 
 
 def due_condition(value: str | None) -> Q:
-    """The rows that want this kind of attention."""
-    pending = Q(state=Timeout.State.PENDING, settled_at__isnull=True)
+    """Return the condition for a choice of `DueFilter`."""
+    pending = Q(state=State.PENDING, settled_at__isnull=True)
     now = clock.DatabaseNow()
     conditions = {
         "hour": pending & Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
         "overdue": pending & Q(run_at__lte=now),
         "retrying": pending & Q(attempts__gt=0),
-        "dead": Q(state=Timeout.State.DEAD, settled_at__isnull=False),
+        "dead": Q(state=State.DEAD, settled_at__isnull=False),
     }
     return conditions.get(value or "", Q())
 
 
+def rows_about(objects: Sequence[Model]) -> TimeoutQuerySet:
+    """Return every row about any of `objects`, which are of one model, also as objects of their parent models."""
+    model = type(objects[0])
+    using = database_of(model, objects[0])
+    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(about(tables_of(model), objects, using))
+    return rows
+
+
 def object_condition(value: str | None) -> Q:
-    """The rows about the object that `app.model:id` names, also as an object of its parents' kinds."""
+    """Return the condition for the rows about the object `app.model:id`, also as an object of its parent models."""
     if not value:
         return Q()
     kind, _colon, object_id = value.partition(":")
@@ -135,7 +151,7 @@ def object_condition(value: str | None) -> Q:
     if found is None:
         return Q(pk__in=[])
     model = found.model_class()
-    if model is None:  # the model is gone: its rows keep their ids
+    if model is None:  # the model was removed: its rows keep their ids
         return Q(content_type=found.pk, object_id=object_id)
     try:
         key = pk_of(model, object_id)
@@ -145,53 +161,114 @@ def object_condition(value: str | None) -> Q:
     own = [table for table in tables_of(model) if root_of_key(table) is root_of_key(model)]
     rows = Q(content_type__in=[kind_of(table, using) for table in own], object_id=written)
     parents = [table for table in tables_of(model) if table not in own]
-    if parents:  # with other keys, which only the object itself knows
+    if parents:  # they have keys of their own, which only the object knows
         rows |= about(parents, list(model._base_manager.using(using).filter(pk=key)), using)
     return rows
 
 
-def leads(params: dict[str, Any], dates: DateRange | None, rows: QuerySet[Any]) -> list[Lead]:
-    """The ways to read what `params` ask for, the narrowest first, the one to fall back on last."""
+def ids_found(rows: QuerySet[Any], text: str) -> list[int]:
+    """Return the ids of the newest rows whose object id or key is `text`, at most `MAX_HITS` of each.
+
+    An object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50.
+    """
+    term = text.strip()
+    if not term or "\0" in term:
+        return []
+    kinds = search.distinct(rows, "content_type_id", "object_id", limit=MAX_KINDS)
+    written = {term}
+    for kind in kinds:
+        model = model_of_kind(kind, rows.db)
+        if model is not None:
+            with suppress(ValueError):
+                written.add(object_id_of(model, pk_of(model, term)))
+    by_object = rows.filter(content_type__in=kinds, object_id__in=written).order_by("-id")
+    by_key = rows.of_key(term).order_by("-id")  # type: ignore[attr-defined]
+    hits = {pk for found in (by_object, by_key) for pk in found.values_list("pk", flat=True)[:MAX_HITS]}
+    return sorted(hits, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Rows that one index gives in their order."""
+
+    rows: Any
+    answers: frozenset[str] = frozenset()
+    """The parameters of the address that it answers in full, so that they filter nothing further."""
+    parts: tuple[Any, ...] = ()
+    """Given if an index has the rows only part by part: then the first rows of each part are read."""
+
+    @property
+    def order(self) -> Order:
+        """The order of the rows."""
+        return search.Order.of(self.rows)
+
+
+def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
+    """Return the scans of `rows` that narrow down what `params` ask for, the narrowest first.
+
+    The last one is used if no scan before it fits into one window.
+    """
     found = []
+    state, policy = _state_of(params), params.get(POLICY)
     if params.get(OBJECT):
-        found.append(Lead(object_condition(params[OBJECT]), NEWEST, frozenset({OBJECT})))
-    by_state = _state_lead(params)
-    if params.get(POLICY):
-        found.extend(_policy_leads(labels_of(params[POLICY]), by_state))
-    elif by_state is not None:
-        found.extend(_settled_leads(by_state, rows) if by_state.order is LATELY else [by_state])
-    if dates is not None:
-        found.append(Lead(condition(dates), BY_DEADLINE, frozenset({FIELD})))
-    return found or [Lead(Q(), NEWEST)]
+        found.append(_scan(rows.filter(object_condition(params[OBJECT])), search.NEWEST, OBJECT))
+    if policy:
+        found.append(_policy_scan(params, rows.of_labels(labels_of(policy)), state))
+    elif state:
+        if State(state).is_settled:  # they may be few, as dead ones should be, and found policy by policy
+            settled = rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields)
+            labels = search.labels_in(rows, MAX_LABELS)
+            parts = tuple(_part(rows, state=state, policy=label) for label in labels)
+            found += [Scan(settled, parts=parts), Scan(settled)] if parts else [Scan(settled)]
+        else:
+            found.append(_unsettled_scan(params, rows, state))
+    if any(name in params for name in DEADLINE):
+        found.append(_scan(rows.filter(**_period(params)), search.BY_DEADLINE, *DEADLINE))
+    return found or [_scan(rows, search.NEWEST)]
 
 
-def _policy_leads(labels: tuple[str, ...], by_state: Lead | None) -> list[Lead]:
-    """By policy and state, which is one index; without a state some rows of each, for people who look around."""
-    of_policy = Q(policy__in=labels)
-    if by_state is None:
-        states = tuple(Q(state=state) for state in Timeout.State.values)
-        return [Lead(of_policy, NEWEST, frozenset({POLICY}), states)]
-    order = SOONEST if by_state.order is SOONEST else LATEST
-    return [Lead(of_policy & by_state.condition, order, by_state.parameters | {POLICY})]
+def _state_of(params: dict[str, Any]) -> str:
+    """Return the one state that `params` ask for; empty: any."""
+    state = {"hour": "pending", "overdue": "pending", "retrying": "pending", "dead": "dead"}.get(params.get(DUE, ""))
+    state = state or params.get(STATE, "")
+    return state if state in State.values else ""
 
 
-def _settled_leads(by_state: Lead, rows: QuerySet[Any]) -> list[Lead]:
-    """All of a settled state, policy by policy, if they are few, as dead ones should be; else by way of all settled."""
-    of_each = tuple(Q(policy=label) for label in labels_in(rows))
-    settled = Lead(Q(settled_at__isnull=False), LATELY)
-    return [Lead(by_state.condition, LATELY, frozenset(), of_each), settled] if of_each else [settled]
-
-
-def _state_lead(params: dict[str, Any]) -> Lead | None:
-    state, due = params.get(STATE), params.get(DUE)
+def _unsettled_scan(params: dict[str, Any], rows: Any, state: str, *answers: str) -> Scan:
+    due = params.get(DUE, "")
     if due in {"hour", "overdue"}:
-        return Lead(due_condition(due), SOONEST, frozenset({DUE}))
-    if due == "retrying":
-        return Lead(Q(state=Timeout.State.PENDING, settled_at__isnull=True), SOONEST)
-    answered = frozenset({DUE if due == "dead" else STATE})
-    state = "dead" if due == "dead" else state
-    if state not in Timeout.State.values:
-        return None
-    if Timeout.State(state).is_settled:
-        return Lead(Q(state=state), LATELY, answered)
-    return Lead(Q(state=state, settled_at__isnull=True), SOONEST, answered)
+        rows, answers = rows.filter(due_condition(due)), (DUE, *answers)
+    elif due != "retrying":
+        answers = (STATE, *answers)
+    return Scan(search.in_state(rows, state), frozenset(answers))
+
+
+def _policy_scan(params: dict[str, Any], rows: Any, state: str) -> Scan:
+    """Return the rows of one policy by state, which is one index; without a state, some rows of each."""
+    if not state:
+        parts = tuple(_part(rows, state=each) for each in State.values)
+        return Scan(rows.order_by(*search.NEWEST.fields), frozenset({POLICY}), parts)
+    if State(state).is_settled:
+        return _scan(rows.filter(state=state), search.LATEST, POLICY, DUE if params.get(DUE) else STATE)
+    return _unsettled_scan(params, rows, state, POLICY)
+
+
+def _part(rows: Any, **condition: str) -> Any:
+    return rows.filter(**condition).order_by(*search.LATEST.fields)
+
+
+def _scan(rows: Any, order: Order, *answers: str) -> Scan:
+    return Scan(rows.order_by(*order.fields), frozenset(answers))
+
+
+def _period(params: dict[str, Any]) -> dict[str, datetime]:
+    """Return the condition on the deadline. Raises IncorrectLookupParameters."""
+    try:
+        period = {name: datetime.fromisoformat(params[name]) for name in DEADLINE if name in params}
+        if any(at.year not in search.YEARS for at in period.values()):
+            raise ValueError(f"{period} is too far away.")
+    except (TypeError, ValueError) as error:
+        raise IncorrectLookupParameters(error) from error
+    if timezone.is_aware(timezone.now()):
+        return {name: at if timezone.is_aware(at) else timezone.make_aware(at) for name, at in period.items()}
+    return period

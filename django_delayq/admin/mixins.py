@@ -1,4 +1,4 @@
-"""Deadlines in the admin of your own models: `class OrderAdmin(TimeoutAdminMixin, admin.ModelAdmin)`."""
+"""Timeouts in the admin of your own models: `TimeoutAdminMixin` for its list, `TimeoutInline` for an object's page."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.options import IS_POPUP_VAR
+from django.contrib.contenttypes.admin import GenericTabularInline
+from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
 from django.db.models import Q, Subquery
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq.admin.about import of_each
-from django_delayq.admin.actions import steering_actions
-from django_delayq.admin.filters import due_condition
-from django_delayq.admin.operations import OPERATIONS
-from django_delayq.admin.wording import pending_until, time_tag
-from django_delayq.key_types import pk_of
+from django_delayq.admin import render
+from django_delayq.admin.actions import permitted_actions, timeout_actions
+from django_delayq.admin.changelist import ReadOnlyAdmin
+from django_delayq.admin.filters import due_condition, rows_about
+from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import kind_of, tables_of
+from django_delayq.ledger.subjects import about_each, kind_of, tables_of
 from django_delayq.models import Timeout
+from django_delayq.scheduling.story import told_reason
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
     from django.http import HttpRequest
 
     _Mixin = admin.ModelAdmin[Any]
+    _FormSet = BaseGenericInlineFormSet[Any, Any]
 else:
-    _Mixin = object
+    _Mixin, _FormSet = object, BaseGenericInlineFormSet
 
-MOST_OBJECTS: Final = 1_000
+MAX_OBJECTS: Final = 1_000
 
 
 class TimeoutsFilter(admin.SimpleListFilter):
-    """Objects by what their timeouts do; the first `MOST_OBJECTS` of them, read through the ledger's indexes."""
+    """Objects by their timeouts: the first `MAX_OBJECTS` of them, read through the ledger's indexes."""
 
     title = _("timeouts")
     parameter_name = "timeouts"
@@ -43,27 +46,27 @@ class TimeoutsFilter(admin.SimpleListFilter):
         return [
             ("hour", _("due in the next hour")),
             ("overdue", _("overdue")),
-            ("waiting", _("waiting, the soonest first")),
+            ("waiting", _("pending, soonest first")),
             ("dead", _("dead")),
         ]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
-        if value not in {choice for choice, _words in self.lookup_choices}:
+        if value not in {choice for choice, _title in self.lookup_choices}:
             return queryset
-        return queryset.filter(_objects_by(queryset.model, str(value)))
+        return queryset.filter(_objects_condition(queryset.model, str(value)))
 
 
-def _objects_by(model: type[Model], value: str) -> Q:
-    """The condition on objects whose timeouts are such, the most urgent ones."""
+def _objects_condition(model: type[Model], value: str) -> Q:
+    """Return the condition on objects that have such timeouts; of too many, the most urgent ones."""
     using = database_of(model)
     tables = {kind_of(table, using): table for table in tables_of(model)}
-    pending = Q(state=Timeout.State.PENDING, settled_at__isnull=True)
-    rows = Timeout.objects.using(using).filter(pending if value == "waiting" else due_condition(value))
+    rows: Any = Timeout.objects.using(using)
+    rows = rows.pending() if value == "waiting" else rows.filter(due_condition(value))
     rows = rows.filter(content_type__in=list(tables))
     rows = rows.order_by("-settled_at", "-id") if value == "dead" else rows.order_by("run_at", "id")
     keys: dict[int, list[Any]] = {}
-    for kind, object_id in dict.fromkeys(rows.values_list("content_type_id", "object_id")[:MOST_OBJECTS]):
+    for kind, object_id in dict.fromkeys(rows.values_list("content_type_id", "object_id")[:MAX_OBJECTS]):
         with suppress(ValueError):
             keys.setdefault(kind, []).append(pk_of(tables[kind], object_id))
     found = Q(pk__in=[])
@@ -73,20 +76,21 @@ def _objects_by(model: type[Model], value: str) -> Q:
 
 
 class TimeoutAdminMixin(_Mixin):
-    """A column *next deadline* in the list of your objects, a filter by timeouts, and the operator's actions.
+    """Add a column *next deadline* to the list of your objects, a filter by timeouts, and the operations as actions.
 
-    The column comes with the list's own query, whatever its length. All three come by themselves; put
-    `"next_deadline"` into `list_display` to say where the column stands. Who may not view timeouts gets neither.
+    The column is part of the list's own query. List `"next_deadline"` in `list_display` to choose its position.
+    Visitors who may not view timeouts see none of the three.
     """
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """With the soonest pending deadline of each object, its next attempt and its policy, all from the writer."""
+        """Return the objects from the writer, each with its soonest pending deadline, next attempt and policy."""
         rows: QuerySet[Any] = super().get_queryset(request)
-        if not self._sees_timeouts(request):
+        if not self._can_view_timeouts(request):
             return rows
-        rows = rows.using(database_of(self.model))
-        pending = of_each(self.model).filter(slot_taken=1).order_by("due_at", "id")
-        found: QuerySet[Any] = rows.annotate(
+        using = database_of(self.model)
+        timeouts = Timeout.objects.filter(about_each(self.model, using))
+        pending = timeouts.filter(slot_taken=1).order_by("due_at", "id")
+        found: QuerySet[Any] = rows.using(using).annotate(
             delayq_next_due=Subquery(pending.values("due_at")[:1]),
             delayq_next_attempt=Subquery(pending.values("run_at")[:1]),
             delayq_next_policy=Subquery(pending.values("policy")[:1]),
@@ -94,42 +98,123 @@ class TimeoutAdminMixin(_Mixin):
         return found
 
     def get_list_display(self, request: HttpRequest) -> Any:
+        """Return the columns, with the next deadline for visitors who may view timeouts."""
         shown = [*super().get_list_display(request)]
-        if not self._sees_timeouts(request):
+        if not self._can_view_timeouts(request):
             return [column for column in shown if column != "next_deadline"]
         return shown if "next_deadline" in shown else [*shown, "next_deadline"]
 
     def get_list_filter(self, request: HttpRequest) -> Any:
+        """Return the filters, with the one by timeouts for visitors who may view them."""
         given = [*super().get_list_filter(request)]
-        return [*given, TimeoutsFilter] if self._sees_timeouts(request) else given
+        return [*given, TimeoutsFilter] if self._can_view_timeouts(request) else given
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """With those on timeouts that the visitor may do."""
-        place = () if action_location is None else (action_location,)  # Django 6.1 says where they are to be shown
+        """Return the actions, with the permitted operations on timeouts."""
+        place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
         found: dict[str, Any] = super().get_actions(request, *place)
         if self.actions is None or IS_POPUP_VAR in request.GET:
             return found
-        for action in steering_actions(of_the_objects=True):
-            operation = OPERATIONS[action.__name__.removesuffix("_timeouts")]
+        permitted = permitted_actions(request)
+        for action in timeout_actions(on_objects=True):
             made = self.get_action(action, *place)
-            if made is not None and operation.is_allowed(request):
+            if made is not None and action.__name__ in permitted:
                 found[action.__name__] = made
         return found
 
     @property
     def media(self) -> forms.Media:
-        ours = forms.Media(css={"all": ("django_delayq/admin.css",)}, js=("django_delayq/admin.js",))
-        return super().media + ours
+        """The media of the list, with ours."""
+        return super().media + forms.Media(ReadOnlyAdmin.Media)
 
     @admin.display(description=_("next deadline"))
     def next_deadline(self, obj: Any) -> str:
-        """The soonest pending deadline, how long that is from now, and what happens then."""
+        """Render the soonest pending deadline, its policy and the time left."""
         due = getattr(obj, "delayq_next_due", None)
         if due is None:
             return "-"
         name = obj.delayq_next_policy.rpartition(".")[2]
-        left = pending_until(due, obj.delayq_next_attempt, attempts=0)
-        return format_html('{}<br><span class="delayq-more">{} {}</span>', time_tag(due), name, left)
+        left = render.pending_until(due, obj.delayq_next_attempt, attempts=0)
+        return format_html('{}<br><span class="delayq-more">{} {}</span>', render.time_tag(due), name, left)
 
-    def _sees_timeouts(self, request: HttpRequest) -> bool:
+    def _can_view_timeouts(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("django_delayq.view_timeout"))
+
+
+class NewestTimeouts(_FormSet):
+    """The newest rows of one object, read-only.
+
+    It ignores posted data: the rows may have changed since the page was rendered, and a payment that arrives meanwhile
+    must not prevent the object's own form from being saved.
+    """
+
+    shown = 10
+
+    def __init__(self, data: Any = None, files: Any = None, **kwargs: Any) -> None:
+        super().__init__(None, None, **kwargs)
+        self.new_objects: list[Any] = []
+        self.changed_objects: list[Any] = []
+        self.deleted_objects: list[Any] = []
+
+    def get_queryset(self) -> Any:
+        """Return the rows; they are read once."""
+        if not hasattr(self, "_queryset"):
+            saved = self.instance is not None and self.instance.pk is not None
+            rows: Any = rows_about([self.instance]) if saved else Timeout.objects.none()
+            self._queryset = rows.defer("history", "payload").order_by("-id")[: self.shown]
+        return self._queryset
+
+    def is_valid(self) -> bool:
+        return True
+
+    def save(self, commit: bool = True) -> list[Any]:
+        """Save nothing."""
+        return []
+
+    @property
+    def object_parameter(self) -> str:
+        """The value of the parameter `object` of the list of timeouts."""
+        model = self.instance._meta.concrete_model
+        return f"{model._meta.label_lower}:{object_id_of(model, self.instance.pk)}"
+
+
+class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
+    """Show the newest timeouts of the object, with links to their pages: `inlines = [TimeoutInline]`. Read-only.
+
+    `shown` is their number, 10 by default. Visitors who may not view timeouts do not see it. Timeouts of the object's
+    parents (multi-table inheritance) are included.
+    """
+
+    model = Timeout
+    formset: Any = NewestTimeouts
+    template = "admin/django_delayq/timeouts_inline.html"
+    shown = NewestTimeouts.shown
+    fields = ("policy_name", "key", "state_badge", "deadline_shown", "attempts", "reason_shown")
+    readonly_fields = fields
+    verbose_name_plural = _("timeouts, newest first")
+    extra = max_num = 0
+    can_delete = False
+    show_change_link = True
+
+    def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
+        """Return the formset for `shown` rows."""
+        made = super().get_formset(request, obj, **kwargs)
+        made.shown = self.shown  # type: ignore[attr-defined]
+        return made
+
+    @admin.display(description=_("policy"))
+    def policy_name(self, row: Timeout) -> str:
+        """Render the policy without the model's name, which the page shows already."""
+        return row.policy.rpartition(".")[2]
+
+    @admin.display(description=_("state"))
+    def state_badge(self, row: Timeout) -> str:
+        return render.badge(row.state)
+
+    @admin.display(description=_("deadline"))
+    def deadline_shown(self, row: Timeout) -> str:
+        return render.deadline(row)
+
+    @admin.display(description=_("reason"))
+    def reason_shown(self, row: Timeout) -> str:
+        return render.clamped(told_reason(row.reason)) if row.reason else "-"

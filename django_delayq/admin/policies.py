@@ -1,8 +1,10 @@
-"""The policies page: what each policy is, how it does, and what operators may do to it."""
+"""The policies page: what each policy is, how it performs, and what operators may do to it. And the log of changes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from django.contrib import admin
@@ -10,22 +12,25 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
-from django_delayq.admin import describing
-from django_delayq.admin.chart import chart
-from django_delayq.admin.policy_operations import POLICY_OPERATIONS
-from django_delayq.admin.policy_pages import operation_view, unfinished_labels
-from django_delayq.admin.reading import WindowPaginator
-from django_delayq.admin.wording import clamped, policy_tag, time_tag
-from django_delayq.ledger import controls
+from django_delayq.admin import render
+from django_delayq.admin.changelist import ReadOnlyAdmin, WindowPaginator
+from django_delayq.admin.policy_pages import operation_view
+from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.monitoring import snapshot as status
+from django_delayq.monitoring.snapshot import policy_statuses
+from django_delayq.operations.registry import POLICY_OPERATIONS
+from django_delayq.policies import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
     from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
 
@@ -37,40 +42,39 @@ if TYPE_CHECKING:
 else:
     _Controls = _Changes = admin.ModelAdmin
 
-COUNTED: dict[str, tuple[Any, dict[str, str]]] = {
+COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (gettext_lazy("pending"), {"state__exact": "pending"}),
     "due": (gettext_lazy("due now"), {"due": "overdue"}),
     "dead": (gettext_lazy("dead"), {"state__exact": "dead"}),
     "fired": (gettext_lazy("fired, last day"), {"state__exact": "fired"}),
     "skipped": (gettext_lazy("skipped, last day"), {"state__exact": "skipped"}),
 }
-"""The numbers of a policy: their words, and the filters of the list that shows the rows."""
+"""The numbers of a policy: the label, and the filters of the list that shows the rows."""
+CHART_WIDTH, CHART_HEIGHT = 480, 64
+BAR_STEP, BAR_WIDTH = 20, 16
+HOURS_PER_LABEL: Final = 6
 
 
 @admin.register(PolicyControl)
-class PolicyControlAdmin(_Controls):
-    """One page with all policies, and a page for each thing that may be done to one of them."""
-
-    class Media:
-        css = {"all": ("django_delayq/admin.css",)}
-        js = ("django_delayq/admin.js",)
+class PolicyControlAdmin(ReadOnlyAdmin, _Controls):
+    """One page with all policies, and a page for each operation on one of them."""
 
     def get_urls(self) -> list[Any]:
-        """The pages that ask once more and then act; there is no page for a single row."""
+        """Return the pages; there is none for a single row."""
 
         def operate(request: HttpRequest, label: str, operation: str) -> HttpResponse:
             return operation_view(request, label, operation, self.admin_site)
 
-        # Moving rows commits page by page: not inside the request's transaction, if there is one.
+        # Moving rows commits page by page, so it must not run in a transaction around the request.
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
-        listed = self.admin_site.admin_view(self.changelist_view)
+        policies = self.admin_site.admin_view(self.changelist_view)
         return [
-            path("", listed, name="django_delayq_policycontrol_changelist"),
+            path("", policies, name="django_delayq_policycontrol_changelist"),
             path("<str:label>/<slug:operation>/", view, name="django_delayq_policycontrol_operate"),
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """All policies. Raises PermissionDenied."""
+        """Show all policies. Raises PermissionDenied."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
@@ -80,83 +84,112 @@ class PolicyControlAdmin(_Controls):
             "opts": self.model._meta,
             "media": self.media,
             "policies": self._policies(request),
-            "sees_timeouts": request.user.has_perm("django_delayq.view_timeout"),
+            "can_view_timeouts": request.user.has_perm("django_delayq.view_timeout"),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_delayq/policycontrol/policies.html", context)
 
     def _policies(self, request: HttpRequest) -> list[dict[str, Any]]:
         using = database_of(Timeout)
-        moving = unfinished_labels(using)
-        states = {state.label: state for state in controls.policy_states(using)}
-        listed = reverse(f"{self.admin_site.name}:django_delayq_timeout_changelist")
+        unfinished = PolicyChange.objects.using(using).filter(finished_at__isnull=True)
+        moving = {
+            policy.label if (policy := registry.get(label)) else label
+            for label in unfinished.values_list("policy", flat=True)
+        }
+        states = {state.label: state for state in policy_states(using)}
         found = []
-        for counted in status.policy_statuses(using):
-            state = states.get(counted.label)
-            found.append(
-                {
-                    **_numbers(counted, listed),
-                    "label": counted.label,
-                    "state": state,
-                    **(_described(state) if state else {}),
-                    "is_moving": counted.label in moving,
-                    "buttons": self._buttons(request, state) if state and counted.label not in moving else [],
-                }
-            )
+        for status in policy_statuses(using):
+            state, is_moving = states.get(status.label), status.label in moving
+            shown = {"label": status.label, "state": state, "is_moving": is_moving, **self._numbers(status)}
+            if state is not None:
+                shown |= _description(state)
+                shown["buttons"] = [] if is_moving else self._buttons(request, state)
+            found.append(shown)
         return found
+
+    def _numbers(self, status: PolicyStatus) -> dict[str, Any]:
+        timeouts = reverse(f"{self.admin_site.name}:django_delayq_timeout_changelist")
+        return {
+            "counts": [
+                {
+                    "name": name,
+                    "label": label,
+                    "count": getattr(status, name),
+                    "address": f"{timeouts}?{urlencode({'policy': status.label, **filters})}",
+                }
+                for name, (label, filters) in COUNTS.items()
+            ],
+            "lag_p50": render.lag(status.lag_p50),
+            "lag_p99": render.lag(status.lag_p99),
+            "chart": chart([(hour.value, hour.is_capped) for hour in status.hours], clock.now()),
+        }
 
     def _buttons(self, request: HttpRequest, state: PolicyState) -> list[dict[str, str]]:
         name = f"{self.admin_site.name}:django_delayq_policycontrol_operate"
         return [
-            {"words": str(operation.button), "address": reverse(name, args=[state.label, operation.name])}
+            {"label": str(operation.label), "address": reverse(name, args=[state.label, operation.name])}
             for operation in POLICY_OPERATIONS.values()
-            if operation.fits(state) and operation.is_allowed(request)
+            if operation.fits(state) and operation.is_permitted(request.user)
         ]
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
-def _described(state: PolicyState) -> dict[str, Any]:
+def _description(state: PolicyState) -> dict[str, Any]:
     policy = state.policy
     return {
-        "model": policy.model._meta.verbose_name,
         "model_label": policy.model._meta.label,
-        "delay": describing.delay_in_force(state),
-        "counts_from": describing.counts_from(policy),
-        "condition": describing.condition(policy),
-        "handler": describing.handler(policy),
+        "delay": render.delay_in_force(state),
+        "counts_from": render.counts_from(policy),
+        "condition": render.condition(policy),
+        "handler": render.handler(policy),
         "queue": policy.queue,
-        "stopped": describing.stopped(state),
+        "stopped": render.stop(state),
     }
 
 
-def _numbers(counted: PolicyStatus, listed: str) -> dict[str, Any]:
-    return {
-        "counts": [
-            {
-                "name": name,
-                "words": words,
-                "count": getattr(counted, name),
-                "address": f"{listed}?{urlencode({'policy': counted.label, **filters})}",
-            }
-            for name, (words, filters) in COUNTED.items()
-        ],
-        "lag_p50": describing.seconds(counted.lag_p50),
-        "lag_p99": describing.seconds(counted.lag_p99),
-        "chart": chart([(hour.value, hour.is_capped) for hour in counted.hours], clock.now()),
-    }
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One hour: its place in the drawing, and its row in the table."""
+
+    x: int
+    y: int
+    height: int
+    hour: str
+    count: str
+    is_labelled: bool
+    """Whether the axis shows this hour; there is no room for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """The number of timeouts that are due in each of the next hours."""
+
+    bars: tuple[Bar, ...]
+    highest: str
+    total: str
+    is_empty: bool
+    width: int = CHART_WIDTH
+    height: int = CHART_HEIGHT
+    bar: int = BAR_WIDTH
+
+
+def chart(hours: Sequence[tuple[int, bool]], now: datetime) -> Chart:
+    """Return the drawing of `hours`: for each the number of due timeouts, and whether there are more than that."""
+    highest, is_capped = max(hours, default=(0, False)), any(capped for _value, capped in hours)
+    start = timezone.localtime(now) if timezone.is_aware(now) else now
+    bars = []
+    for number, (value, capped) in enumerate(hours):
+        height = max(1, round(value * CHART_HEIGHT / highest[0])) if value else 0
+        hour = start + timedelta(hours=number)
+        count = f"{value}{'+' if capped else ''}"
+        is_labelled = number % HOURS_PER_LABEL == 0
+        bars.append(Bar(number * BAR_STEP, CHART_HEIGHT - height, height, f"{hour:%H:%M}", count, is_labelled))
+    total = f"{sum(value for value, _capped in hours)}{'+' if is_capped else ''}"
+    return Chart(tuple(bars), f"{highest[0]}{'+' if highest[1] else ''}", total, is_empty=not highest[0])
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(_Changes):
-    """Who did what to which policy, when and why. Read-only."""
+class PolicyChangeAdmin(ReadOnlyAdmin, _Changes):
+    """The changes of policies: when, which, by whom and why."""
 
     list_display = ("at_shown", "policy_shown", "what", "by", "reason_shown", "moved", "unmoved", "finished")
     ordering = ("-id",)
@@ -166,34 +199,22 @@ class PolicyChangeAdmin(_Changes):
     show_facets = admin.ShowFacets.NEVER
     list_filter = ("what",)
 
-    class Media:
-        css = {"all": ("django_delayq/admin.css",)}
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[PolicyChange]:
-        """From the writer, as a replica may be behind."""
+        """Return the rows from the writer, since a replica may be behind."""
         return super().get_queryset(request).using(database_of(Timeout))
 
     @admin.display(description=gettext_lazy("at"))
     def at_shown(self, change: PolicyChange) -> str:
-        return time_tag(change.at)
+        return render.time_tag(change.at)
 
     @admin.display(description=gettext_lazy("policy"))
     def policy_shown(self, change: PolicyChange) -> str:
-        return policy_tag(change.policy)
+        return render.policy_tag(change.policy)
 
     @admin.display(description=gettext_lazy("reason"))
     def reason_shown(self, change: PolicyChange) -> str:
-        return clamped(change.reason) if change.reason else "-"
+        return render.clamped(change.reason) if change.reason else "-"
 
     @admin.display(description=gettext_lazy("finished"))
     def finished(self, change: PolicyChange) -> str:
-        return time_tag(change.finished_at)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+        return render.time_tag(change.finished_at)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.pagination import YEARS
-from django_delayq.dialects import dialect_of
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import LAST_SETTLED, NEWEST, YEARS, ids_if_few, in_state, labels_in, labels_of
 from django_delayq.models import Timeout
-from django_delayq.monitoring.snapshot import labels_in_ledger
-from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,23 +110,24 @@ class Selection(serializers.Serializer[Any]):
     def rows(self, using: str) -> tuple[TimeoutQuerySet, Q]:
         """Rows that an index finds in its own order, and what else is asked of them."""
         asked = self.validated_data
-        state, labels = asked.get("state"), _labels(asked)
+        state, label = asked.get("state"), asked.get("policy")
+        labels = labels_of(label) if label else ()
         queue = Q(queue=asked["queue"]) if "queue" in asked else Q()
         rows = _in_window(Timeout.objects.using(using), asked)
         if "object" in asked or "key" in asked:
             of_state = Q(state=state) if state else Q()
-            return _found_at_once(rows, asked).order_by("-id"), _of_policy(labels) & queue & of_state
-        few = _few(Timeout.objects.using(using).of_labels(labels)) if labels else None
+            return _found_at_once(rows, asked).order_by(*NEWEST.fields), _of_policy(labels) & queue & of_state
+        few = ids_if_few(Timeout.objects.using(using).of_labels(labels), FEW) if labels else None
         if few is not None:
             rows, labels = rows.filter(pk__in=few), ()
         if state in WAITING or _asks(asked, "due_from", "due_until", "overdue"):
             if len(labels) == 1:  # those of one label stand in this order in `delayq_policy`
                 rows, labels = rows.filter(policy=labels[0]), ()
-            return _waiting(rows, state or State.PENDING), _of_policy(labels) & queue
+            return in_state(rows, state or State.PENDING), _of_policy(labels) & queue
         if state or _asks(asked, *SETTLED):
             rows, others = _settled(rows, state, labels)
             return rows, others & queue
-        return rows.order_by("-id"), _of_policy(labels) & queue
+        return rows.order_by(*NEWEST.fields), _of_policy(labels) & queue
 
 
 def _found_at_once(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
@@ -143,28 +140,12 @@ def _found_at_once(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQu
     return rows
 
 
-def _few(rows: TimeoutQuerySet) -> list[int] | None:
-    """The ids of these if they may all be read, sifted and sorted for one page; else None.
-
-    Ids, because SQLite would rather read the whole of another index that has them in order.
-    """
-    ids = list(rows.values_list("pk", flat=True)[: FEW + 1])
-    return ids if len(ids) <= FEW else None
-
-
 def _of_policy(labels: Sequence[str]) -> Q:
     return Q(policy__in=labels) if labels else Q()
 
 
 def _asks(asked: Mapping[str, Any], *names: str) -> bool:
     return any(asked.get(name) for name in names)
-
-
-def _labels(asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """The labels under which the ledger has the rows of the policy that is asked for."""
-    label = asked.get("policy")
-    policy = registry.get(label) if label else None
-    return policy.labels if policy else (label,) if label else ()
 
 
 def _in_window(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
@@ -179,19 +160,11 @@ def _settled(rows: TimeoutQuerySet, state: str | None, labels: Sequence[str]) ->
 
     Dead rows are few among many, mostly, and then found in `delayq_policy`: by every label that there is.
     """
-    rows = rows.filter(settled_at__isnull=False).order_by("-settled_at", "-id")
+    rows = rows.filter(settled_at__isnull=False).order_by(*LAST_SETTLED.fields)
     if state is None:
         return rows, _of_policy(labels)
-    known = labels or labels_in_ledger(rows.db)
-    few = _few(Timeout.objects.using(rows.db).of_labels(known).filter(state=state))
+    known = labels or labels_in(Timeout.objects.using(rows.db))
+    few = ids_if_few(Timeout.objects.using(rows.db).of_labels(known).filter(state=state), FEW)
     if few is not None:
         return rows.filter(pk__in=few, state=state), Q()
     return rows, _of_policy(labels) & Q(state=state)
-
-
-def _waiting(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
-    """In the order of `delayq_unsettled`: soonest first."""
-    rows = rows.unsettled()
-    if dialect_of(connections[rows.db]).compares_rows_by_index:
-        return rows.filter(state=state).order_by("run_at", "id")
-    return rows.filter(state__gte=state, state__lte=state).order_by("state", "run_at", "id")

@@ -294,7 +294,7 @@ def test_moving_for_too_long_is_left_to_a_worker(
     text = page(admin_client)
     assert "Deadlines are being moved by an earlier change" in text and address("pause") not in text
     assert LogEntry.objects.count() == 1
-    assert operations.go_on_with_moves("default") == 1
+    assert operations.continue_moves("default") == 1
     assert PolicyChange.objects.get().finished_at is not None
     assert order.created_at and Timeout.objects.get().due_at == order.created_at + timedelta(minutes=45)
 

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq.ledger import controls, counting
+from django_delayq.ledger import controls, search
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.monitoring import snapshot as status
 from django_delayq.operations import pause
@@ -59,7 +59,7 @@ def test_a_policy_is_counted_by_what_its_rows_do() -> None:
     assert (found.lag_p50, found.lag_p99) == (2.0, 30.0)
     assert found.oldest_due_at == now - HOUR
     assert [count.value for count in found.hours] == [1, 2, *[0] * 22]
-    assert of("testapp.order.linger").pending == counting.NOTHING
+    assert of("testapp.order.linger").pending == search.NOTHING
     assert of("testapp.order.remind", hours=False).hours == ()
 
 
@@ -77,18 +77,18 @@ def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
     assert [each.state for each in seen.policies if each.label == "testapp.order.forgotten"] == [None]
     as_if(row, "cancelled", "hand")
     assert "testapp.order.forgotten" not in {each.label for each in status.policy_statuses()}
-    assert status.labels_in_ledger("default") == ["testapp.order.forgotten"]
+    assert search.labels_in(Timeout.objects.all()) == ["testapp.order.forgotten"]
 
 
 def test_counts_go_no_further_than_they_promise(order: Order) -> None:
     for _ in range(5):
         pending(Order.objects.create())
     rows = Timeout.objects.using("default")
-    assert counting.count(rows, 5) == (5, False)
-    assert str(counting.count(rows, 4)) == "4+"
-    assert counting.count(rows, 4) + counting.count(rows, 9) == (9, True)
-    many = {number: rows.filter(pk__gt=number) for number in range(2 * counting.AT_ONCE + 1)}
-    assert len(counting.count_each(many, "default", 3)) == len(many)
+    assert search.count(rows, 5) == (5, False)
+    assert str(search.count(rows, 4)) == "4+"
+    assert search.count(rows, 4) + search.count(rows, 9) == (9, True)
+    many = {number: rows.filter(pk__gt=number) for number in range(2 * search.COUNTS_PER_STATEMENT + 1)}
+    assert len(search.count_each(many, "default", 3)) == len(many)
 
 
 def test_the_whole_is_the_sum_and_leaves_out_what_is_paused_where_lateness_is_meant() -> None:
@@ -168,6 +168,6 @@ def test_a_worker_is_seen_while_it_lives(source: str, request: pytest.FixtureReq
 
 def test_a_burst_is_no_worker_that_anybody_waits_for() -> None:
     due_orders("remind")
-    controls.forget()
+    controls.stop_cache.forget()
     Worker(burst=True, concurrency=1).run()
     assert not WorkerSeen.objects.exists()

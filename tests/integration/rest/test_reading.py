@@ -18,7 +18,8 @@ from rest_framework.throttling import ScopedRateThrottle
 
 import django_delayq as dq
 from django_delayq import clock, operations
-from django_delayq.contrib.rest_framework import TimeoutViewSet, pagination, selecting
+from django_delayq.contrib.rest_framework import TimeoutViewSet, selecting
+from django_delayq.ledger import search
 from django_delayq.models import Timeout, WorkerSeen
 from tests.testapp.models import Order, Parcel
 
@@ -198,7 +199,7 @@ def test_filters_find_just_what_they_say(
 def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagination, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(search, "MAX_EXAMINED", 2)
     rare = [schedule("linger").pk, *(schedule().pk for _ in range(6)), schedule("linger").pk]
     assert all_pages(viewer, f"{LIST}?policy=testapp.order.linger") == [[rare[-1], rare[0]]]
     monkeypatch.setattr(selecting, "FEW", 1)
@@ -209,7 +210,7 @@ def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
 def test_of_a_state_with_few_rows_all_are_on_the_first_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagination, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(search, "MAX_EXAMINED", 2)
     rows = [settle(schedule(), "dead" if number in (0, 7) else "fired").pk for number in range(8)]
     assert all_pages(viewer, f"{LIST}?state=dead") == [[rows[7], rows[0]]]
     monkeypatch.setattr(selecting, "FEW", 1)
@@ -294,7 +295,7 @@ def test_a_cursor_serves_only_its_own_order(viewer: APIClient, schedule: Schedul
 def test_what_no_index_finds_is_looked_for_a_bounded_way_a_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pagination, "MOST_LOOKED_AT", 4)
+    monkeypatch.setattr(search, "MAX_EXAMINED", 4)
     rows = [schedule(minutes=number + 1).pk for number in range(11)]
     Timeout.objects.filter(pk__in=[rows[0], rows[9]]).update(queue="slow")
     assert all_pages(viewer, f"{LIST}?queue=slow") == [[rows[9]], [], [rows[0]]]

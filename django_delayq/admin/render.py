@@ -1,0 +1,306 @@
+"""Render datetimes, durations, states, stories and policies for the admin's pages.
+
+`static/django_delayq/admin.js` renders countdowns in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Q
+from django.utils import formats, timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_delayq import clock
+from django_delayq.models import PolicyControl, Timeout
+from django_delayq.scheduling.story import NAMES, explain_timeout, precise, told_by, told_reason
+
+if TYPE_CHECKING:
+    from django.utils.safestring import SafeString
+
+    from django_delayq.ledger.controls import PolicyState
+    from django_delayq.policies import TimeoutPolicy
+    from django_delayq.scheduling.story import StoryEvent
+
+Stop = PolicyControl.Stop
+SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
+"""A sign for each state, so that states do not differ by colour alone."""
+
+
+def duration_texts() -> dict[str, str]:
+    """Return the texts that durations are made of, in the order in which the script expects them."""
+    return {
+        "later": _("in {span}"),
+        "late": _("{span} late"),
+        "now": _("now"),
+        "days": _("{n} d"),
+        "hours": _("{n} h"),
+        "minutes": _("{n} min"),
+        "seconds": _("{n} s"),
+    }
+
+
+def duration(seconds: int) -> str:
+    """Render a duration in its two largest units, without seconds from ten minutes on."""
+    texts = duration_texts()
+    days, rest = divmod(abs(seconds), 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    counts = [("days", days), ("hours", hours), ("minutes", minutes)]
+    if abs(seconds) < 600:
+        counts.append(("seconds", rest))
+    first = next((place for place, (_unit, count) in enumerate(counts) if count), len(counts) - 1)
+    shown = counts[first : first + 2]
+    return " ".join(texts[unit].format(n=count) for unit, count in shown if count or len(shown) == 1) or texts["now"]
+
+
+def until(at: datetime, now: datetime) -> str:
+    """Render the time from `now` until `at`: `in 12 min`, `3 s late` or `now`."""
+    left = (at - now).total_seconds()
+    texts = duration_texts()
+    if left > 0:
+        return texts["later"].format(span=duration(math.ceil(left)))
+    seconds = math.floor(-left)
+    return texts["late"].format(span=duration(seconds)) if seconds else texts["now"]
+
+
+def time_tag(at: datetime | None) -> SafeString | str:
+    """Render a datetime in local time, to the second, as a `<time>` element; None as a dash."""
+    if at is None:
+        return "-"
+    local = timezone.localtime(at if timezone.is_aware(at) else timezone.make_aware(at))
+    shown = f"{local:%Y-%m-%d %H:%M:%S}"
+    return format_html(
+        '<time datetime="{}" dir="ltr" title="{} {}">{}</time>',
+        local.astimezone(UTC).isoformat(),
+        shown,
+        local.tzname(),
+        shown,
+    )
+
+
+def countdown(at: datetime) -> SafeString:
+    """Render `in 12 min` with all that the script needs to update it by the server's clock."""
+    now = clock.now()
+    return format_html(
+        '<bdi class="delayq-left" data-delayq-due="{}" data-delayq-now="{}" data-delayq-words="{}">{}</bdi>',
+        clock.to_ms(at),
+        clock.to_ms(now),
+        "|".join(duration_texts().values()),
+        until(at, now),
+    )
+
+
+def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeString:
+    """Render `in 12 min`, or `next attempt in 12 min` if the timeout was deferred.
+
+    A failed timeout waits for its retry, and a handler may snooze, which counts no attempt. Neither is late.
+    """
+    if run_at > due_at and (attempts or due_at <= clock.now()):
+        return format_html("{} {}", _("next attempt"), countdown(run_at))
+    return countdown(due_at)
+
+
+def deadline(row: Timeout) -> SafeString:
+    """Render the deadline, the time left, and for a fired row how late it was."""
+    line = format_html("{}", time_tag(row.due_at))
+    if row.state == Timeout.State.PENDING:
+        left = pending_until(row.due_at, row.run_at, row.attempts)
+        return format_html('{}<br><span class="delayq-more">{}</span>', line, left)
+    if not row.is_settled:
+        return format_html('{}<br><span class="delayq-more">{}</span>', line, countdown(row.due_at))
+    late = row.lateness()
+    if late is None:
+        return line
+    text = _("fired {seconds} s after it").format(seconds=precise(late))
+    return format_html('{}<br><bdi class="delayq-more">{}</bdi>', line, text)
+
+
+def next_attempt(row: Timeout) -> SafeString | str:
+    """Render when a pending row is attempted next, as time and as countdown."""
+    if row.state != Timeout.State.PENDING:
+        return "-"
+    return format_html("{} ({})", time_tag(row.run_at), countdown(row.run_at))
+
+
+def policy_tag(label: str) -> SafeString:
+    """Render the policy's name, and below it the rest of its label."""
+    of, _dot, name = label.rpartition(".")
+    return format_html('<bdi title="{}">{}</bdi><br><bdi class="delayq-more">{}</bdi>', label, name, of)
+
+
+def clamped(text: str) -> SafeString:
+    """Render the first lines of a reason; the tooltip has all of it."""
+    return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text)
+
+
+def badge(state: str) -> SafeString:
+    """Render the state as a sign, a colour and a word."""
+    known = state in Timeout.State.values
+    return format_html(
+        '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>',
+        state if known else "unknown",
+        SIGNS.get(state, "?"),
+        Timeout.State(state).label if known else state,
+    )
+
+
+def story(row: Timeout) -> SafeString:
+    """Render every event of this round, oldest first, and one sentence about the present."""
+    told = explain_timeout(row)
+    return format_html(
+        '<ol class="delayq-story">{}</ol><p class="delayq-outlook"><bdi>{}</bdi></p>',
+        format_html_join("", "<li>{}</li>", ((_event(event),) for event in told)),
+        told.outlook if not row.is_settled else _("This timeout is settled."),
+    )
+
+
+def _event(event: StoryEvent) -> SafeString:
+    """Render one event. A detail that is malformed is left out."""
+    parts: list[SafeString | str] = []
+    if at := _parsed(event.details.get("to")):
+        parts.append(format_html(_("to {moment}"), moment=time_tag(at)))
+    if "error" in event.details:
+        parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
+    if isinstance(event.details.get("late"), float):
+        parts.append(_("{seconds} s after the deadline").format(seconds=precise(event.details["late"])))
+    if event.by:
+        parts.append(told_by(event.by))
+    name = NAMES.get(event.what, event.what)
+    line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
+    line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
+    reason = told_reason(event.reason)
+    return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
+
+
+def _parsed(value: Any) -> datetime | None:
+    if isinstance(value, datetime) or value is None:
+        return value
+    try:
+        return parse_datetime(str(value))
+    except ValueError:
+        return None
+
+
+def payload(row: Timeout) -> SafeString | str:
+    """Render the payload as indented JSON."""
+    if row.payload is None:
+        return "-"
+    text = json.dumps(row.payload, indent=2, ensure_ascii=False)
+    return format_html('<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre>', text)
+
+
+def failures(row: Timeout) -> SafeString | str:
+    """Render each failed attempt with its traceback, newest first."""
+    details = (
+        '<details class="delayq-failure"{}><summary>{} <strong>{}</strong> <bdi>{}</bdi></summary>'
+        '<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre></details>'
+    )
+    values = (
+        (time_tag(_parsed(error.get("at"))), *(error.get(name, "") for name in ("error", "message", "traceback")))
+        for error in reversed(row.errors)
+    )
+    return format_html_join("", details, ((" open" if not n else "", *each) for n, each in enumerate(values))) or "-"
+
+
+def condition(policy: TimeoutPolicy[Any]) -> str:
+    """Render `when` as a sentence of Django's lookups."""
+    if policy.when is None:
+        return _("none")
+    return _condition(policy.when) or _("always")
+
+
+def _condition(node: Any) -> str:
+    if isinstance(node, tuple):
+        value = getattr(node[1], "value", node[1])  # of a member of an enumeration, what it stands for
+        return f"{node[0]} = {value!r}"
+    if not isinstance(node, Q):
+        return str(node)
+    word = {"OR": _("or"), "XOR": _("either, or")}.get(node.connector, _("and"))
+    parts = [
+        f"({_condition(child)})" if isinstance(child, Q) and len(child) > 1 else _condition(child)
+        for child in node.children
+    ]
+    joined = f" {word} ".join(part for part in parts if part)
+    return _("not ({condition})").format(condition=joined) if node.negated and joined else joined
+
+
+def delay(value: timedelta) -> str:
+    """Render a delay in its two largest units, and in seconds too if those are not exact."""
+    seconds = value.total_seconds()
+    shown = duration(int(seconds))
+    if _is_exact(value):
+        return shown
+    number = int(seconds) if seconds.is_integer() else 2  # the plural of a fraction
+    rest = ngettext("{n} second", "{n} seconds", number).format(
+        n=formats.number_format(float(f"{seconds:.6f}")) if seconds % 1 else f"{seconds:.0f}"
+    )
+    return f"{shown} ({rest})"
+
+
+def _is_exact(value: timedelta) -> bool:
+    """Whether the two largest units are all of it."""
+    seconds, part = divmod(value, timedelta(seconds=1))
+    if part or seconds == 0:
+        return seconds == 0 and not part
+    units = (86400, 3600, 60, 1)
+    first = next(place for place, unit in enumerate(units) if seconds >= unit)
+    smallest = units[min(first + 1, 3)]
+    return seconds % smallest == 0 and (seconds < 600 or smallest >= 60 or seconds % 60 == 0)
+
+
+def delay_in_force(state: PolicyState) -> str:
+    """Render the delay that is in force, and the declared one if an operator has changed it."""
+    after = state.policy.after
+    if after is None:
+        declared = _("none: each call sets its own")
+    else:
+        declared = delay(after) if isinstance(after, timedelta) else _("depends on the object")
+    if state.after is None:
+        return declared
+    return _("{delay} (declared: {declared})").format(delay=delay(state.after), declared=declared)
+
+
+def handler(policy: TimeoutPolicy[Any]) -> str:
+    """Render the handler's dotted path."""
+    name = getattr(policy.handler, "__qualname__", type(policy.handler).__qualname__)
+    return f"{getattr(policy.handler, '__module__', '?')}.{name}"
+
+
+def counts_from(policy: TimeoutPolicy[Any]) -> str:
+    """Render `since` as it is declared."""
+    if policy.since is None:
+        return _("the time of scheduling")
+    return policy.since if isinstance(policy.since, str) else getattr(policy.since, "__qualname__", str(policy.since))
+
+
+def stop(state: PolicyState) -> str:
+    """Render why the policy fires nothing now, since when and until when; empty if it is not stopped."""
+    if not state.is_stopped:
+        return ""
+    texts = {
+        Stop.PAUSED: _("Paused since {since}."),
+        Stop.HELD: _("On hold since {since}. Releasing it moves the deadlines by the duration of the hold."),
+        Stop.RELEASING: _("Being released: its deadlines are being moved."),
+    }
+    text = format_html(texts[Stop(state.stop)], since=time_tag(state.stopped_at))
+    if state.until is not None:
+        again = _("Resumes automatically at {moment}, {left}.")
+        ends = format_html(again, moment=time_tag(state.until), left=countdown(state.until))
+        text = format_html("{} {}", text, ends)
+    return format_html("{} {}", text, _("By {who}: {reason}").format(who=state.by, reason=state.reason))
+
+
+def lag(seconds: float | None) -> str:
+    """Render a lag in milliseconds or seconds."""
+    if seconds is None:
+        return "-"
+    if abs(seconds) < 1:
+        return _("{n} ms").format(n=f"{seconds * 1000:.0f}")
+    return _("{n} s").format(n=formats.number_format(round(seconds, 1), 1))

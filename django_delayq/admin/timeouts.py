@@ -1,0 +1,171 @@
+"""The list of timeouts, and the page of each. They change nothing except by the operations of `actions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db import transaction
+from django.urls import path
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from django_delayq.admin import render
+from django_delayq.admin.actions import buttons, operation_view, permitted_actions, timeout_actions
+from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadOnlyAdmin, WindowPaginator
+from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
+from django_delayq.ledger.locking import database_of
+from django_delayq.models import Timeout
+from django_delayq.scheduling.story import told_reason
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+    from django.http import HttpRequest, HttpResponse
+
+    _ModelAdmin = admin.ModelAdmin[Timeout]
+else:
+    _ModelAdmin = admin.ModelAdmin
+
+
+@admin.register(Timeout)
+class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
+    """The timeouts: object, policy, deadline, state, and what happened to each."""
+
+    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts")
+    list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter)
+    search_fields = ("object_id", "key")
+    search_help_text = _("In full, as the ledger has it.")
+    sortable_by = ()
+    ordering = ("-id",)
+    actions = timeout_actions()
+    list_per_page = 50
+    paginator = WindowPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they would count the table for each choice of each filter
+    list_select_related = False  # a join would hide the rows whose kind of object is gone
+    fieldsets = (
+        (None, {"fields": ("policy", "object_shown", "key", "state_badge", "cause", "reason_shown")}),
+        (_("Story"), {"fields": ("story",)}),
+        (_("Failures"), {"fields": ("attempts", "failures")}),
+        (_("Times"), {"fields": ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")}),
+        (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
+    )
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LedgerChangeList
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Return the columns; that of the objects depends on what the visitor may view."""
+        shown = ObjectColumn(request, self.admin_site)
+        return [shown if name == "object_shown" else name for name in self.list_display]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
+        return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
+        """Return the fieldsets; the link to the object depends on what the visitor may view."""
+        shown = ObjectColumn(request, self.admin_site)
+        return [
+            (title, {**options, "fields": [shown if name == "object_shown" else name for name in options["fields"]]})
+            for title, options in self.fieldsets
+        ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Timeout]:
+        """Return the rows from the writer, since a replica may be behind; for the list without large columns."""
+        rows = super().get_queryset(request).using(database_of(Timeout))
+        match = request.resolver_match
+        is_list = match is not None and str(match.url_name).endswith("_changelist")
+        return rows.defer("history", "payload") if is_list else rows
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Return `queryset`: the change list has read the hits already."""
+        return queryset, False
+
+    @admin.display(description=_("policy"))
+    def policy_shown(self, row: Timeout) -> str:
+        """Render the policy and the key. Most rows have no key."""
+        policy = render.policy_tag(row.policy)
+        if not row.key:
+            return policy
+        return format_html('{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>', policy, _("key"), row.key)
+
+    @admin.display(description=_("object"))
+    def object_shown(self, row: Timeout) -> str:
+        """Render the object's id. With a request, `ObjectColumn` replaces this."""
+        return row.object_id
+
+    @admin.display(description=_("state"))
+    def state_badge(self, row: Timeout) -> str:
+        return render.badge(row.state)
+
+    @admin.display(description=_("state and reason"))
+    def state_and_reason(self, row: Timeout) -> str:
+        """Render the state, and below it the reason."""
+        if not row.reason:
+            return render.badge(row.state)
+        return format_html("{}{}", render.badge(row.state), render.clamped(told_reason(row.reason)))
+
+    @admin.display(description=_("reason"))
+    def reason_shown(self, row: Timeout) -> str:
+        return told_reason(row.reason) or "-"
+
+    @admin.display(description=_("deadline"))
+    def deadline(self, row: Timeout) -> str:
+        return render.deadline(row)
+
+    @admin.display(description=_("next attempt"))
+    def next_attempt(self, row: Timeout) -> str:
+        return render.next_attempt(row)
+
+    @admin.display(description=_("counts from"))
+    def counts_from(self, row: Timeout) -> str:
+        return render.time_tag(row.since_at)
+
+    @admin.display(description=_("first deadline"))
+    def first_deadline(self, row: Timeout) -> str:
+        return render.time_tag(row.first_due_at)
+
+    @admin.display(description=_("created"))
+    def created(self, row: Timeout) -> str:
+        return render.time_tag(row.created_at)
+
+    @admin.display(description=_("settled"))
+    def settled(self, row: Timeout) -> str:
+        return render.time_tag(row.settled_at)
+
+    @admin.display(description=_("what happened"))
+    def story(self, row: Timeout) -> str:
+        return render.story(row)
+
+    @admin.display(description=_("payload"))
+    def payload_shown(self, row: Timeout) -> str:
+        return render.payload(row)
+
+    @admin.display(description=_("failures"))
+    def failures(self, row: Timeout) -> str:
+        return render.failures(row)
+
+    def get_urls(self) -> list[Any]:
+        """Return the pages, with those that ask for confirmation and then act."""
+
+        def operate(request: HttpRequest, operation: str) -> HttpResponse:
+            return operation_view(request, operation, self.admin_site)
+
+        # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
+        view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
+        return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add the buttons of the operations to the page of a timeout."""
+        row = context.get("original")
+        context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        """Return the actions that the visitor has permission for."""
+        place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
+        permitted = permitted_actions(request)
+        return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}

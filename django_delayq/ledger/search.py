@@ -1,0 +1,261 @@
+"""Search the ledger at a cost that does not depend on its length.
+
+Every list, sweep and count reads a bounded part of one index, in the order of that index. Four techniques are enough:
+
+- keyset pagination (`Order`, `Cursor`): a page starts after the last row of the page before, with no OFFSET;
+- a bounded examination (`page`, `read_window`): what no index answers is filtered among a limited number of rows;
+- a loose index scan (`distinct`): the distinct values of a column, by one index probe each;
+- capped counts (`count`, `count_each`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from django.db import connections
+from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
+from django.utils import timezone
+
+from django_delayq import clock
+from django_delayq.dialects import dialect_of
+from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from django.db.models.sql.compiler import SQLCompiler
+
+    from django_delayq.models import TimeoutQuerySet
+
+MAX_EXAMINED: Final = 10_000
+"""How many rows a page examines at most if no index answers the whole condition."""
+MAX_LABELS: Final = 1_000
+MAX_COUNT: Final = 10_000
+COUNTS_PER_STATEMENT: Final = 100
+"""SQLite accepts at most 500 parts of a UNION."""
+MAX_ID: Final = 2**63 - 1
+YEARS: Final = range(1900, 3000)
+"""The years that every supported database can compare in every time zone."""
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of an index: by one datetime column and then by id, or by id alone."""
+
+    column: str
+    descending: bool = False
+
+    @classmethod
+    def of(cls, rows: QuerySet[Any, Any]) -> Order:
+        """Return the order that `rows` already have."""
+        first = next(str(name) for name in rows.query.order_by if name != "state")  # see `in_state`
+        return cls(first.lstrip("-"), first.startswith("-"))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are compared; the last one is `id`."""
+        return ("id",) if self.column == "id" else (self.column, "id")
+
+    @property
+    def fields(self) -> list[str]:
+        """The arguments for `order_by`."""
+        return [f"-{name}" if self.descending else name for name in self.columns]
+
+
+NEWEST: Final = Order("id", descending=True)
+SOONEST: Final = Order("run_at")
+LATEST: Final = Order("run_at", descending=True)
+LAST_SETTLED: Final = Order("settled_at", descending=True)
+BY_DEADLINE: Final = Order("due_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A position in an order: after the row with these values, whether that row still exists or not."""
+
+    order: Order
+    values: tuple[Any, ...]
+    """Of `order.columns`."""
+
+    @classmethod
+    def at(cls, row: Any, order: Order) -> Cursor:
+        """Return the position of `row`."""
+        return cls(order, tuple(getattr(row, name) for name in order.columns))
+
+    @classmethod
+    def decode(cls, text: str, order: Order) -> Cursor:
+        """Return the cursor that `encode` made. Raises ValueError if it is malformed or belongs to another order."""
+        name, *values = text.split(",")
+        if name != order.fields[0] or len(values) != len(order.columns):
+            raise ValueError(f"{text!r} is not a cursor of the order {order.fields}.")
+        row_id = int(values[-1])
+        if not 0 <= row_id <= MAX_ID:
+            raise ValueError(f"{row_id} is not an id.")
+        if len(values) == 1:
+            return cls(order, (row_id,))
+        at = datetime.fromisoformat(values[0])
+        if at.year not in YEARS or timezone.is_aware(at) != timezone.is_aware(clock.now()):
+            raise ValueError(f"{at} is not a datetime of this ledger.")
+        return cls(order, (at, row_id))
+
+    def encode(self) -> str:
+        """Return a string for a URL, such as `-settled_at,2026-01-01T00:00:00+00:00,17`."""
+        values = (value.isoformat() if isinstance(value, datetime) else str(value) for value in self.values)
+        return ",".join([self.order.fields[0], *values])
+
+    def after(self, rows: Any) -> Any:
+        """Return those of `rows` that come after this position."""
+        return self._compared(rows, "<" if self.order.descending else ">")
+
+    def until(self, rows: Any) -> Any:
+        """Return those of `rows` up to and including this position."""
+        return self._compared(rows, ">=" if self.order.descending else "<=")
+
+    def _compared(self, rows: Any, sign: str) -> Any:
+        columns, lookup = self.order.columns, {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}[sign]
+        if len(columns) == 1:
+            return rows.filter(**{f"id__{lookup}": self.values[0]})
+        if not dialect_of(connections[rows.db]).compares_rows_by_index:
+            (column, _id), (value, row_id) = columns, self.values
+            return rows.filter(Q((f"{column}__{lookup[:2]}", value)) | Q((column, value), (f"id__{lookup}", row_id)))
+        return rows.filter(_RowComparison(rows.model, columns, sign, self.values))
+
+
+class _RowComparison(Func):
+    """`(a, b) > (x, y)`: PostgreSQL and SQLite start reading their index exactly there."""
+
+    output_field = BooleanField()
+
+    def __init__(self, model: Any, names: tuple[str, ...], sign: str, values: tuple[Any, ...]) -> None:
+        literals = [Value(value, model._meta.get_field(name)) for name, value in zip(names, values, strict=True)]
+        super().__init__(*map(F, names), *literals)
+        self.sign = sign
+
+    def as_sql(  # type: ignore[override]
+        self, compiler: SQLCompiler, connection: Any, **_: Any
+    ) -> tuple[str, list[Any]]:
+        """Return the comparison of the two rows of values."""
+        parts = [compiler.compile(part) for part in self.get_source_expressions()]
+        sql, half = [part for part, _ in parts], len(parts) // 2
+        values = [value for _, params in parts for value in params]
+        return f"({', '.join(sql[:half])}) {self.sign} ({', '.join(sql[half:])})", values
+
+
+def in_state(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
+    """Return the unsettled `rows` in `state`, soonest first, in the order of the index `delayq_unsettled`.
+
+    On MySQL and MariaDB the state is written as a range: for an equal one they would read all rows in that state from
+    the first one on, for every page again.
+    """
+    rows = rows.unsettled()
+    if dialect_of(connections[rows.db]).compares_rows_by_index:
+        return rows.filter(state=state).order_by(*SOONEST.fields)
+    return rows.filter(state__gte=state, state__lte=state).order_by("state", *SOONEST.fields)
+
+
+def page(rows: Any, narrow: Q, start: Cursor | None, size: int) -> tuple[list[Any], Cursor | None]:
+    """Return the next `size` of `rows` after `start` that match `narrow`, and the cursor of the next page (None: end).
+
+    `rows` are in the order of an index that answers their condition. No index answers `narrow`, so at most
+    `MAX_EXAMINED` rows are examined: the page may be short, or empty, although there is a next one.
+    """
+    order = Order.of(rows)
+    if start is not None:
+        rows = start.after(rows)
+    last = rows.values_list(*order.columns)[MAX_EXAMINED - 1 : MAX_EXAMINED].first() if narrow else None
+    end = None if last is None else Cursor(order, tuple(last))
+    if end is not None:
+        rows = end.until(rows)
+    found = list(rows.filter(narrow)[: size + 1])
+    return found[:size], Cursor.at(found[size - 1], order) if len(found) > size else end
+
+
+def read_ids(rows: Any, start: Cursor | None, size: int) -> tuple[list[int], Cursor | None]:
+    """Return the ids of the next `size` of `rows` after `start`, and the cursor of the next ones (None: end)."""
+    order = Order.of(rows)
+    if start is not None:
+        rows = start.after(rows)
+    found = list(rows.values_list(*order.columns)[: size + 1])
+    end = Cursor(order, tuple(found[size - 1])) if len(found) > size else None
+    return [values[-1] for values in found[:size]], end
+
+
+def ids_if_few(rows: Any, limit: int) -> list[int] | None:
+    """Return the ids of `rows` if there are at most `limit`, so that they may be sorted; otherwise None.
+
+    Ids, because SQLite would rather read all of another index that has the rows in the order that is asked for.
+    """
+    ids = list(rows.values_list("pk", flat=True)[: limit + 1])
+    return ids if len(ids) <= limit else None
+
+
+def distinct(rows: Any, *columns: str, limit: int) -> list[Any]:
+    """Return the distinct values of the first of `columns`, which begin an index, by one probe of it each."""
+    found: list[Any] = []
+    ordered = rows.order_by(*columns).values_list(columns[0], flat=True)
+    while len(found) < limit:
+        value = (ordered.filter(**{f"{columns[0]}__gt": found[-1]}) if found else ordered).first()
+        if value is None:
+            break
+        found.append(value)
+    return found
+
+
+def labels_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
+    """Return the labels of policies that `rows` have, also of policies that are no longer declared."""
+    return distinct(rows, "policy", limit=limit)
+
+
+def labels_of(label: str) -> tuple[str, ...]:
+    """Return the present and former labels of the policy with `label`; if it is not declared, only `label`."""
+    policy = registry.get(label)
+    return policy.labels if policy else (label,)
+
+
+class Count(NamedTuple):
+    """A number of rows, or the cap and that there are more."""
+
+    value: int = 0
+    is_capped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.value}+" if self.is_capped else str(self.value)
+
+    def __add__(self, other: object) -> Count:
+        """Return the sum of two counts."""
+        if not isinstance(other, Count):
+            return NotImplemented
+        return Count(self.value + other.value, self.is_capped or other.is_capped)
+
+
+NOTHING: Final = Count()
+
+
+def count(rows: QuerySet[Any, Any], cap: int = MAX_COUNT) -> Count:
+    """Return how many `rows` there are, up to `cap`."""
+    return count_each({"": rows}, rows.db, cap)[""]
+
+
+def count_each(wanted: Mapping[K, QuerySet[Any, Any]], using: str, cap: int = MAX_COUNT) -> dict[K, Count]:
+    """Count several querysets in as few statements as possible.
+
+    Give each the order of an index: the database then reads only that part of it. Without an order it may assume that
+    the cap is soon reached, and read the whole table.
+    """
+    found: dict[K, Count] = {}
+    names = list(wanted)
+    for start in range(0, len(names), COUNTS_PER_STATEMENT):
+        parts, params = [], []
+        for number, name in enumerate(names[start : start + COUNTS_PER_STATEMENT], start):
+            rows = wanted[name].using(using).values("pk")[: cap + 1]
+            sql, values = rows.query.get_compiler(using).as_sql()
+            parts.append(f"SELECT {number}, COUNT(*) FROM ({sql}) counted{number}")
+            params += values
+        with connections[using].cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(parts), params)
+            for number, value in cursor.fetchall():
+                found[names[number]] = Count(min(value, cap), value > cap)
+    return found
