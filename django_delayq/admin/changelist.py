@@ -158,7 +158,11 @@ class LedgerChangeList(ChangeList):
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
             self.order = scans[-1].order if self.window.is_whole else scan.order
             self.is_window_filtered = self.order != scan.order or not asked <= scan.answers
-        return super().get_queryset(request, exclude_parameters).filter(pk__in=self.window.ids)
+        try:
+            rows = super().get_queryset(request, exclude_parameters)
+        except OverflowError as error:  # a year that Django passes on to Python
+            raise IncorrectLookupParameters(error) from error
+        return rows.filter(pk__in=self.window.ids)
 
     @staticmethod
     def _first_that_fits(scans: Sequence[filters.Scan], start: str) -> tuple[filters.Scan, Window]:

@@ -15,7 +15,7 @@ from django_delayq.ledger.search import Count, count
 from django_delayq.management.arguments import TypedCommand
 from django_delayq.management.selecting import add_selection, selected
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Refusal, Steered
+from django_delayq.operations import Refusal, Result
 
 MANY: Final = 10
 """Up to so many are changed without asking."""
@@ -80,7 +80,7 @@ class VerbCommand(OperatorCommand):
         super().add_arguments(parser)
 
     @abstractmethod
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Steered:
+    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
         """The verb is done to `rows`."""
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -88,7 +88,7 @@ class VerbCommand(OperatorCommand):
         self.ask(self.verb, count(rows), options)
         looked = 0
 
-        def tell(page: Steered) -> None:
+        def tell(page: Result) -> None:
             nonlocal looked
             looked += page.changed + page.unchanged
             if options["verbosity"] > 0 and sys.stderr.isatty():
@@ -101,7 +101,7 @@ class VerbCommand(OperatorCommand):
             raise CommandError(str(error)) from error
         self.report(result, options)
 
-    def report(self, result: Steered, options: dict[str, Any]) -> None:
+    def report(self, result: Result, options: dict[str, Any]) -> None:
         """How many changed, and why the others did not."""
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)

@@ -1,28 +1,28 @@
-"""What operators do, from the admin, by REST or by command alike: to timeouts, and to policies as a whole.
+"""What operators do, in the same way from the admin, by REST and by command.
 
 | on timeouts | on policies |
 | --- | --- |
 | `cancel`, `fire_now`, `postpone`, `retry` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
 
-Every one takes `by` (`admin:alice`) and a reason, and both are kept: in the row's history, or as a `PolicyChange`.
+Each takes the actor `by` (`admin:alice`) and a reason, and stores both: in the row's history or as a `PolicyChange`.
 """
 
-from django_delayq.operations.delays import DelayPreview, change_delay, preview_delay
-from django_delayq.operations.moves import go_on_with_moves
-from django_delayq.operations.results import Refusal, Refused, Steered
+from django_delayq.operations.delay import DelayPreview, change_delay, preview_delay
+from django_delayq.operations.replan import continue_moves
+from django_delayq.operations.runner import Refusal, Refused, Result
 from django_delayq.operations.stops import PolicyConflict, hold, pause, resume
-from django_delayq.operations.verbs import cancel, fire_now, postpone, retry
+from django_delayq.operations.timeouts import cancel, fire_now, postpone, retry
 
 __all__ = [
     "DelayPreview",
     "PolicyConflict",
     "Refusal",
     "Refused",
-    "Steered",
+    "Result",
     "cancel",
     "change_delay",
+    "continue_moves",
     "fire_now",
-    "go_on_with_moves",
     "hold",
     "pause",
     "postpone",

@@ -1,8 +1,8 @@
-"""Pause, hold, resume: nothing of a policy fires until it goes on.
+"""Pause, hold and resume policies: no timeout of a stopped policy fires.
 
-Its rows stay pending, and people may cancel and postpone them. What a worker takes up after the commit does not fire;
-what it has taken up before ends as always. A pause only waits, so what fell due meanwhile fires when it is over. A hold
-stops the clock: when it is over, every pending deadline lies later by as much of it as the row has lived through.
+Its rows stay pending and can be cancelled or postponed. A worker that reserves a row after the commit does not fire it;
+rows reserved earlier are completed. A pause leaves deadlines where they are, so that timeouts that became due meanwhile
+fire when it ends. A hold stops the clock: when it ends, each pending deadline moves by its part of the hold.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from django_delayq.ledger import controls
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import database_of, for_update, transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
-from django_delayq.operations.actors import checked_actor
-from django_delayq.operations.moves import begin_move, bring_back, go_on_with_moves, new_change, run_move, unfinished
+from django_delayq.operations.replan import begin_move, continue_moves, requeue_due, run_move, unfinished
+from django_delayq.operations.runner import checked_actor
 from django_delayq.policies import TimeoutPolicy, get_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from django_delayq.operations.replan import Progress
 
 logger = logging.getLogger("django_delayq.steering")
 Stop, What = PolicyControl.Stop, PolicyChange.What
 
 
 class PolicyConflict(DelayqError):
-    """What an operator asks for does not go together with what is in force; nothing was changed."""
+    """The operation contradicts the state of the policy. Nothing was changed."""
 
 
 def pause(
@@ -70,13 +70,14 @@ def pause(
         raise InvalidDelay(_("{moment} has passed already.").format(moment=until))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):
-            raise PolicyConflict(_told(_("{policy} is {stop}: resume it first."), control))
+            words = _("{policy} is {stop}: resume it first.")
+            raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         is_stopped = _is_stopped(control, change.at)
         if until == "keep":
             until = control.until if is_stopped else None
-        if is_stopped and until == control.until and not _is_news(reason, control):
+        if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
             return None
-        change.details = {"until": _text(until), **(_before(control) if is_stopped else {})}
+        change.details = {"until": _iso(until), **(_previous(control) if is_stopped else {})}
         if not is_stopped:
             control.stopped_at = change.at
         control.stop, control.until = Stop.PAUSED, until
@@ -104,10 +105,11 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     """
     with control_of(policy, by, reason) as (control, change):
         if control.stop == Stop.RELEASING:
-            raise PolicyConflict(_told(_("{policy} is {stop} already."), control))
-        if control.stop == Stop.HELD and not _is_news(reason, control):
+            words = _("{policy} is {stop} already.")
+            raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
+        if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
-        change.details = _before(control) if _is_stopped(control, change.at) else {}
+        change.details = _previous(control) if _is_stopped(control, change.at) else {}
         if control.stop != Stop.HELD:
             control.stopped_at = change.at
         control.stop, control.until = Stop.HELD, None
@@ -121,119 +123,111 @@ def resume(
     by: str,
     reason: str = "",
     shift: bool = True,
-    progress: Callable[[int], object] | None = None,
+    progress: Progress | None = None,
 ) -> PolicyChange | None:
-    """`policy` goes on, and what is due fires within two seconds. None: it was not stopped.
+    """Let `policy` continue; due timeouts fire within two seconds.
 
-    After a hold its pending rows are moved first, page by page, and it goes on when all of them are. Should this
-    process die meanwhile, a worker goes on with it after half a minute, or whoever calls this again; no row is moved
-    twice. Inside a transaction the moving begins when that has committed.
+    After a hold its pending rows are moved first, page by page; it continues when all are moved. If this process dies
+    meanwhile, the next call or, after half a minute, a worker completes the change; no row is moved twice. Inside a
+    transaction the rows are moved after its commit.
 
     Args:
         policy: the policy or its label.
-        by: who does it.
+        by: the actor.
         reason: for people.
-        shift: False: after a hold, deadlines stay where they are, and what fell due meanwhile fires.
-        progress: called with the number of rows looked at, page by page.
+        shift: False: after a hold, deadlines stay where they are, and timeouts that became due meanwhile fire.
+        progress: called with the number of rows examined, page by page.
+
+    Returns:
+        The change; None: the policy was not stopped.
 
     Raises:
         UnknownPolicy, ValueError: as for `pause`.
     """
     found = resolved(policy)
     using = database_of(found.concrete_model)
-    waiting = unfinished(found, using)
-    if waiting is not None and waiting.what == What.RESUMED:
-        return run_move(waiting, using, progress)
+    earlier = unfinished(found, using)
+    if earlier is not None and earlier.what == What.RESUMED:
+        return run_move(earlier, using, progress)
     with control_of(found, by, reason) as (control, change):
         if not _is_stopped(control, change.at):
             control.stop, control.until = Stop.NONE, None
             return None
-        held_since = control.stopped_at if control.stop == Stop.HELD and shift else None
-        details = {"was": str(control.stop), "since": _text(control.stopped_at)}
-        control.until, change.what, change.details = None, What.RESUMED, details
-        if held_since is None:
-            control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
-        else:
-            control.stop = Stop.RELEASING
-            change.details |= {"move": "thaw", "frozen_at": _text(held_since), "thawed_at": _text(change.at)}
+        moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
+        change.what = What.RESUMED
+        change.details = {"was": str(control.stop), "since": _iso(control.stopped_at)}
+        if moves:
+            change.details |= {"move": "thaw", "frozen_at": _iso(control.stopped_at), "thawed_at": _iso(change.at)}
             begin_move(change, using)
-    if held_since is None:
-        transaction.on_commit(lambda: bring_back(found, using), using=using, robust=True)
-        return change
-    return run_move(change, using, progress)
+            control.stop = Stop.RELEASING
+        else:
+            control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
+        control.until = None
+    if moves:
+        return run_move(change, using, progress)
+    transaction.on_commit(lambda: requeue_due(found, using), using=using, robust=True)
+    return change
 
 
 def resolved(policy: str | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
-    """The policy that a label or the policy itself means. Raises UnknownPolicy."""
+    """Return the policy for a label or a policy. Raises UnknownPolicy."""
     return policy if isinstance(policy, TimeoutPolicy) else get_policy(policy)
 
 
 @contextmanager
 def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
-    """The locked control of `policy` and a new change; both are saved after the block, the change if it says what."""
+    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`."""
     found, actor = resolved(policy), checked_actor(by)
     using = database_of(found.concrete_model)
-    go_on_with_moves(using, found)
-    # The second is a savepoint: what is refused below leaves nothing behind in a caller's transaction.
+    continue_moves(using, found)
+    # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
-        control = lock_control(found, using)
+        control = _lock_control(found, using)
         if unfinished(found, using):
             words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
             raise PolicyConflict(words.format(policy=found.label))
-        change = new_change(found, database_now(using), actor, reason)
-        was_stopped = _is_stopped(control, change.at)
+        now = database_now(using)
+        change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
+        was_stopped = _is_stopped(control, now)
         yield control, change
         if change.what:
-            _sign(control, change, was_stopped=was_stopped)
+            control.changed_at = now
+            # The actor and reason of a stop are kept as long as it lasts.
+            if not (was_stopped and change.what == What.DELAY):
+                keeps_reason = was_stopped and change.what != What.RESUMED
+                control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)
         control.save(using=using)
     controls.forget()
-    transaction.on_commit(lambda: _tell(change), using=using, robust=True)
+    transaction.on_commit(lambda: _after_commit(change), using=using, robust=True)
 
 
-def _told(words: str, control: PolicyControl) -> str:
-    return words.format(policy=control.policy, stop=control.get_stop_display())
-
-
-def _tell(change: PolicyChange) -> None:
-    """After the commit: this process asks anew, and the log knows."""
-    controls.forget()
+def _after_commit(change: PolicyChange) -> None:
+    controls.forget()  # another thread of this process may have read and cached the state before the commit
     if change.what:
         logger.info(
             "%s by %s: %s %s",
-            change.policy,
-            change.by,
-            change.what,
-            change.reason,
+            *(change.policy, change.by, change.what, change.reason),
             extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
         )
 
 
-def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
-    """The control of `policy`, under its present label and locked; made if there is none."""
+def _lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
+    """Lock and return the control of `policy` under its present label; create it if it does not exist."""
     rows = PolicyControl.objects.using(using)
     known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
-    if known is None:
-        # Of several who come first at the same time, the others find the row of the first. Each writes it: MySQL and
-        # MariaDB would lock what is only ignored for all who wait at once, and then nobody could have it alone.
-        features = connections[using].features
-        rows.bulk_create(
-            [PolicyControl(policy=policy.label, changed_at=database_now(using))],
-            update_conflicts=True,
-            update_fields=("policy",),
-            unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
-        )
-        return for_update(rows.filter(policy=policy.label), using).get()
-    return for_update(rows.filter(pk=known), using).get()
-
-
-def _sign(control: PolicyControl, change: PolicyChange, *, was_stopped: bool) -> None:
-    """Keep who stopped the policy and why, for as long as that stop lasts."""
-    control.changed_at = change.at
-    if was_stopped and change.what == What.DELAY:
-        return
-    keeps_reason = was_stopped and change.what != What.RESUMED
-    control.by, control.reason = change.by, change.reason or (control.reason if keeps_reason else "")
+    if known is not None:
+        return for_update(rows.filter(pk=known), using).get()
+    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
+    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
+    features = connections[using].features
+    rows.bulk_create(
+        [PolicyControl(policy=policy.label, changed_at=database_now(using))],
+        update_conflicts=True,
+        update_fields=("policy",),
+        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
+    )
+    return for_update(rows.filter(policy=policy.label), using).get()
 
 
 def _is_stopped(control: PolicyControl, now: datetime) -> bool:
@@ -241,19 +235,15 @@ def _is_stopped(control: PolicyControl, now: datetime) -> bool:
     return control.stop != Stop.NONE and not is_over
 
 
-def _is_news(reason: str, control: PolicyControl) -> bool:
-    return bool(reason) and clipped(reason) != control.reason
-
-
-def _before(control: PolicyControl) -> dict[str, Any]:
-    """What was in force until now, for the change."""
+def _previous(control: PolicyControl) -> dict[str, Any]:
+    """Return the stop that a change replaces, for its details."""
     return {
         "was": str(control.stop),
-        "since": _text(control.stopped_at),
-        "was_until": _text(control.until),
+        "since": _iso(control.stopped_at),
+        "was_until": _iso(control.until),
         "was_reason": control.reason,
     }
 
 
-def _text(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()

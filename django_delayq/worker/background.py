@@ -14,7 +14,7 @@ from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.ledger.controls import Stopped, read_stopped, resumed_since
 from django_delayq.ledger.db_connections import check_connections
-from django_delayq.operations.moves import LEFT_ALONE, bring_back, go_on_with_moves
+from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
 from django_delayq.policies import registry
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.prune import prune
@@ -73,7 +73,7 @@ class Background:
         """
         settings = get_settings()
         return [
-            Job("moves", self.go_on_with_moves, settings.sweep_interval.total_seconds()),
+            Job("moves", self.continue_moves, settings.sweep_interval.total_seconds()),
             Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
             Job("prune", lambda: self.prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
@@ -122,9 +122,9 @@ class Background:
         """Delete rows that were settled long ago, if it is our turn. Raises the database's errors."""
         self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))
 
-    def go_on_with_moves(self) -> None:
+    def continue_moves(self) -> None:
         """Carry on the changes of policies whose process died. Raises the database's errors."""
-        go_on_with_moves(self._using, left_alone=LEFT_ALONE)
+        continue_moves(self._using, left_alone=ABANDONED_AFTER)
 
     def _in_turn(self, name: str, interval: timedelta, work: Callable[[], object]) -> None:
         try:
@@ -150,7 +150,7 @@ class Background:
         resumed = resumed_since(last - LOOK_BACK, self._using)
         for label in (before.keys() - self._stopped.keys()) | resumed:
             if policy := registry.get(label):
-                bring_back(policy, self._using)
+                requeue_due(policy, self._using)
                 self._wake()
 
     def _find_queues(self) -> None:

@@ -134,7 +134,7 @@ def told_apart(using: str) -> Iterator[None]:
         raise Conflict from error
 
 
-def answer_for(row: Timeout, steered: operations.Steered, using: str) -> Response:
+def answer_for(row: Timeout, steered: operations.Result, using: str) -> Response:
     """200 if it changed; 404 if there is no such row any more; 409 if it is not in a state for this.
 
     No exception: a cancel that came while it was firing has forbidden further attempts, and that must be kept.

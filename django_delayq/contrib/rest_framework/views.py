@@ -104,7 +104,7 @@ class TimeoutViewSet(OptionalScope, RetrieveModelMixin, _Timeouts):
         """It was dead, and is attempted again."""
         return self._act(operations.retry, acting.VerbSerializer)
 
-    def _act(self, verb: Callable[..., operations.Steered], body: type[acting.VerbSerializer]) -> Response:
+    def _act(self, verb: Callable[..., operations.Result], body: type[acting.VerbSerializer]) -> Response:
         said = body(data=self.request.data)
         said.is_valid(raise_exception=True)
         row, using = self.get_object(), database_of(Timeout)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django_delayq.management.operating import VerbCommand
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Steered, cancel
+from django_delayq.operations import Result, cancel
 
 
 class Command(VerbCommand):
@@ -16,5 +16,5 @@ class Command(VerbCommand):
     verb, done = "cancel", "cancelled"
     states = ("pending", "firing", "dead")
 
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Steered:
+    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
         return cancel(rows, **common)

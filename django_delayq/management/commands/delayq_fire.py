@@ -6,7 +6,7 @@ from typing import Any
 
 from django_delayq.management.operating import VerbCommand
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Steered, fire_now
+from django_delayq.operations import Result, fire_now
 
 
 class Command(VerbCommand):
@@ -15,5 +15,5 @@ class Command(VerbCommand):
     help = "Makes timeouts due now. A worker fires them, if their condition still holds."
     verb, done = "fire", "due now"
 
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Steered:
+    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
         return fire_now(rows, **common)

@@ -9,7 +9,7 @@ from django.core.management.base import CommandParser
 from django_delayq.management.moments import length, moment
 from django_delayq.management.operating import VerbCommand
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Steered, postpone
+from django_delayq.operations import Result, postpone
 
 
 class Command(VerbCommand):
@@ -24,7 +24,7 @@ class Command(VerbCommand):
         how.add_argument("--to", type=moment, metavar="WHEN", help="due then: 2h, 2026-03-01T18:00")
         super().add_arguments(parser)
 
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Steered:
+    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
         if options["by"] is not None:
             return postpone(rows, after=options["by"], **common)
         return postpone(rows, at=options["to"], **common)

@@ -14,7 +14,7 @@ from django_delayq.management.moments import length
 from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.management.selecting import policy_named
 from django_delayq.operations import change_delay, preview_delay
-from django_delayq.operations.delays import MODES
+from django_delayq.operations.delay import MODES
 
 
 class Command(OperatorCommand):

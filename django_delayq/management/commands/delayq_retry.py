@@ -6,7 +6,7 @@ from typing import Any
 
 from django_delayq.management.operating import VerbCommand
 from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Steered, retry
+from django_delayq.operations import Result, retry
 
 
 class Command(VerbCommand):
@@ -17,5 +17,5 @@ class Command(VerbCommand):
     states = ("dead",)
     default_states = ("dead",)
 
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Steered:
+    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
         return retry(rows, **common)

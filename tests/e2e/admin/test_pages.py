@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_delayq.admin.wording import until
+from django_delayq.admin.render import until
 from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock
 
 pytest.importorskip("selenium.webdriver")

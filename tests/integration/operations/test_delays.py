@@ -15,7 +15,7 @@ from django_delayq import InvalidDelay, clock, get_policy, pending_timeouts, sch
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.operations import change_delay, moves, preview_delay
+from django_delayq.operations import change_delay, preview_delay, replan
 from django_delayq.scheduling.bulk import schedule_timeouts
 from tests.integration.operations.conftest import BY, said
 from tests.testapp.models import Order
@@ -155,7 +155,7 @@ def test_a_preview_says_how_many_would_be_due_at_once() -> None:
 
 
 def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.operations.delays.COUNTED", 2)
+    monkeypatch.setattr("django_delayq.operations.delay.MAX_COUNT", 2)
     for _ in range(3):
         unpaid()
     seen = preview_delay(UNPAID, MINUTE)
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
 def test_a_shift_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.ledger.writing.CHUNK", 2)
     orders = [unpaid() for _ in range(5)]
-    real, calls = moves._move_rows, []
+    real, calls = replan._move_rows, []
 
     def move(*arguments: Any) -> int:
         calls.append(real(*arguments))
@@ -195,7 +195,7 @@ def test_a_shift_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Monke
         return calls[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(moves, "_move_rows", move)
+        patched.setattr(replan, "_move_rows", move)
         with pytest.raises(KeyboardInterrupt):
             change_delay(UNPAID, 40 * MINUTE, by=BY, mode="shift")
     assert sorted(waits(order) for order in orders) == [30 * MINUTE] * 3 + [40 * MINUTE] * 2

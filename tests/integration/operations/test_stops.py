@@ -13,8 +13,8 @@ from django_delayq import InvalidDelay, UnknownPolicy, clock, explain_timeout, g
 from django_delayq.firing import plan, run
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations import PolicyConflict, change_delay, go_on_with_moves, hold, moves, pause, resume, retry
-from django_delayq.operations.moves import LEFT_ALONE
+from django_delayq.operations import PolicyConflict, change_delay, continue_moves, hold, pause, replan, resume, retry
+from django_delayq.operations.replan import ABANDONED_AFTER
 from django_delayq.recovery.sweep import PARKED
 from tests.integration.operations.conftest import BY, dead, pending, said
 from tests.testapp.models import Order
@@ -229,7 +229,7 @@ def test_a_hold_may_end_without_a_shift(order: Order) -> None:
 
 def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
     """`resume`, by a process that dies after so many pages; so the page on which it dies is undone."""
-    real, moved = moves._move_rows, []
+    real, moved = replan._move_rows, []
 
     def move(*arguments: Any) -> int:
         count = real(*arguments)
@@ -239,7 +239,7 @@ def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
         return count
 
     with monkeypatch.context() as patched:
-        patched.setattr(moves, "_move_rows", move)
+        patched.setattr(replan, "_move_rows", move)
         with pytest.raises(KeyboardInterrupt):
             resume(REMIND, by=BY, reason="over")
 
@@ -258,9 +258,9 @@ def test_a_release_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Mon
     assert stops() == {REMIND}
     assert [row.due_at == before[row.pk] for row in Timeout.objects.order_by("pk")].count(False) == 2 * pages
     if who == "a worker":
-        assert go_on_with_moves("default", left_alone=LEFT_ALONE) == 0
-        PolicyChange.objects.update(touched_at=timezone.now() - 2 * LEFT_ALONE)
-        assert go_on_with_moves("default", left_alone=LEFT_ALONE) == 1
+        assert continue_moves("default", left_alone=ABANDONED_AFTER) == 0
+        PolicyChange.objects.update(touched_at=timezone.now() - 2 * ABANDONED_AFTER)
+        assert continue_moves("default", left_alone=ABANDONED_AFTER) == 1
     else:
         assert resume(REMIND, by=BY) is not None
     assert stops() == set()

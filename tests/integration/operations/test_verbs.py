@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import InvalidDelay, explain_timeout, signals
 from django_delayq.firing import plan, run
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, Steered, cancel, fire_now, pause, postpone, retry
+from django_delayq.operations import Refusal, Result, cancel, fire_now, pause, postpone, retry
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
 from tests.testapp.models import Effect, Order
@@ -34,7 +34,7 @@ def contents() -> list[tuple[Any, ...]]:
     return list(rows.values_list("pk", "state", "due_at", "run_at", "history", "reason", "settled_at", "claims"))
 
 
-def refused(result: Steered) -> dict[int, str]:
+def refused(result: Result) -> dict[int, str]:
     assert sum(result.refused.values()) == len(result.refusals) == result.unchanged
     return {row_id: str(why) for row_id, why in result.refusals}
 
@@ -63,7 +63,7 @@ def test_what_is_firing_is_not_cancelled_but_gets_no_further_attempt(order: Orde
 
 
 @pytest.mark.parametrize("verb", [cancel, fire_now, retry])
-def test_settled_and_missing_rows_are_refused_and_stay(order: Order, verb: Callable[..., Steered]) -> None:
+def test_settled_and_missing_rows_are_refused_and_stay(order: Order, verb: Callable[..., Result]) -> None:
     row = as_if(pending(order), "fired", "due")
     gone = pending(Order.objects.create())
     Timeout.objects.filter(pk=gone.pk).delete()
@@ -213,7 +213,7 @@ def test_rows_without_object_or_policy_can_be_cancelled_and_postponed(order: Ord
     ],
     ids=["cancel", "fire_now", "postpone"],
 )
-def test_a_dry_run_counts_the_same_and_writes_nothing(do: Callable[..., Steered]) -> None:
+def test_a_dry_run_counts_the_same_and_writes_nothing(do: Callable[..., Result]) -> None:
     rows = [pending(Order.objects.create()) for _ in range(3)]
     as_if(rows[0], "fired", "due")
     before = contents()
@@ -230,7 +230,7 @@ def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.
     monkeypatch.setattr("django_delayq.ledger.writing.CHUNK", 4)
     for _ in range(10):
         pending(Order.objects.create())
-    pages: list[Steered] = []
+    pages: list[Result] = []
     result = cancel(Timeout.objects.filter(state="pending"), by=BY, progress=pages.append)
     assert [page.changed for page in pages] == [4, 4, 2]
     assert result.changed == 10 == Timeout.objects.filter(state="cancelled").count()
@@ -242,7 +242,7 @@ def test_a_page_that_fails_leaves_the_pages_before_it_done(monkeypatch: pytest.M
     for _ in range(8):
         pending(Order.objects.create())
 
-    def stop(page: Steered) -> None:
+    def stop(page: Result) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -269,7 +269,7 @@ def test_inside_a_transaction_all_is_undone_with_it(order: Order) -> None:
     ],
 )
 def test_a_single_timeout_sends_its_signal_and_many_send_none(
-    order: Order, verb: Callable[..., Steered], signal: Any
+    order: Order, verb: Callable[..., Result], signal: Any
 ) -> None:
     make = dead if verb is retry else pending
     one, many = make(order), [make(Order.objects.create()) for _ in range(2)]
@@ -329,7 +329,7 @@ def test_a_verb_waits_for_whoever_decides_first_and_then_believes_him(order: Ord
             state="cancelled", cause="condition", settled_at=timezone.now(), slot_taken=None
         )
 
-    results: list[Steered] = []
+    results: list[Result] = []
     with another_session(pay):
         thread = threading.Thread(target=lambda: results.append(in_another_thread(lambda: cancel(row, by=BY))))
         thread.start()

@@ -13,7 +13,7 @@ from django_delayq.engine import Engine
 from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, resume
-from django_delayq.operations.moves import LEFT_ALONE
+from django_delayq.operations.replan import ABANDONED_AFTER
 from django_delayq.recovery.clocks import Clocks
 from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import forget_engine, get_engine
@@ -112,7 +112,7 @@ def test_a_worker_carries_on_with_a_release_whose_process_died(
         resume(REMIND, by=BY)
     witness()
     assert fires(REMIND) == 0
-    PolicyChange.objects.update(touched_at=timezone.now() - 2 * LEFT_ALONE)
+    PolicyChange.objects.update(touched_at=timezone.now() - 2 * ABANDONED_AFTER)
     wait_until(lambda: fires(REMIND) == len(rows))
 
 

@@ -1,0 +1,187 @@
+"""The table of operations: what an operator may do to timeouts and policies, for admin, REST and commands alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from django_delayq import operations
+from django_delayq.models import PolicyControl, Timeout
+
+if TYPE_CHECKING:
+    from django_stubs_ext import StrPromise
+
+    from django_delayq.ledger.controls import PolicyState
+
+State, Stop = Timeout.State, PolicyControl.Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation on timeouts or on a policy.
+
+    Attributes:
+        name: its last path component in admin and REST.
+        kind: what `call` takes as its first argument: timeouts, or a policy.
+        call: the function. All take `by` and `reason`; those on timeouts also `dry_run` and `progress`.
+        permission: the codename of the permission that is needed.
+        states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
+        parameters: the further keyword arguments of `call`. An operator that leaves one out gets its default.
+        moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
+        label: for a button.
+        action: for a list of actions on selected rows.
+        question: the title of the page that asks for confirmation and a reason.
+        explanation: the consequences.
+        done: the result for `{n}` timeouts, by number.
+        log_message: for Django's admin log, with `{reason}`.
+    """
+
+    name: str
+    kind: Literal["timeout", "policy"]
+    call: Callable[..., Any]
+    permission: str
+    states: frozenset[str]
+    parameters: tuple[str, ...] = ()
+    moves_rows: bool = False
+    label: StrPromise
+    action: StrPromise | None = None
+    question: StrPromise
+    explanation: StrPromise
+    done: Any = None
+    log_message: StrPromise
+
+    def is_permitted(self, user: Any) -> bool:
+        """Return whether `user` may see what this changes, and change it."""
+        view = "view_timeout" if self.kind == "timeout" else "view_policycontrol"
+        return all(user.has_perm(f"django_delayq.{name}") for name in (view, self.permission))
+
+    def fits(self, subject: Timeout | PolicyState) -> bool:
+        """Return whether the operation can succeed in the present state of a timeout or policy."""
+        if isinstance(subject, Timeout):
+            return subject.state in self.states
+        # A policy without a delay of its own has none that could be changed.
+        return subject.stop in self.states and (self.name != "delay" or subject.policy.after is not None)
+
+
+OPERATIONS: Final = {
+    operation.name: operation
+    for operation in (
+        Operation(
+            name="cancel",
+            kind="timeout",
+            call=operations.cancel,
+            permission="cancel_timeout",
+            states=frozenset({State.PENDING, State.FIRING, State.DEAD}),
+            label=_("Cancel"),
+            action=_("Cancel selected timeouts"),
+            question=_("Cancel these timeouts?"),
+            explanation=_("They will not happen. What is firing just now is not tried again should it fail."),
+            done=ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
+            log_message=_("Cancelled: {reason}"),
+        ),
+        Operation(
+            name="fire",
+            kind="timeout",
+            call=operations.fire_now,
+            permission="fire_timeout",
+            states=frozenset({State.PENDING}),
+            label=_("Fire now"),
+            action=_("Fire selected timeouts now"),
+            question=_("Fire these timeouts now?"),
+            explanation=_("They become due at once. A worker fires each of them, if its condition still holds."),
+            done=ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
+            log_message=_("Fired at once: {reason}"),
+        ),
+        Operation(
+            name="postpone",
+            kind="timeout",
+            call=operations.postpone,
+            permission="postpone_timeout",
+            states=frozenset({State.PENDING}),
+            parameters=("weeks", "days", "hours", "minutes", "seconds", "after", "at"),
+            label=_("Postpone"),
+            action=_("Postpone selected timeouts"),
+            question=_("Postpone these timeouts?"),
+            explanation=_("Each gets a later deadline: by a length of time, or one moment for all of them."),
+            done=ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
+            log_message=_("Postponed: {reason}"),
+        ),
+        Operation(
+            name="retry",
+            kind="timeout",
+            call=operations.retry,
+            permission="retry_timeout",
+            states=frozenset({State.DEAD}),
+            label=_("Retry"),
+            action=_("Retry selected dead timeouts"),
+            question=_("Retry these dead timeouts?"),
+            explanation=_("They are pending again and due at once, with all their attempts before them."),
+            done=ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
+            log_message=_("Retried: {reason}"),
+        ),
+        Operation(
+            name="pause",
+            kind="policy",
+            call=operations.pause,
+            permission="pause_policy",
+            states=frozenset({Stop.NONE, Stop.PAUSED}),
+            parameters=("until",),
+            label=_("Pause"),
+            question=_("Pause this policy?"),
+            explanation=_(
+                "Nothing of it fires until it goes on. Deadlines stay where they are: "
+                "what fell due meanwhile fires then."
+            ),
+            log_message=_("Paused: {reason}"),
+        ),
+        Operation(
+            name="hold",
+            kind="policy",
+            call=operations.hold,
+            permission="pause_policy",
+            states=frozenset({Stop.NONE, Stop.PAUSED}),
+            label=_("Hold"),
+            question=_("Hold this policy?"),
+            explanation=_(
+                "Nothing of it fires, and its clock stands still: when it is released, all pending deadlines move by "
+                "the length of the hold. For an outage during which nobody could do what the deadlines wait for."
+            ),
+            log_message=_("Held: {reason}"),
+        ),
+        Operation(
+            name="resume",
+            kind="policy",
+            call=operations.resume,
+            permission="pause_policy",
+            states=frozenset({Stop.PAUSED, Stop.HELD}),
+            parameters=("shift",),
+            moves_rows=True,
+            label=_("Resume"),
+            question=_("Let this policy go on?"),
+            explanation=_("What is due fires within two seconds. After a hold, deadlines are moved first."),
+            log_message=_("Resumed: {reason}"),
+        ),
+        Operation(
+            name="delay",
+            kind="policy",
+            call=operations.change_delay,
+            permission="change_policy_delay",
+            states=frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD}),
+            parameters=("after", "mode"),
+            moves_rows=True,
+            label=_("Change the delay"),
+            question=_("Change the delay of this policy?"),
+            explanation=_(
+                "What is scheduled from now on gets the new delay; for what is pending, choose. "
+                "You see first what it means."
+            ),
+            log_message=_("Delay changed: {reason}"),
+        ),
+    )
+}
+TIMEOUT_OPERATIONS: Final = {name: each for name, each in OPERATIONS.items() if each.kind == "timeout"}
+POLICY_OPERATIONS: Final = {name: each for name, each in OPERATIONS.items() if each.kind == "policy"}

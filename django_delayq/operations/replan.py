@@ -1,0 +1,173 @@
+"""Move the pending rows of a policy, page by page, each row exactly once, even if the process dies.
+
+The `PolicyChange` that moves rows stores how far it has come. Each page of 500 updates that position in the transaction
+that moves its rows, under the lock of the change. So each page is moved by one process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from django.db import connections, transaction
+
+from django_delayq.clock import database_now
+from django_delayq.delays import shifted
+from django_delayq.engine import Change
+from django_delayq.exceptions import InvalidDelay
+from django_delayq.ledger import claiming, controls, outbox, writing
+from django_delayq.ledger.announcing import push
+from django_delayq.ledger.history import appended, event
+from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.runner import Objects, objects_by_id
+from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from django_delayq.models import TimeoutQuerySet
+    from django_delayq.policies import TimeoutPolicy
+
+    Progress = Callable[[int], object]
+
+ABANDONED_AFTER: Final = timedelta(seconds=30)
+"""After this time without progress the process of a change counts as dead, and a worker continues the change."""
+MAX_REQUEUED: Final = 10_000
+"""So many due rows are requeued at once when a policy is resumed; the next sweep requeues the others."""
+REQUEUE_PAGE: Final = 1_000
+
+
+def unfinished(policy: TimeoutPolicy[Any], using: str) -> PolicyChange | None:
+    """Return the change that still moves rows of `policy`; there is at most one."""
+    changes = PolicyChange.objects.using(using).filter(finished_at__isnull=True, policy__in=policy.labels)
+    return changes.order_by("id").first()
+
+
+def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_alone: timedelta = timedelta(0)) -> int:
+    """Complete the changes of all policies, or of one, whose process died; return how many.
+
+    `left_alone`: only those without progress for so long. Does nothing inside a transaction.
+    """
+    if connections[using].in_atomic_block:
+        return 0
+    changes = PolicyChange.objects.using(using).filter(finished_at__isnull=True).order_by("id")
+    if policy is not None:
+        changes = changes.filter(policy__in=policy.labels)
+    if left_alone:
+        changes = changes.filter(touched_at__lt=database_now(using) - left_alone)
+    found = list(changes)
+    for change in found:
+        run_move(change, using)
+    return len(found)
+
+
+def begin_move(change: PolicyChange, using: str) -> None:
+    """Limit the unsaved `change` to the present rows; rows that are scheduled later already follow it."""
+    newest = Timeout.objects.using(using).order_by("-id").values_list("id", flat=True)
+    change.last_place = newest.first() or 0
+
+
+def run_move(change: PolicyChange, using: str, progress: Progress | None = None) -> PolicyChange:
+    """Move all rows of `change`, then let its policy continue; inside a transaction: after its commit.
+
+    Returns the change as the database has it now.
+    """
+
+    def move() -> None:
+        while examined := _move_page(change.pk, using):
+            if progress is not None:
+                progress(examined)
+
+    if connections[using].in_atomic_block:
+        transaction.on_commit(move, using=using, robust=True)
+    else:
+        move()
+    return PolicyChange.objects.using(using).get(pk=change.pk)
+
+
+def _move_page(change_id: int, using: str) -> int:
+    """Move the next rows and store the position, in one transaction; return how many were examined, 0 at the end."""
+    with transaction_of(using):
+        change = for_update(PolicyChange.objects.using(using).filter(pk=change_id), using).get()
+        policy = registry.get(change.policy)
+        if change.finished_at is not None or policy is None:
+            return 0
+        rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
+        page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
+        ids = list(page.values_list("pk", flat=True)[: writing.CHUNK])
+        change.touched_at = database_now(using)
+        if ids:
+            moved = _move_rows(ids, change, policy, using)
+            change.place, change.moved = ids[-1], change.moved + moved
+            change.unmoved += len(ids) - moved
+        else:
+            change.finished_at = change.touched_at
+            if change.what == PolicyChange.What.RESUMED:
+                stop = PolicyControl.Stop
+                control = PolicyControl.objects.using(using).filter(policy__in=policy.labels, stop=stop.RELEASING)
+                control.update(stop=stop.NONE, stopped_at=None, changed_at=change.touched_at)
+                transaction.on_commit(lambda: requeue_due(policy, using), using=using, robust=True)
+        change.save(using=using)
+    return len(ids)
+
+
+def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str) -> int:
+    """Move those of `ids` that are still pending and get another deadline; return how many."""
+    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1)
+    objects = objects_by_id(rows, using, lock=True)
+    moved = []
+    for row in writing.locked(rows, using):
+        try:
+            due_at, run_at = _replanned(row, change, policy, objects)
+        except InvalidDelay:
+            continue  # the deadline would be too far in the future: it stays where it is
+        if (due_at, run_at) == (row.due_at, row.run_at):
+            continue
+        details = {"from": row.due_at, "to": due_at}
+        row.history = appended(
+            row.history, event("replanned", change.touched_at, by=change.by, reason=change.reason, **details)
+        )
+        row.due_at, row.run_at, row.claims, row.claimed_until = due_at, run_at, 0, None
+        moved.append(row)
+    writing.save_moved(moved, using)
+    push(moved, using)
+    return len(moved)
+
+
+def _replanned(
+    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], objects: Objects
+) -> tuple[datetime, datetime]:
+    """Return the deadline and the next attempt of `row` after `change`."""
+    details = change.details
+    if details["move"] == "thaw":
+        held_from, held_until = (datetime.fromisoformat(details[name]) for name in ("frozen_at", "thawed_at"))
+        # A row that was scheduled during the hold moves only by the rest of it.
+        restarts = (event["at"] for event in row.history if event.get("what") in {"rescheduled", "retried"})
+        counts_from = max([row.created_at, *map(datetime.fromisoformat, restarts)])
+        shift = max(timedelta(0), held_until - max(held_from, counts_from))
+        return shifted(row.due_at, shift), shifted(row.run_at, shift)
+    due_at = row.due_at
+    if details["move"] == "shift":
+        due_at = shifted(due_at, timedelta(microseconds=details["microseconds"]))
+    else:
+        obj = objects.get((row.content_type_id, row.object_id))
+        after = None if details["after"] is None else timedelta(microseconds=details["after"])
+        if obj is not None or not callable(policy.after):
+            due_at = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
+    retries_later = row.run_at > row.due_at
+    return due_at, max(row.run_at, due_at) if retries_later else due_at
+
+
+def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
+    """Make workers read the due rows of `policy` now instead of up to a minute later. Call it outside a transaction.
+
+    Only the first rows; if this fails or there are more, the sweep requeues the rest.
+    """
+    controls.forget()
+    due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
+    rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
+    for chunk in writing.chunks(rows, REQUEUE_PAGE):
+        claiming.free([row_id for row_id, _, _ in chunk], using)
+        # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
+        # change makes that lease stale.
+        outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])
