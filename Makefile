@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix guarantees lint bench chaos messages clean
+.PHONY: help demo test test-matrix guarantees lint bench chaos messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -20,7 +20,7 @@ test: ## Set up, then run the whole suite on every database this machine has
 test-matrix: ## Unit and integration tests on the newest Python and Django found here (SQLite)
 	@$(PYTHON) tools/newest.py
 
-guarantees: ## Write the results of the last `make test` into docs/guarantees.md
+guarantees: ## Write the results of the last `make test` into docs/guarantees-tests.md
 	@$(BIN)/python tools/guarantees.py fill
 
 lint: ## Style, types, import rules, migrations
@@ -38,6 +38,10 @@ chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, SEED=...
 messages: ## Bring every language's catalogue up to the sources and compile it (needs gettext)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tools/messages.py
+
+screenshots: ## Take the pictures of README and docs again (needs Chromium)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tools/screenshots.py
 
 clean: ## Remove what the other commands created
 	rm -rf $(VENV) .venv-newest .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@ from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.locking import database_of
@@ -170,7 +171,7 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
 
 def check_redis(**_: Any) -> list[CheckMessage]:
     """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
-    from django_delayq.redis_clients.eviction import evicting_policy  # loads redis-py
+    from django_delayq.redis_clients.clients import evicting_policy  # loads redis-py
 
     try:
         engine = get_engine()
@@ -215,20 +216,19 @@ def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     for alias in databases or []:
         connection = connections[alias]
-        if connection.vendor == "sqlite":
-            mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", ""))
-            if mode.upper() not in {"IMMEDIATE", "EXCLUSIVE"}:
-                found.append(
-                    Warning(
-                        f"Database {alias!r}: SQLite transactions begin as readers.",
-                        hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: one that reads first and writes later '
-                        "fails with 'database is locked' as soon as a worker has written in between.",
-                        id="django_delayq.W004",
-                    )
-                )
-        elif connection.vendor not in {"postgresql", "mysql"}:
+        dialect, features = dialect_of(connection), connection.features
+        if not dialect.is_supported:
             found.append(Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005"))
-        elif not connection.features.has_select_for_update_skip_locked:
+        elif dialect.begins_as_reader(connection):
+            found.append(
+                Warning(
+                    f"Database {alias!r}: SQLite transactions begin as readers.",
+                    hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: one that reads first and writes later '
+                    "fails with 'database is locked' as soon as a worker has written in between.",
+                    id="django_delayq.W004",
+                )
+            )
+        elif features.has_select_for_update and not features.has_select_for_update_skip_locked:
             found.append(
                 Error(
                     f"Database {alias!r} cannot skip locked rows.",

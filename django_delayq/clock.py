@@ -21,6 +21,8 @@ from django.db import connections
 from django.db.models import DateTimeField, Expression, Value
 from django.utils import timezone
 
+from django_delayq.dialects import dialect_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -62,52 +64,30 @@ def set_to(moment: datetime) -> Iterator[None]:
 
 
 class DatabaseNow(Expression):
-    """The database's current moment in UTC, evaluated once per statement, comparable with `DateTimeField`s.
+    """The database's current time, evaluated once per statement, comparable with `DateTimeField`s.
 
-    PostgreSQL: `STATEMENT_TIMESTAMP()`, which an index can be searched by, unlike the volatile
-    `CLOCK_TIMESTAMP()`. MySQL, MariaDB: `UTC_TIMESTAMP(6)`. SQLite has no server: its clock is ours.
+    SQLite has no server: its clock is that of this process.
     """
 
     output_field = DateTimeField()
     contains_aggregate = False
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        return self._value(compiler, now())
-
-    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        if _moment is not None:
-            return self._value(compiler, _moment)
-        if settings.USE_TZ:
-            return "STATEMENT_TIMESTAMP()", ()
-        return "(STATEMENT_TIMESTAMP() AT TIME ZONE %s)", (settings.TIME_ZONE,)
-
-    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        if _moment is not None:
-            sql, params = self._value(compiler, _moment)
-            return f"CAST({sql} AS DATETIME(6))", params  # bare, a selected moment would come back as a text
-        # The columns are in the zone that DATABASES names, in UTC if it names none, or in Django's own without USE_TZ.
-        # Named zones need tables that many servers lack, so the zone goes in as its offset at this moment.
-        offset = datetime.now(connection.timezone or timezone.get_default_timezone()).utcoffset()
-        if not offset:
-            return "UTC_TIMESTAMP(6)", ()
-        return "(UTC_TIMESTAMP(6) + INTERVAL %s SECOND)", (int(offset.total_seconds()),)
-
-    @staticmethod
-    def _value(compiler: SQLCompiler, moment: datetime) -> tuple[str, tuple[Any, ...]]:
-        sql, params = compiler.compile(Value(moment, output_field=DateTimeField()))
-        return sql, tuple(params)
+        dialect = dialect_of(connection)
+        if _moment is None and dialect.server_time:
+            return dialect.now(connection)
+        sql, params = compiler.compile(Value(now(), output_field=DateTimeField()))
+        return dialect.datetime_literal(sql), tuple(params)
 
 
 def database_now(using: str) -> datetime:
-    """The moment by the clock of database `using`, in one query (none on SQLite or under `set_to`)."""
+    """Return the time by the clock of database `using`, in one query (none on SQLite or under `set_to`)."""
     connection = connections[using]
-    if _moment is not None:
-        return _moment
-    if connection.vendor == "sqlite":
-        return timezone.now()
-    sql = {"postgresql": "SELECT STATEMENT_TIMESTAMP()", "mysql": "SELECT UTC_TIMESTAMP(6)"}[connection.vendor]
+    server_time = dialect_of(connection).server_time
+    if _moment is not None or not server_time:
+        return now()
     with connection.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(f"SELECT {server_time}")
         moment: datetime = cursor.fetchone()[0]
     aware = moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(aware)

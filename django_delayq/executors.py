@@ -1,4 +1,4 @@
-"""Where firings run: in threads of the worker's process, or wherever the class named by `DELAYQ["EXECUTOR"]` says."""
+"""Executors run works: in threads of the worker's process, or as the class named by `DELAYQ["EXECUTOR"]` does."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from django_delayq.policies import registry
 logger = logging.getLogger("django_delayq.worker")
 
 Done: TypeAlias = Callable[[Work, Report], None]
-"""Takes the report on a work, in any thread. A late or second one does no harm."""
+"""Accepts the report on a work, in any thread. A late or second report does no harm."""
 
 SLOW_SECONDS: Final = 1.0
 """A policy whose works take longer is slow."""
 WEIGHT: Final = 0.2
-WATCH_SECONDS: Final = 0.5
+LOG_SECONDS: Final = 0.5
 
 
 class Executor(Protocol):
@@ -41,38 +41,37 @@ class Executor(Protocol):
 
     keeps_leases: bool = False
     """True: every work runs in this process and is answered, so its lease is extended for as long as that takes.
-    False: a work without an answer is handed over again after the setting `LEASE`."""
+    False: a work without an answer is delivered again after the setting `LEASE`."""
 
     def submit(self, work: Work, done: Done) -> None:
         """Have `work` run by `firing.run`, and `done` called with it and the report. Return at once.
 
-        What this raises refuses the work: it is handed over again soon, and no attempt is counted.
+        An exception refuses the work: it is delivered again soon, and no attempt is counted.
         """
 
     def withdraw(self) -> list[Work]:
-        """Return the works that have not begun. They never will, and `done` is not called for them."""
+        """Return the works that have not begun. They are never run, and `done` is not called for them."""
         return []
 
     def close(self, *, wait: bool = True) -> None:
-        """Submit nothing more. With `wait`, return when all that was submitted and not withdrawn has been run."""
+        """Accept no more works. With `wait`, return when all submitted works that were not withdrawn have run."""
 
 
-class Line:
-    """Works that wait for a thread. The next one is of the policy that has the fewest under way.
+class WorkQueue:
+    """Works that wait for a thread. The next work is of the policy with the fewest running works.
 
-    The last free thread is kept for policies that are not slow, so that slow handlers, of one policy or of several,
-    never hold all threads while a quick one waits. It is given to a policy that is known to be quick, or that holds
-    no other thread and has not run yet. Within a policy the first comes first; between equals, the one that has
-    waited longer.
+    The last free thread is reserved for policies that are not slow, so that slow handlers, of one policy or of several,
+    never occupy all threads while a quick one waits. Within a policy the first work comes first; between policies with
+    equally many running works, the one that has waited longer.
 
     Args:
-        threads: how many threads take works.
-        keeps_one: whether the last free thread is kept: not if only one policy is served. Never with one thread.
+        threads: how many threads get works.
+        reserves_one: whether the last free thread is reserved: not if only one policy is served. Never with one thread.
     """
 
-    def __init__(self, threads: int, keeps_one: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, threads: int, reserves_one: Callable[[], bool] = lambda: True) -> None:
         self._threads = threads
-        self._keeps_one = keeps_one
+        self._reserves_one = reserves_one
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[tuple[Work, Done]]] = {}
         self._running: dict[str, dict[int, float]] = {}
@@ -80,13 +79,13 @@ class Line:
         self._is_closed = False
 
     def put(self, work: Work, done: Done) -> None:
-        """`work` waits for its turn."""
+        """Append a work."""
         with self._changed:
             self._waiting.setdefault(work.policy, deque()).append((work, done))
             self._changed.notify()
 
-    def take(self) -> tuple[Work, Done] | None:
-        """The next work, waited for; it is under way until `ended`. None: closed, and nothing is left."""
+    def get(self) -> tuple[Work, Done] | None:
+        """Wait for the next work and return it. It runs until `finished`. None: closed, and nothing is left."""
         with self._changed:
             while (policy := self._next_policy()) is None:
                 if self._is_closed:
@@ -95,31 +94,31 @@ class Line:
             rest = self._waiting.pop(policy)
             item = rest.popleft()
             if rest:
-                self._waiting[policy] = rest  # behind its equals
+                self._waiting[policy] = rest  # at the end, behind the other policies
             self._running.setdefault(policy, {})[id(item[0])] = time.monotonic()
             return item
 
     def _next_policy(self) -> str | None:
-        """Whose work is to be taken now; None: that of no policy."""
+        """Return the policy whose work comes next; None: none may run now."""
         free = self._threads - sum(map(len, self._running.values()))
-        if self._threads > 1 and free == 1 and not self._is_closed and self._keeps_one():
+        if self._threads > 1 and free == 1 and not self._is_closed and self._reserves_one():
             waiting = [policy for policy in self._waiting if not self._may_be_slow(policy)]
         else:
             waiting = list(self._waiting)
         return min(waiting, key=lambda policy: len(self._running.get(policy, ())), default=None)
 
     def _may_be_slow(self, policy: str) -> bool:
-        """Whether `policy` must leave the last free thread to others.
+        """Return whether `policy` must leave the last free thread to others.
 
-        A policy that has not run here yet may have one thread; and no more, until that one shows how long it takes.
+        A policy that has not run here yet may have one thread, and no more until it is known how long that takes.
         """
         running, seconds = self._running.get(policy, {}), self._seconds.get(policy)
         if any(time.monotonic() - began > SLOW_SECONDS for began in running.values()):
             return True
         return bool(running) if seconds is None else seconds > SLOW_SECONDS
 
-    def ended(self, work: Work) -> None:
-        """`work` is not under way any more. A slow work counts at once, and a dozen quick ones make up for it."""
+    def finished(self, work: Work) -> None:
+        """Note that `work` has run. One slow work makes its policy slow; a dozen quick ones make it quick again."""
         with self._changed:
             running = self._running[work.policy]
             seconds = time.monotonic() - running.pop(id(work))
@@ -128,27 +127,27 @@ class Line:
             if not running:
                 del self._running[work.policy]
             if self._waiting:
-                self._changed.notify()  # a thread may be waiting for just this to be known
+                self._changed.notify()  # a waiting thread may run the policy that is known to be quick now
 
     def withdraw(self) -> list[Work]:
-        """What waits, and will not be taken any more."""
+        """Remove and return the waiting works."""
         with self._changed:
             withdrawn = [work for waiting in self._waiting.values() for work, _ in waiting]
             self._waiting.clear()
             return withdrawn
 
     def close(self) -> None:
-        """A thread that finds nothing to take need not wait any longer, and none is kept free."""
+        """Let `get` return None once nothing waits, and reserve no thread any more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
 
 class ThreadExecutor:
-    """Daemon threads, each with its own database connection, open already when the first deadline comes.
+    """Daemon threads, each with a database connection that is open before the first deadline.
 
-    Daemons, so that a worker that is told to stop a second time need not wait for a handler that hangs. One more,
-    without a connection, logs what keeps a thread for longer than a second.
+    They are daemons so that a second signal to stop need not wait for a handler that hangs. One more thread, without a
+    connection, logs handlers that run longer than a second.
 
     Args:
         using: the database.
@@ -162,23 +161,23 @@ class ThreadExecutor:
         self._using = using
         self._queues = queues
         self._broken_at = 0.0
-        self._line = Line(concurrency, self._serves_several)
+        self._works = WorkQueue(concurrency, self._serves_several)
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, name=f"delayq-handler-{number}", daemon=True)
             for number in range(1, concurrency + 1)
         ]
-        for thread in (*self._threads, threading.Thread(target=self._watch, name="delayq-watch", daemon=True)):
+        for thread in (*self._threads, threading.Thread(target=self._log_long_runs, name="delayq-watch", daemon=True)):
             thread.start()
 
     def submit(self, work: Work, done: Done) -> None:
-        self._line.put(work, done)
+        self._works.put(work, done)
 
     def withdraw(self) -> list[Work]:
-        return self._line.withdraw()
+        return self._works.withdraw()
 
     def close(self, *, wait: bool = True) -> None:
-        self._line.close()
+        self._works.close()
         for thread in self._threads if wait else ():
             thread.join()
         self._closed.set()
@@ -187,18 +186,18 @@ class ThreadExecutor:
         served = (policy for policy in registry if self._queues is None or policy.queue in self._queues)
         return len(list(islice(served, 2))) > 1
 
-    def _watch(self) -> None:
+    def _log_long_runs(self) -> None:
         lease = get_settings().lease.total_seconds()
-        while not self._closed.wait(min(WATCH_SECONDS, lease / 3)):
+        while not self._closed.wait(min(LOG_SECONDS, lease / 3)):
             log_long_runs(lease, len(self._threads))
 
     def _serve(self) -> None:
         open_connection(self._using)
         used_at = time.monotonic()
         try:
-            while (item := self._line.take()) is not None:
+            while (item := self._works.get()) is not None:
                 work, done = item
-                # Where one connection broke, most likely all did: the others are tried before they are used.
+                # If one connection broke, most likely all did: the others are tested before they are used.
                 is_suspect = self._broken_at >= used_at
                 check_connections(idle_seconds=inf if is_suspect else time.monotonic() - used_at)
                 report = self._run(work)
@@ -206,7 +205,7 @@ class ThreadExecutor:
                 check_connections()
                 if connections[self._using].connection is None:
                     self._broken_at = used_at
-                self._line.ended(work)
+                self._works.finished(work)
                 done(work, report)
         finally:
             connections.close_all()
@@ -214,9 +213,9 @@ class ThreadExecutor:
     def _run(self, work: Work) -> Report:
         try:
             return run(work, self._using)
-        except BaseException as error:  # `run` lets nothing out, but a thread that is lost is lost for good
+        except BaseException as error:  # `run` raises nothing else, but a thread that ends is not replaced
             logger.error(
-                "A firing was interrupted; its timeouts come again",
+                "A firing was interrupted; its timeouts are retried",
                 exc_info=shown(error),
                 extra={"event": "interrupted"},
             )
@@ -224,7 +223,7 @@ class ThreadExecutor:
 
 
 def make_executor(using: str, concurrency: int, queues: Collection[str] | None = None) -> Executor:
-    """The executor that the settings name; `queues` None: the worker serves all.
+    """Return the executor that the settings name; `queues` None: the worker serves all.
 
     Raises:
         ConfigError: `DELAYQ["EXECUTOR"]` cannot be imported.

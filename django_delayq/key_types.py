@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db.models import CharField, ExpressionWrapper, Func, Value
 from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
 
+from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 LONGEST = 255
 BIGGEST_INTEGER = 2**63 - 1
-EXACT_DIGITS = 15
-"""SQLite stores decimals as floating point numbers, which are exact up to this many digits."""
 DASHES = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 
 
 class KeyType:
-    """A type of key whose text is `str` of its value, and the database's own conversion to text."""
+    """A type of key whose text is `str` of its value, and SQL of the database for the same conversion."""
 
+    name: str = "integer"
+    """By which a dialect has its own SQL for the conversion."""
     sample: Any = 1
     """Any value, as a placeholder for the real one in a statement that is compiled once."""
 
@@ -43,7 +44,10 @@ class KeyType:
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the same text as an SQL expression."""
-        return Cast(reference, CharField(max_length=LONGEST))
+        template = dialect_of(connection).key_as_text.get(self.name)
+        if template is None:
+            return Cast(reference, CharField(max_length=LONGEST))
+        return _Template(template.replace("{places}", str(getattr(field, "decimal_places", ""))), reference)
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the key of which `reference` is the text, as SQL that can use the key's index; None: not in SQL."""
@@ -60,16 +64,16 @@ class KeyType:
 
 class _Integer(KeyType):
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if connection.vendor == "postgresql":
-            limits = f"{{0}}::numeric BETWEEN -{BIGGEST_INTEGER} AND {BIGGEST_INTEGER}"
-            return _Readable(reference, field, "^-?[0-9]{1,19}$", f"CASE WHEN {limits} THEN {{0}}::bigint END")
-        return Cast(reference, field)
+        guarded = dialect_of(connection).text_as_key.get(self.name)
+        return Cast(reference, field) if guarded is None else _Readable(reference, field, *guarded)
 
 
 class _Text(KeyType):
+    name = "text"
+
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        # MySQL cannot use the index of the key, whose collation is another one.
-        return ExpressionWrapper(reference, CharField()) if connection.vendor != "mysql" else None
+        same = dialect_of(connection).compares_across_collations
+        return ExpressionWrapper(reference, CharField()) if same else None
 
     def fault(self, field: Any) -> str:
         if field.max_length is not None and field.max_length <= LONGEST:
@@ -78,10 +82,11 @@ class _Text(KeyType):
 
 
 class _UUID(KeyType):
+    name = "uuid"
     sample = uuid.UUID(int=0)
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        """SQLite, MySQL and older MariaDB store a UUID as 32 hex digits, but `str(uuid)` has dashes."""
+        """Insert the dashes of `str(uuid)` where the database has no such type and stores 32 hex digits."""
         text: Any = super().sql(reference, field, connection)
         if connection.features.has_native_uuid_field:
             return text
@@ -92,18 +97,13 @@ class _UUID(KeyType):
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         if not connection.features.has_native_uuid_field:
             return Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
-        return (
-            _Readable(reference, field, "^[0-9a-f-]{36}$", "{0}::uuid") if connection.vendor == "postgresql" else None
-        )
+        guarded = dialect_of(connection).text_as_key.get(self.name)
+        return None if guarded is None else _Readable(reference, field, *guarded)
 
 
 class _Date(KeyType):
+    name = "date"
     sample = datetime.date(2000, 1, 1)
-
-    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if connection.vendor == "postgresql":  # a cast would follow the DateStyle of the server
-            return _Template("to_char({0}, 'YYYY-MM-DD')", reference)
-        return super().sql(reference, field, connection)
 
 
 class _DateTime(KeyType):
@@ -113,6 +113,10 @@ class _DateTime(KeyType):
     """
 
     @property
+    def name(self) -> str:  # type: ignore[override]
+        return "datetime" if settings.USE_TZ else "naive datetime"
+
+    @property
     def sample(self) -> Any:
         return datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC if settings.USE_TZ else None)
 
@@ -120,19 +124,8 @@ class _DateTime(KeyType):
         moment = field.get_prep_value(value)
         return str((moment.astimezone(datetime.UTC) if settings.USE_TZ else moment).isoformat())
 
-    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        offset = "+00:00" if settings.USE_TZ else ""
-        if connection.vendor == "postgresql":
-            moment = "{0} AT TIME ZONE 'UTC'" if settings.USE_TZ else "{0}"
-            text = f"to_char({moment}, 'YYYY-MM-DD\"T\"HH24:MI:SS.US')"
-            return _Template(f"(replace({text}, '.000000', '') || '{offset}')", reference)
-        if connection.vendor == "mysql":
-            text = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
-            return _Template(f"CONCAT({text}, '{offset}')", reference)
-        return _Template(f"(replace({{0}}, ' ', 'T') || '{offset}')", reference)
-
     def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
-        if connection.vendor == "postgresql" or not settings.USE_TZ or connection.timezone_name == "UTC":
+        if connection.features.supports_timezones or not settings.USE_TZ or connection.timezone_name == "UTC":
             return ""
         return f"database {connection.alias!r} stores it in the time zone {connection.timezone_name}: remove TIME_ZONE"
 
@@ -140,6 +133,7 @@ class _DateTime(KeyType):
 class _Decimal(KeyType):
     """With all decimal places of the field: 1.50."""
 
+    name = "decimal"
     sample = Decimal(1)
 
     def text(self, field: Any, value: Any) -> str:
@@ -148,28 +142,16 @@ class _Decimal(KeyType):
             raise ValueError(f"{value} is not a key with {places} decimal places: use the value that the database has.")
         return f"{value or abs(value):.{places}f}"
 
-    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if connection.vendor == "sqlite":
-            return _Template(f"printf('%%.{field.decimal_places}f', {{0}})", reference)
-        return super().sql(reference, field, connection)
-
     def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
-        if connection.vendor != "sqlite" or field.max_digits <= EXACT_DIGITS:
+        exact = dialect_of(connection).exact_digits
+        if exact is None or field.max_digits <= exact:
             return ""
-        return f"SQLite stores {EXACT_DIGITS} digits of a decimal exactly: set max_digits={EXACT_DIGITS}"
+        return f"{connection.display_name} stores {exact} digits of a decimal exactly: set max_digits={exact}"
 
 
 class _IP(KeyType):
+    name = "ip"
     sample = "::"
-
-    def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        if connection.vendor != "postgresql":
-            return super().sql(reference, field, connection)
-        # Without the /32 that a cast appends. PostgreSQL writes the last 32 bits of ::/96 as IPv4, Python does not.
-        low = "({0} - inet '::')"
-        digits = f"'::' || to_hex({low} >> 16) || ':' || to_hex({low} & 65535)"
-        special = "{0} <<= inet '::/96' AND {0} > inet '::ffff'"
-        return _Template(f"(CASE WHEN {special} THEN {digits} ELSE host({{0}}) END)", reference)
 
 
 _INTEGER, _TEXT = _Integer(), _Text()
@@ -265,7 +247,7 @@ class _Template(Func):
 
 
 class _Readable(Func):
-    """On PostgreSQL: the text as a value of the key's type, or NULL. A bare cast of another text ends the query."""
+    """The text as a value of the key's type, or NULL if it does not match; a bare cast of such a text is an error."""
 
     def __init__(self, text: Any, field: Any, pattern: str, cast: str) -> None:
         super().__init__(text, output_field=field)

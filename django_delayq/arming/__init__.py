@@ -1,1 +1,1 @@
-"""What a save, a delete or a sync does to the timeouts of automatic policies."""
+"""Arm, move and cancel the timeouts of automatic policies after a save, a delete or a sync."""

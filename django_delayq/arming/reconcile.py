@@ -1,26 +1,26 @@
-"""Arm, move and cancel what the declared policies want for rows as they are now in the database.
+"""Arm, move and cancel timeouts so that the ledger fits the rows as they are now in the database.
 
-Level-triggered: not what a save changed counts, but what holds. So a save that was missed is made good by the
-next one, or by `sync`.
+Level-triggered: the current state of a row decides, not what a save changed. So the next save, or `sync`, makes up for
+a save that was missed.
 
-| the row says | the ledger has | we do |
+| the row | the ledger has | change |
 | --- | --- | --- |
-| `when` holds, `since` is set | nothing, and the round is open and not too old | arm |
-| `when` holds, `since` is set | one pending, from the same `since` | nothing: its deadline may be set by hand |
-| `when` holds, `since` is set | one pending, from another `since` | move it; cancel it if the new round is closed |
-| `when` does not hold, or `since` is empty | one pending | cancel it; the round stays open |
+| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm |
+| `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
+| `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if the new round is closed |
+| `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 
 from django_delayq import clock
-from django_delayq.arming.row_state import CLOSING, Observed, observe_many, observe_one
+from django_delayq.arming.row_state import CLOSING, RowState, lock_row_state, row_states
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.announcing import announce, push, withdraw
@@ -30,7 +30,7 @@ from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from datetime import datetime, timedelta
 
     from django.db.models import Model
@@ -41,36 +41,37 @@ Cause = Timeout.Cause
 
 
 @dataclass(slots=True)
-class Plan:
-    """What is to be written for some rows of one model."""
+class Changes:
+    """What must be written so that the ledger fits some rows of one model."""
 
     insert: list[Timeout] = field(default_factory=list)
-    move: list[tuple[int, datetime, datetime]] = field(default_factory=list)
-    cancel: list[tuple[int, Timeout.Cause, str]] = field(default_factory=list)
-    """Id, cause, and the queue in whose entries Redis may have it."""
-    too_old: list[Observed] = field(default_factory=list)
+    move: dict[int, tuple[datetime, datetime]] = field(default_factory=dict)
+    """For each id the new `since_at` and deadline."""
+    cancel: dict[int, tuple[Timeout.Cause, str]] = field(default_factory=dict)
+    """For each id the cause and the queue of the policy."""
+    too_old: int = 0
 
     @property
     def size(self) -> int:
-        """How many rows would change."""
+        """Return how many rows change."""
         return len(self.insert) + len(self.move) + len(self.cancel)
 
 
 def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, oldest: timedelta) -> None:
-    """The ledger has for the row `pk` what `policies` want; the row stays locked until the transaction ends.
+    """Make the ledger fit the row `pk`, which stays locked until the transaction ends.
 
     Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed.
     """
     connection = connections[using]
-    # Whoever saved outside a transaction does not hold the row. If the look waits for it, it then shows the row as it
-    # is now, but the ledger as it was before the waiting: a round closed meanwhile would be armed again. PostgreSQL
-    # always does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
-    may_be_stale = connection.vendor != "sqlite" and not connection.in_atomic_block
+    # A save outside a transaction has released the row. If the query waits for its lock, it shows the row as it is
+    # afterwards, but the ledger as it was before, and a round closed in between would be armed again. PostgreSQL always
+    # does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
+    may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
     with transaction_of(using):
-        plan = decide(observe_one(model, policies, pk, using), using, oldest)
-        if may_be_stale and plan.size:
-            plan = decide(observe_one(model, policies, pk, using), using, oldest)
-        carry_out(plan, using, signals=True)
+        changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+        if may_be_stale and changes.size:
+            changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+        apply(changes, using, signals=True)
 
 
 def arm_many(
@@ -81,104 +82,119 @@ def arm_many(
     oldest: timedelta | None,
     *,
     dry_run: bool = False,
-) -> Plan:
-    """The same for several rows in one transaction, without signals; returns what was written.
+) -> Changes:
+    """Make the ledger fit the rows `pks` in one transaction, without signals; return what was written.
 
-    `dry_run`: nothing is written, only told. `oldest=None`: however old.
+    `dry_run`: only return what would be written. `oldest=None`: arm rounds of any age.
     """
     with transaction_of(using):
         if not dry_run:
             lock_objects(model, pks, using)
-        plan = decide(observe_many(model, policies, pks, using), using, oldest)
+        changes = diff(row_states(model, policies, pks, using), using, oldest)
         if not dry_run:
-            carry_out(plan, using, signals=False)
-    return plan
+            apply(changes, using, signals=False)
+    return changes
 
 
-def decide(seen: Sequence[Observed], using: str, oldest: timedelta | None) -> Plan:
-    """What the table above says for each observation."""
-    plan, objects = Plan(), _Objects(using)
-    for one in seen:
-        if one.holds and callable(one.policy.since):
-            one = replace(one, since_at=one.policy.since_of(objects.of(one)))  # noqa: PLW2901
-        if not one.holds:
-            if one.pending_id is not None:
-                plan.cancel.append((one.pending_id, Cause.CONDITION, one.policy.queue))
-        elif one.pending_id is not None:
-            if one.pending_since != one.since_at:
-                _decide_move(one, one.pending_id, plan, objects, oldest)
-        elif one.since_at is not None and not _is_closed(one, using):
-            _decide_arm(one, plan, objects, oldest)
-    return plan
+def diff(states: Sequence[RowState], using: str, oldest: timedelta | None) -> Changes:
+    """Return the changes that the table above requires for `states`."""
+    changes = Changes()
+    objects: dict[tuple[type[Model], Any], Any] = {}
+
+    def read_object(state: RowState) -> Any:
+        model, pk = place = (state.policy.model, state.pk)
+        if place not in objects:
+            objects[place] = as_it_is(model._base_manager.using(using).filter(pk=pk), using).get()
+        return objects[place]
+
+    for state in states:
+        policy, since_at = state.policy, state.since_at
+        if state.holds:
+            if callable(policy.since):
+                since_at = policy.since_of(read_object(state))
+            if state.pending_id is None or state.pending_since != since_at:
+                _diff_round(changes, state, since_at, read_object, using=using, oldest=oldest)
+        elif state.pending_id is not None:
+            changes.cancel[state.pending_id] = (Cause.CONDITION, policy.queue)
+    return changes
 
 
-def _decide_arm(one: Observed, plan: Plan, objects: _Objects, oldest: timedelta | None) -> None:
-    due_at = one.policy.due_of(objects.of(one) if callable(one.policy.after) else None, one.since_at, one.after)
-    if due_at is None:
+def _diff_round(
+    changes: Changes,
+    state: RowState,
+    since_at: datetime | None,
+    read_object: Callable[[RowState], Any],
+    *,
+    using: str,
+    oldest: timedelta | None,
+) -> None:
+    """Arm the round of `since_at`, or move the pending round to it; note in `changes` what must be written."""
+    policy, pending_id = state.policy, state.pending_id
+
+    def is_closed() -> bool:
+        if state.closed is not None:
+            return state.closed
+        rounds = subject_at(policy, state.pk, "", using).rounds().filter(CLOSING, since_at=since_at)
+        return bool(as_it_is(rounds, using).values_list("pk")[:1])
+
+    if pending_id is None and (since_at is None or is_closed()):
         return
-    if _is_too_old(due_at, oldest):
-        plan.too_old.append(one)
-        return
-    subject = subject_at(one.policy, one.pk, "", objects.using)
-    plan.insert.append(writing.new_row(subject, due_at, one.since_at))
-
-
-def _decide_move(one: Observed, pending_id: int, plan: Plan, objects: _Objects, oldest: timedelta | None) -> None:
-    due_at = None
-    if one.since_at is not None:
-        due_at = one.policy.due_of(objects.of(one) if callable(one.policy.after) else None, one.since_at, one.after)
-    if one.since_at is None or due_at is None:
-        plan.cancel.append((pending_id, Cause.CONDITION, one.policy.queue))
-    elif _is_closed(one, objects.using):
-        plan.cancel.append((pending_id, Cause.SUPERSEDED, one.policy.queue))
-    elif _is_too_old(due_at, oldest):
-        plan.cancel.append((pending_id, Cause.LATE, one.policy.queue))
+    obj = read_object(state) if callable(policy.after) and since_at is not None else None
+    due_at = policy.due_of(obj, since_at, state.after)
+    is_too_old = due_at is not None and oldest is not None and clock.now() - due_at >= oldest
+    if pending_id is None:
+        if is_too_old:
+            changes.too_old += 1
+        elif due_at is not None:
+            changes.insert.append(writing.new_row(subject_at(policy, state.pk, "", using), due_at, since_at))
+    elif since_at is None or due_at is None:
+        changes.cancel[pending_id] = (Cause.CONDITION, policy.queue)
+    elif is_closed():
+        changes.cancel[pending_id] = (Cause.SUPERSEDED, policy.queue)
+    elif is_too_old:
+        changes.cancel[pending_id] = (Cause.LATE, policy.queue)
     else:
-        plan.move.append((pending_id, one.since_at, due_at))
+        changes.move[pending_id] = (since_at, due_at)
 
 
-def carry_out(plan: Plan, using: str, *, signals: bool) -> None:
-    """`plan` is written; Redis and, with `signals`, their receivers learn of it on commit."""
-    if plan.insert:
-        writing.insert(plan.insert, using)
-        push(plan.insert, using, earlier_only=True)
-    moved = _move(plan, using) if plan.move else []
-    cancelled = _cancel(plan, using, signals=signals) if plan.cancel else []
+def apply(changes: Changes, using: str, *, signals: bool) -> None:
+    """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
+    rows = Timeout.objects.using(using)
+    moved, cancelled = list[Timeout](), list[Timeout]()
+    if changes.insert:
+        writing.insert(changes.insert, using)
+        push(changes.insert, using, earlier_only=True)
+    if changes.move:
+        moved = writing.locked(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
+        for row in moved:
+            writing.restart(row, *changes.move[row.pk])
+        push(moved, using)
+    if changes.cancel:
+        _cancel(changes.cancel, using)
+        if signals and timeout_cancelled.has_listeners():
+            cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
     if signals:
-        told = ((timeout_scheduled, plan.insert), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
-        for signal, rows in told:
-            for row in rows:
+        sent = ((timeout_scheduled, changes.insert), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
+        for signal, changed in sent:
+            for row in changed:
                 announce(signal, row, using)
 
 
-def _move(plan: Plan, using: str) -> list[Timeout]:
-    targets = {row_id: (since_at, due_at) for row_id, since_at, due_at in plan.move}
-    rows = writing.locked(Timeout.objects.using(using).filter(pk__in=list(targets), slot_taken=1), using)
-    for row in rows:
-        writing.restart(row, *targets[row.pk])
-    push(rows, using)
-    return rows
-
-
-def _cancel(plan: Plan, using: str, *, signals: bool) -> list[Timeout]:
-    causes = {row_id: cause for row_id, cause, _ in plan.cancel}
-    for cause in sorted(set(causes.values())):
-        ids = [row_id for row_id, its_cause in causes.items() if its_cause == cause]
+def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
+    for cause in sorted({cause for cause, _ in cancel.values()}):
+        ids = [row_id for row_id, (its_cause, _) in cancel.items() if its_cause == cause]
         for chunk in writing.chunks(ids):
-            if len(chunk) > 1:  # in the order of their slots, like everybody
+            if len(chunk) > 1:  # in the order of their slots, as everywhere
                 writing.locked(Timeout.objects.using(using).filter(pk__in=chunk, slot_taken=1), using)
-            writing.cancel(chunk, using, Cause(cause))
-    # A row that waits in another queue than its policy names now keeps its entry, which costs a worker a look.
-    withdraw([(queue, row_id) for row_id, _, queue in plan.cancel], using)
-    if not (signals and timeout_cancelled.has_listeners()):
-        return []
-    return list(Timeout.objects.using(using).filter(pk__in=list(causes), state=Timeout.State.CANCELLED))
+            writing.cancel(chunk, using, cause)
+    # A row whose queue is not the current one of its policy keeps its entry, which a worker checks unnecessarily.
+    withdraw([(queue, row_id) for row_id, (_, queue) in cancel.items()], using)
 
 
 def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
-    """Whatever is pending for the rows `pks` of `model` that are gone is cancelled; returns how many.
+    """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
 
-    Of every policy and key. No signals, as there may be very many.
+    Returns how many were cancelled. Sends no signals, as there may be very many.
     """
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     cancelled = 0
@@ -191,29 +207,3 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> i
             cancelled += writing.cancel([row.pk for row in found], using, Cause.GONE) if found else 0
             withdraw([(row.queue, row.pk) for row in found], using)
     return cancelled
-
-
-def _is_closed(one: Observed, using: str) -> bool:
-    if one.closed is not None:
-        return one.closed
-    subject = subject_at(one.policy, one.pk, "", using)
-    return bool(as_it_is(subject.rounds().filter(CLOSING, since_at=one.since_at), using).values_list("pk")[:1])
-
-
-def _is_too_old(due_at: datetime, oldest: timedelta | None) -> bool:
-    return oldest is not None and clock.now() - due_at >= oldest
-
-
-class _Objects:
-    """The observed rows as objects, for policies whose `since` or `after` is a callable; read only if needed."""
-
-    def __init__(self, using: str) -> None:
-        self.using = using
-        self._read: dict[tuple[type[Model], Any], Any] = {}
-
-    def of(self, one: Observed) -> Any:
-        key = (one.policy.model, one.pk)
-        if key not in self._read:
-            rows = one.policy.model._base_manager.using(self.using).filter(pk=one.pk)
-            self._read[key] = as_it_is(rows, self.using).get()
-        return self._read[key]

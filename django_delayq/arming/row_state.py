@@ -1,7 +1,7 @@
-"""Look: what each policy's `when` and `since` say of a row now, and what the ledger has for it, in one query.
+"""Read in one query what `when` and `since` of each policy are for a row now, and what the ledger has for it.
 
-The query for one row is compiled once per model and database: through the ORM it would cost more than ten
-times the CPU on every save.
+The query for one row is compiled once per model and database: compiling it on each save would cost more than ten
+times the CPU.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
-# These close the round of their `since` value: it is not armed again. So does a skip that the handler asked for:
-# armed anew it would be due at once, and the handler would be asked for ever.
+# These close the round of their `since` value: it is not armed again. If a skip by the handler did not close it, the
+# round would be armed again, be due immediately, and be skipped again, indefinitely.
 CLOSING = (
     Q(state__in=(State.FIRED, State.DEAD, State.FIRING))
     | Q(state=State.CANCELLED, cause=Cause.HAND)
@@ -42,8 +42,8 @@ COLUMNS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What holds for one object and policy, read in one locked look."""
+class RowState:
+    """What one locked read shows of one object and policy."""
 
     pk: Any
     policy: TimeoutPolicy[Any]
@@ -52,16 +52,62 @@ class Observed:
     pending_id: int | None
     pending_since: datetime | None
     closed: bool | None
-    """Whether the round of `since_at` is closed; None: not known yet (a `since` that SQL cannot read)."""
+    """Whether the round of `since_at` is closed; None: unknown, because SQL cannot read a callable `since`."""
     after: timedelta | None = None
     """The delay that an operator has put in force; None: the declared one."""
 
 
-def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
-    """Return a query over the table of `model`: the key, then `COLUMNS` per policy, as `read` expects them.
+def lock_row_state(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[RowState]:
+    """Lock the row `pk` until the end of the transaction; return its state for each policy, or [] if it is gone."""
+    connection = connections[using]
+    # The id of the content type is part of the cache key, because tests create content types again.
+    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    cached = (registry.version, model, using, may_read_stale(using), content_type.pk, tuple(policies))
+    sql, params, converters = _COMPILED.get(cached) or _compile(cached)
+    lock_parents(model, [pk], using)
+    with connection.cursor() as cursor:
+        key: Any = model._meta.pk
+        cursor.execute(sql, [*params, key.get_db_prep_value(pk, connection)])
+        row = cursor.fetchone()
+    if row is None:
+        return []
+    values = list(row)
+    for position, (functions, expression) in converters:
+        for convert in functions:
+            values[position] = convert(values[position], expression, connection)
+    return _row_states(values, policies)
 
-    It joins nothing but parents' tables, whatever the managers of `model` do, so that it can be locked. Inside a
-    transaction that may read stale rows, MySQL is made to read the ledger as it is now.
+
+def row_states(
+    model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], using: str
+) -> list[RowState]:
+    """Return the states of the rows `pks`, which the caller has locked.
+
+    A statement of its own, after the one that locked: it sees what other transactions committed before the lock.
+    """
+    rows = as_it_is(_query(model, policies, using), using).filter(pk__in=pks).order_by("pk")
+    return [state for row in rows for state in _row_states(row, policies)]
+
+
+def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
+    """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
+    rows = policy.model._base_manager.using(using).filter(pk=pk)
+    return bool(as_it_is(rows.filter(policy.when) if policy.when else rows, using).values_list("pk")[:1])
+
+
+def _row_states(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> list[RowState]:
+    states = []
+    for number, policy in enumerate(policies):
+        holds, *rest = row[1 + COLUMNS * number : 1 + COLUMNS * (number + 1)]
+        states.append(RowState(row[0], policy, bool(holds), *rest))
+    return states
+
+
+def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
+    """Return a query over the table of `model`: the key, then `COLUMNS` per policy, in the order of `RowState`.
+
+    It joins only the tables of parents, whatever the managers of `model` add, so that it can lock. Inside a
+    transaction that may read stale rows, MySQL reads the current state of the ledger.
     """
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     key = model._meta.pk
@@ -90,7 +136,7 @@ def observations(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], usi
 def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:
     """Return `when` as 1 or 0; NULL is 0.
 
-    What reads other rows, or may read what the policy's base manager adds, is a query of its own: PostgreSQL locks
+    A condition on other rows, or on what the policy's base manager adds, becomes a subquery: PostgreSQL locks
     neither the nullable side of a join nor groups. A row that the base manager hides does not match.
     """
     when = policy.when
@@ -102,74 +148,20 @@ def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:
     return Case(When(when, then=Value(1)), default=Value(0), output_field=IntegerField())
 
 
-def read(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> list[Observed]:
-    """The row of `observations` as one `Observed` per policy."""
-    pk, rest = row[0], row[1:]
-    seen = []
-    for number, policy in enumerate(policies):
-        holds, since_at, pending, pending_since, closed, after = rest[COLUMNS * number : COLUMNS * (number + 1)]
-        known = None if closed is None else bool(closed)
-        seen.append(Observed(pk, policy, bool(holds), since_at, pending, pending_since, known, after))
-    return seen
-
-
-def observe_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[Observed]:
-    """What holds for the row `pk`, which stays locked until the end of the transaction; [] if it is gone."""
-    connection = connections[using]
-    sql, params, converters = _compiled(model, policies, using)
-    key: Any = model._meta.pk
-    lock_parents(model, [pk], using)
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*params, key.get_db_prep_value(pk, connection)])
-        row = cursor.fetchone()
-    if row is None:
-        return []
-    values = list(row)
-    for position, (functions, expression) in converters:
-        for convert in functions:
-            values[position] = convert(values[position], expression, connection)
-    return read(values, policies)
-
-
-def observe_many(
-    model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], using: str
-) -> list[Observed]:
-    """What holds for the rows `pks`, which the caller has locked.
-
-    A statement after the one that locked: it sees what was committed while the lock was waited for.
-    """
-    rows = as_it_is(observations(model, policies, using), using).filter(pk__in=pks).order_by("pk")
-    return [seen for row in rows for seen in read(row, policies)]
-
-
-def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
-    """Whether `when` holds on the row `pk` as this transaction sees it; a row that is gone: no."""
-    rows = policy.model._base_manager.using(using).filter(pk=pk)
-    return bool(as_it_is(rows.filter(policy.when) if policy.when else rows, using).values_list("pk")[:1])
-
-
 MAX_COMPILED = 500
-_CACHE: dict[tuple[Any, ...], tuple[str, list[Any], list[Any]]] = {}
+_Compiled = tuple[str, list[Any], list[Any]]
+_COMPILED: dict[tuple[Any, ...], _Compiled] = {}
 
 
-def _compiled(
-    model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str
-) -> tuple[str, list[Any], list[Any]]:
-    """SQL, all its parameters but the last (the key), and converters; made anew when policies come or go.
-
-    The content type's id is part of the cache's key, as tests make content types anew.
-    """
-    content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    stale = may_read_stale(using)
-    name = (registry.version, model, using, stale, content_type.pk, tuple(id(policy) for policy in policies))
-    found = _CACHE.get(name)
-    if found is None:
-        query = for_update(observations(model, policies, using).filter(pk=key_type(model).sample), using).query
-        compiler = query.get_compiler(using)
-        sql, params = compiler.as_sql()
-        expressions = [column[0] for column in compiler.select[: compiler.col_count]]
-        converters = list(compiler.get_converters(expressions).items())
-        if len(_CACHE) >= MAX_COMPILED:
-            _CACHE.clear()
-        found = _CACHE[name] = (sql, list(params[:-1]), converters)
-    return found
+def _compile(cached: tuple[Any, ...]) -> _Compiled:
+    """Compile and cache the locking query: SQL, its parameters without the last one (the key), and converters."""
+    _version, model, using, _stale, _content_type, policies = cached
+    query = for_update(_query(model, policies, using).filter(pk=key_type(model).sample), using).query
+    compiler = query.get_compiler(using)
+    sql, params = compiler.as_sql()
+    expressions = [column[0] for column in compiler.select[: compiler.col_count]]
+    converters = list(compiler.get_converters(expressions).items())
+    if len(_COMPILED) >= MAX_COMPILED:
+        _COMPILED.clear()
+    _COMPILED[cached] = sql, list(params[:-1]), converters
+    return _COMPILED[cached]

@@ -1,21 +1,23 @@
-"""Make the ledger fit the tables again: after `QuerySet.update`, `bulk_create`, raw SQL, a crash, a restored backup.
+"""Make the ledger fit the tables: after `QuerySet.update`, `bulk_create`, raw SQL, a crash, a restored backup.
 
-Both ways, in pages: rows that match a policy but have no round get one, and pending rounds whose object no
-longer matches are cancelled, after the same lock and look as on saving. Any number may run at once.
+In both directions, page by page: arm rows that match a policy but have no round, and cancel pending rounds whose object
+no longer matches, after the same locked check as on saving. Several syncs may run at the same time.
 """
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Plan, arm_many, cancel_of_deleted
+from django_delayq.arming.receivers import groups_of
+from django_delayq.arming.reconcile import arm_many, cancel_of_deleted
 from django_delayq.arming.row_state import CLOSING
 from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
@@ -34,29 +36,24 @@ PAGE = 500
 
 
 class Synced(NamedTuple):
-    """What a sync did, or with `dry_run` would have done."""
+    """What a sync changed, or with `dry_run` would have changed."""
 
     armed: int = 0
     moved: int = 0
     cancelled: int = 0
     too_old: int = 0
 
-    def plus(self, plan: Plan) -> Synced:
-        """This and what `plan` adds."""
-        return Synced(
-            self.armed + len(plan.insert),
-            self.moved + len(plan.move),
-            self.cancelled + len(plan.cancel),
-            self.too_old + len(plan.too_old),
-        )
+    def __add__(self, other: tuple[int, ...]) -> Synced:  # type: ignore[override]
+        """Return the sums, not a longer tuple."""
+        return Synced(*map(operator.add, self, other))
 
 
 def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
-    """The timeouts of these objects are as if each had just been saved; returns how many changed.
+    """Arm, move and cancel the timeouts of these objects as saving each would; return how many changed.
 
-    For after `QuerySet.update`, `bulk_create` and raw SQL. Takes an object, a queryset (evaluated anew) or an
-    iterable of objects; timeouts stand for the objects that they are about. Each page of 500 is one transaction, or
-    part of the caller's. Sends no signals.
+    For after `QuerySet.update`, `bulk_create` and raw SQL. Takes an object, a queryset (evaluated again) or an
+    iterable of objects; a `Timeout` means its object. Each page of 500 is one transaction, or part of the caller's.
+    Sends no signals.
 
     Raises:
         ValueError: an object without a primary key; nothing is written.
@@ -65,22 +62,22 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     changed = 0
     oldest = get_settings().catch_up
     for model, using, objects in list(_targets(target)):
-        for table, policies in _tables(model):
-            for page in _pages(_keys(table, objects)):
-                changed += arm_many(table, policies, page, using, oldest).size
+        for table, policies, _fields in groups_of(model):
+            pks = sorted(_keys(table, objects))
+            for start in range(0, len(pks), PAGE):
+                changed += arm_many(table, policies, pks[start : start + PAGE], using, oldest).size
     return changed
 
 
 def sync_all(using: str, progress: Callable[[int], object] | None = None) -> Synced:
-    """What the worker does every `SYNC_INTERVAL`: every automatic policy whose table is in database `using`.
+    """Sync every automatic policy whose table is in database `using`, as the worker does every `SYNC_INTERVAL`.
 
     `progress`: as for `sync_policy`.
     """
     total = Synced()
     for policy in get_policies():
         if policy.is_automatic and database_of(policy.concrete_model) == using:
-            done = sync_policy(policy, using, progress=progress)
-            total = Synced(*(a + b for a, b in zip(total, done, strict=True)))
+            total += sync_policy(policy, using, progress=progress)
     return total
 
 
@@ -92,37 +89,37 @@ def sync_policy(
     dry_run: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> Synced:
-    """The ledger fits the table of `policy`.
+    """Make the ledger fit the table of `policy`.
 
     Args:
         policy: an automatic one.
         using: the database.
-        backfill: arm however old. Otherwise only what is not yet due, or overdue by less than two sync
+        backfill: arm rounds of any age. Otherwise only those that are not yet due, or overdue by less than two sync
             intervals: the first start on an old table must not cancel ten thousand forgotten orders.
         dry_run: write nothing, only count.
-        progress: is called with the number of objects looked at, page by page.
+        progress: is called after each page with its number of objects.
     """
     oldest = None if backfill else 2 * get_settings().sync_interval
     done = Synced()
     for page in chain(_unarmed(policy, using, oldest), _mismatched(policy, using)):
-        done = done.plus(arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=dry_run))
+        changes = arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=dry_run)
+        done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if not dry_run:
-            gone = cancel_of_deleted(policy.concrete_model, page, using)
-            done = done._replace(cancelled=done.cancelled + gone)
+            done += (0, 0, cancel_of_deleted(policy.concrete_model, page, using), 0)
         if progress is not None:
             progress(len(page))
     return done
 
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
-    """How many objects match and have no round, and are overdue by `oldest` or more; up to one page. Reads only."""
+    """Count the objects, up to one page, that match, have no round, and are overdue by `oldest` or more."""
     page = next(_unarmed(policy, using, None), [])
-    plan = arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=True)
-    return Count(len(plan.too_old), is_capped=len(page) == PAGE)
+    changes = arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=True)
+    return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 
 def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
-    """Pages of keys of rows that match `policy` and have no round, found by the database itself."""
+    """Yield pages of keys of rows that match `policy` and have no round. The database finds them."""
     model = policy.concrete_model
     pk = model._meta.pk
     assert pk is not None
@@ -140,63 +137,45 @@ def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -
             in_force = read_delay(policy, using)
             after = policy.after if in_force is None else in_force
             rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
-    rows = rows.filter(~Exists(rounds.filter(present))).order_by("pk")
-    yield from _key_pages(rows)
-
-
-def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
-    """Pages of keys of rows whose pending round no longer fits them."""
-    model = policy.concrete_model
-    waiting = Timeout.objects.using(using).pending().of_labels(policy.labels).filter(key="").order_by("id")
-    key = key_of(OuterRef("object_id"), model, using)
-    if key is not None:  # the database finds them itself, mostly none, in one query
-        waiting = waiting.filter(~Exists(_fitting(policy, using).filter(pk=key)))
-    last = 0
-    while page := list(waiting.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
-        last = page[-1][0]
-        counted: dict[Any, Any] = {}
-        for _, text, since_at in page:
-            with suppress(ValueError):  # unreadable: the firing settles it as gone
-                counted[pk_of(model, text)] = since_at
-        wrong = list(counted) if key is not None else _wrong(policy, counted, using)
-        if wrong:
-            yield wrong
-
-
-def _fitting(policy: TimeoutPolicy[Any], using: str) -> QuerySet[Any]:
-    """The rows that the round in the surrounding query fits, one of which must be its own."""
-    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q())
-    return rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
-
-
-def _wrong(policy: TimeoutPolicy[Any], counted: dict[Any, Any], using: str) -> list[Any]:
-    """Of the keys `counted`, with what their rounds count from, those that no longer fit."""
-    rows = policy.model._base_manager.using(using).filter(pk__in=list(counted)).filter(policy.when or Q())
-    since = F(policy.since) if isinstance(policy.since, str) else F("pk")
-    to_python = root_of_key(policy.concrete_model).to_python
-    holding = {to_python(pk): value for pk, value in rows.values_list("pk", since)}
-    fits = holding if isinstance(policy.since, str) else {pk: counted[pk] for pk in holding}
-    return [pk for pk, since_at in counted.items() if pk not in fits or fits[pk] != since_at]
-
-
-def _key_pages(rows: QuerySet[Any]) -> Iterator[list[Any]]:
-    keys = rows.values_list("pk", flat=True)
+    keys = rows.filter(~Exists(rounds.filter(present))).order_by("pk").values_list("pk", flat=True)
     page = list(keys[:PAGE])
     while page:
         yield page
         page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
 
 
-def _tables(model: type[Model]) -> Iterator[tuple[type[Model], list[TimeoutPolicy[Any]]]]:
-    by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
-    for policy in get_policies(model):
-        if policy.is_automatic:
-            by_table.setdefault(policy.concrete_model, []).append(policy)
-    yield from by_table.items()
+def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
+    """Yield pages of keys of rows that no longer fit their pending round."""
+    model = policy.concrete_model
+    pending = Timeout.objects.using(using).pending().of_labels(policy.labels).filter(key="").order_by("id")
+    key = key_of(OuterRef("object_id"), model, using)
+    if key is not None:  # the database finds them, mostly none, in one query
+        rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=key)
+        fitting = rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
+        pending = pending.filter(~Exists(fitting))
+    last = 0
+    while page := list(pending.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
+        last = page[-1][0]
+        rounds: dict[Any, Any] = {}
+        for _, object_id_, since_at in page:
+            with suppress(ValueError):  # unreadable: firing settles it as gone
+                rounds[pk_of(model, object_id_)] = since_at
+        wrong = list(rounds) if key is not None else _without_fit(policy, rounds, using)
+        if wrong:
+            yield wrong
+
+
+def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], using: str) -> list[Any]:
+    """Return the keys of rows that do not fit their round; `rounds` has the `since_at` of each key's round."""
+    rows = policy.model._base_manager.using(using).filter(pk__in=list(rounds)).filter(policy.when or Q())
+    is_column = isinstance(policy.since, str)
+    to_python = root_of_key(policy.concrete_model).to_python
+    matching = {to_python(pk): value for pk, value in rows.values_list("pk", policy.since if is_column else "pk")}
+    return [pk for pk, since_at in rounds.items() if pk not in matching or (is_column and matching[pk] != since_at)]
 
 
 def _keys(table: type[Model], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:
-    """Return the keys that `objects` have in `table`; a multi-table child may have another one of its own."""
+    """Return the keys of `objects` in `table`; a multi-table child may have a different key of its own."""
     key: Any = table._meta.pk
     if isinstance(objects, QuerySet):
         found = list(objects.values_list(key.name, flat=True))
@@ -233,9 +212,3 @@ def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | li
 def _objects_of(rows: list[Any], using: str) -> Iterator[tuple[type[Model], str, QuerySet[Any]]]:
     for _, model, pks in objects_of(rows, using):
         yield model, using, model._base_manager.using(using).filter(pk__in=pks)
-
-
-def _pages(pks: Collection[Any]) -> Iterator[list[Any]]:
-    ordered = sorted(pks)
-    for start in range(0, len(ordered), PAGE):
-        yield ordered[start : start + PAGE]

@@ -1,35 +1,27 @@
-"""Fire what is due: lock, check, compare-and-set, handler, commit.
+"""Fire due timeouts: lock, check, compare-and-set, call the handler, commit.
 
-    planning   which rows, in which pieces of work        one query
-    running    one piece of work, in any thread           never raises
-    groups, batches, single, suspects                     transactions that fire, built on
-    attempt    one of them: begin, mark, handler, commit, with
-    taking     lock the objects, lock the rows, ask the condition
-    outside    atomic=False: the handler between two transactions; expiry: when its process died
-    failures   what becomes of a timeout whose handler raised
-    unknown    timeouts of policies that are not declared in this process
-    long_runs  works that take longer than a second, or than a lease
+In reading order:
 
-`plan` and `run` are what a worker needs, wherever it gets its entries; `settle_expired` and `extend_firing`
-keep `atomic=False` alive.
+    planning     which rows, in which pieces of work
+    running      one piece of work, in any thread; never raises
+    groups       several timeouts in one transaction, or one
+    attempt      that transaction: lock, check, mark, call, commit
+    handler      the call of a handler
+    failures     the second transaction, after a handler raised
+    poison       suspects: a process may have died of them
+    non_atomic   `atomic=False`: the handler between two transactions
+
+Beside them: `overlap` monitors the statements of handlers, `long_runs` logs slow handlers, `unknown` handles policies
+that are not declared in this process, `state` is what the process has learned, `report` the input and output, and
+`checkpoints` are for tests.
 """
 
 from __future__ import annotations
 
-from django_delayq.firing.expiry import extend_firing, settle_dead_attempts
 from django_delayq.firing.long_runs import log_long_runs
+from django_delayq.firing.non_atomic import extend_firing, settle_expired
 from django_delayq.firing.planning import plan
 from django_delayq.firing.report import Report, Work
-from django_delayq.firing.running import run, tell
+from django_delayq.firing.running import run
 
 __all__ = ["Report", "Work", "extend_firing", "log_long_runs", "plan", "run", "settle_expired"]
-
-
-def settle_expired(using: str, limit: int = 1000) -> Report:
-    """Rows whose `firing` expired are as after any failed attempt: waiting again, dead, cancelled or superseded.
-
-    At most `limit`, the longest expired first. Any number of workers may do so at once. Raises the database's errors.
-    """
-    findings = settle_dead_attempts(using, limit)
-    tell(findings, using)
-    return findings.report()

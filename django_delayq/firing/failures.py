@@ -1,27 +1,30 @@
-"""After a handler raised and its work is undone: a second, short transaction says what becomes of the timeout."""
+"""Record a failed attempt: after the rollback, a second, short transaction decides about the timeout."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import IntegrityError
 
-from django_delayq import signals
+from django_delayq import clock, signals
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.calling import firing_transaction
-from django_delayq.firing.points import reach
-from django_delayq.firing.report import Findings
+from django_delayq.firing.checkpoints import reach
+from django_delayq.firing.handler import firing_transaction
+from django_delayq.firing.report import ReportBuilder
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
+from django_delayq.policies import registry
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from collections.abc import Collection
+    from datetime import datetime
 
     from django.dispatch import Signal
 
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
+UNDECLARED_GRACE: Final = timedelta(minutes=1)
+"""How long an expired row of a policy that is not declared here is left to workers that know the policy."""
+
 
 class WorkerDied(Exception):
     """The process that ran this attempt died, or was cut off for longer than its lease."""
 
 
-class Trouble(Exception):
-    """The database was in trouble while an `atomic=False` handler ran: again soon, no attempt is counted."""
+class TransientFailure(Exception):
+    """A transient database error while an `atomic=False` handler ran: retry soon, count no attempt."""
 
     def __init__(self, why: str, wait: timedelta) -> None:
         super().__init__(why)
@@ -45,12 +51,25 @@ class Trouble(Exception):
 
 @dataclass(slots=True)
 class _Verdict:
-    """What becomes of a row: its columns, an event for its history, the signal to send, and the error to log."""
+    """The outcome for a row: its columns, events for its history, the signal to send, and the error to log."""
 
     values: dict[str, Any]
     events: list[dict[str, Any]] = field(default_factory=list)
     signal: Signal | None = None
     error: BaseException | None = None
+
+
+def settle_dead_attempts(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
+    """Record a failed attempt for at most `limit` expired `firing` rows, only for `ids` if given."""
+    report, long_ago = ReportBuilder(), clock.now() - UNDECLARED_GRACE
+    for row in settling.expired(using, limit, ids):
+        seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
+        policy = registry.get(row.policy)
+        if policy is None and row.run_at > long_ago:
+            continue  # a worker that knows the policy also knows its retries
+        error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
+        report.add(record(policy, row.pk, error, using, seen=seen, is_counted=True))
+    return report
 
 
 def record(
@@ -60,22 +79,22 @@ def record(
     using: str,
     *,
     seen: dict[str, Any] | None,
-    charged: bool = False,
-) -> Findings:
-    """What `error` means for the timeout is committed, unless somebody moved, cancelled or tried it meanwhile.
+    is_counted: bool = False,
+) -> ReportBuilder:
+    """Commit what `error` means for the timeout, unless it was moved, cancelled or tried meanwhile.
 
     Args:
-        policy: None: not declared here any more; the default ladder applies.
-        timeout_id: whose.
+        policy: None: not declared here any more; the default retries apply.
+        timeout_id: the timeout.
         error: what the handler raised: an outcome, or a failure.
         using: the database.
-        seen: what the row said when it was fired; None: it was not read, and must be due still.
-        charged: this attempt is among the row's `attempts` already.
+        seen: columns of the row when it was fired; None: it was not read, and must still be due.
+        is_counted: this attempt is among the row's `attempts` already.
     """
     try:
-        return _record(policy, timeout_id, error, using, seen=seen, charged=charged)
-    except IntegrityError:  # a newer round took the slot in this very moment
-        return _record(policy, timeout_id, error, using, seen=seen, charged=charged, superseded=True)
+        return _record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted)
+    except IntegrityError:  # a newer round took the slot at this very time
+        return _record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True)
 
 
 def _record(
@@ -85,39 +104,37 @@ def _record(
     using: str,
     *,
     seen: dict[str, Any] | None,
-    charged: bool,
+    is_counted: bool,
     superseded: bool = False,
-) -> Findings:
-    findings, verdict, is_recorded = Findings(), None, False
+) -> ReportBuilder:
+    report, verdict, is_recorded = ReportBuilder(), None, False
     reach("undone")
     with firing_transaction(using):
         rows, now = settling.lock_rows([timeout_id], using, history=True)
-        findings.now, row = now, rows.get(timeout_id)
+        report.now, row = now, rows.get(timeout_id)
         if row is None:
-            findings.put_back([timeout_id], using, "others hold its row")
-            return findings
+            report.release([timeout_id], using, "another transaction has locked its row")
+            return report
         if _is_unchanged(row, seen, now):
-            verdict = _verdict(policy, row, error, now, charged=charged)
+            verdict = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
             if row.state == State.FIRING:
-                taken = superseded or settling.slot_is_taken(row, policy.labels if policy else (), using)
-                verdict = _of_firing(row, verdict, now, slot_is_taken=taken)
-                if verdict.values["state"] != State.PENDING:
-                    verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: nothing runs then
+                slot_is_taken = superseded or settling.slot_is_taken(row, policy.labels if policy else (), using)
+                verdict = _of_firing(row, verdict, now, slot_is_taken)
             if verdict.events:
                 verdict.values["history"] = appended(row.history, *verdict.events)
             is_recorded = settling.compare_and_set(row, using, **verdict.values)
             if is_recorded and verdict.signal:
-                findings.news.append((verdict.signal, row))
+                report.signals.append((verdict.signal, row))
     reach("recorded")
     if verdict is not None and is_recorded:
         _log(row, verdict.error)
-    elif not isinstance(error, WorkerDied | Outcome | Trouble):  # every worker looks for the dead, and one has logged
+    elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
         _log(row, error)
     if row.is_settled:
-        findings.done.append(row.pk)
+        report.done.append(row.pk)
     else:
-        findings.again[row.pk] = row.run_at
-    return findings
+        report.again[row.pk] = row.run_at
+    return report
 
 
 def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> bool:
@@ -127,11 +144,9 @@ def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> b
 
 
 def _verdict(
-    policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, *, charged: bool
+    policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, attempt: int
 ) -> _Verdict:
-    """What `error` means for a row that nobody touched meanwhile."""
-    attempt = row.attempts if charged else row.attempts + 1
-    counted = {"attempts": attempt}
+    """Return what `error` means for a row that was not changed meanwhile, after its attempt number `attempt`."""
     if isinstance(error, Snooze):
         try:
             run_at = error.delay.due_from(now)
@@ -139,86 +154,67 @@ def _verdict(
             return _failure(policy, row, too_far, now, attempt)
         snoozed = event("snoozed", now, reason=error.reason, to=run_at)
         return _Verdict({**settling.waiting(run_at), "attempts": attempt - 1}, [snoozed])
-    if isinstance(error, Trouble):
+    if isinstance(error, TransientFailure):
         return _Verdict({**settling.waiting(now + error.wait), "attempts": attempt - 1})
-    if isinstance(error, Skip):
-        values = {**settling.settled(State.SKIPPED, Cause.HANDLER, now), "reason": clipped(error.reason)}
-        return _Verdict({**values, **counted}, [], signals.timeout_skipped)
-    if isinstance(error, GiveUp):
-        values = {**settling.settled(State.DEAD, Cause.HANDLER, now), "reason": clipped(error.reason)}
-        return _Verdict({**values, **counted}, [], signals.timeout_dead, error)
+    if isinstance(error, Skip | GiveUp):
+        state = State.SKIPPED if isinstance(error, Skip) else State.DEAD
+        values = {**settling.settled(state, Cause.HANDLER, now), "reason": clipped(error.reason), "attempts": attempt}
+        if isinstance(error, Skip):
+            return _Verdict(values, [], signals.timeout_skipped)
+        return _Verdict(values, [], signals.timeout_dead, error)
     return _failure(policy, row, error, now, attempt)
 
 
 def _failure(
     policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, attempt: int
 ) -> _Verdict:
-    """The next step of the ladder, or the end of it."""
-    ladder = (policy.retry if policy else None) or get_settings().retry
-    delay = ladder.delay_after(attempt)
-    if delay is None:
-        failed = event("failed", now, attempt=attempt, **error_details(error, row))
+    """Return the next retry, or `dead` if none is left."""
+    delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
+    run_at = None if delay is None else now + delay
+    failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
+    if run_at is None:
         reason = clipped(f"{type(error).__name__}: {message_of(error, row)}")
         values = {**settling.settled(State.DEAD, Cause.RETRIES, now), "reason": reason, "attempts": attempt}
         return _Verdict(values, [failed], signals.timeout_dead, error)
-    run_at = now + delay
-    failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
     return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], signals.timeout_failed, error)
 
 
-def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, *, slot_is_taken: bool) -> _Verdict:
-    """`verdict` as it holds for a row whose handler ran outside a transaction, while others could act.
+def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, slot_is_taken: bool) -> _Verdict:
+    """Adapt `verdict` to a row whose handler ran outside a transaction, while others could change it.
 
-    Whoever cancelled it meanwhile was promised that there is no further attempt; whoever scheduled anew
-    made the next round, and at most one may wait.
+    A cancel meanwhile was promised that there is no further attempt. A new schedule made the next round, and at most
+    one may be pending.
     """
-    if verdict.values["state"] == State.SKIPPED:
-        return verdict
-    attempts = {"attempts": verdict.values["attempts"]}
-    if row.final_attempt:
-        values = settling.settled(State.CANCELLED, Cause.HAND, now)
-        return _Verdict({**values, **attempts}, verdict.events, signals.timeout_cancelled, verdict.error)
-    if verdict.values["state"] == State.PENDING and slot_is_taken:
-        values = settling.settled(State.SKIPPED, Cause.SUPERSEDED, now)
-        return _Verdict({**values, **attempts}, verdict.events, signals.timeout_skipped, verdict.error)
+    state, attempts = verdict.values["state"], {"attempts": verdict.values["attempts"]}
+    if state != State.SKIPPED and row.final_attempt:
+        verdict.values = {**settling.settled(State.CANCELLED, Cause.HAND, now), **attempts}
+        verdict.signal = signals.timeout_cancelled
+    elif state == State.PENDING and slot_is_taken:
+        verdict.values = {**settling.settled(State.SKIPPED, Cause.SUPERSEDED, now), **attempts}
+        verdict.signal = signals.timeout_skipped
+    if verdict.values["state"] != State.PENDING:
+        verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
     return verdict
 
 
 def _log(row: Timeout, error: BaseException | None) -> None:
-    """Log a failed attempt as a warning, and a dead timeout as an error; None: the attempt did not fail."""
+    """Log a failed attempt as a warning and a dead timeout as an error; None: the attempt did not fail."""
     if error is None:
         return
-    extra = {"timeout_id": row.pk, "policy": row.policy}
+    is_dead = isinstance(error, GiveUp) or row.state == State.DEAD
     words = message_of(error, row)
     if isinstance(error, GiveUp):
-        logger.error(
-            "Timeout %s (%s) is dead: its handler gave up at attempt %s: %s",
-            row.pk,
-            row.policy,
-            row.attempts,
-            words,
-            extra={"event": "timeout_dead", **extra},
-        )
-    elif row.state == State.DEAD:
-        logger.error(
-            "Timeout %s (%s) is dead: attempt %s failed, and none is left: %s: %s",
-            row.pk,
-            row.policy,
-            row.attempts,
-            type(error).__name__,
-            words,
-            exc_info=shown(error, row),
-            extra={"event": "timeout_dead", **extra},
-        )
+        outcome = f"is dead: its handler gave up at attempt {row.attempts}: {words}"
+    elif is_dead:
+        outcome = f"is dead: attempt {row.attempts} failed, and no retry is left: {type(error).__name__}: {words}"
     else:
-        logger.warning(
-            "Timeout %s (%s) failed at attempt %s and is %s now: %s: %s",
-            row.pk,
-            row.policy,
-            row.attempts,
-            row.state,
-            type(error).__name__,
-            words,
-            exc_info=shown(error, row),
-            extra={"event": "timeout_failed", **extra},
-        )
+        outcome = f"failed at attempt {row.attempts} and is now {row.state}: {type(error).__name__}: {words}"
+    logger.log(
+        logging.ERROR if is_dead else logging.WARNING,
+        "Timeout %s (%s) %s",
+        row.pk,
+        row.policy,
+        outcome,
+        exc_info=None if isinstance(error, GiveUp) else shown(error, row),
+        extra={"event": "timeout_dead" if is_dead else "timeout_failed", "timeout_id": row.pk, "policy": row.policy},
+    )

@@ -1,7 +1,7 @@
-"""Several timeouts of one policy in one transaction: one lock, one compare-and-set, one COMMIT.
+"""Fire several timeouts of one policy in one transaction: one lock, one compare-and-set, one COMMIT.
 
-Handlers run without savepoints, which would cost as much as a transaction each. So one that raises, be it only
-an outcome, undoes the whole group, and its members are fired one by one.
+Handlers run without savepoints, which would cost as much as a transaction each. So a handler that raises, be it only an
+outcome, rolls the whole group back, and its members are fired one by one. The same holds for a batch (`batch=n`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from django_delayq.firing.attempt import Attempt, Overlap, handle_each
-from django_delayq.firing.pace import ALONE_AFTER_OVERLAP, MOST, WORK_SECONDS, pace_of
-from django_delayq.firing.report import Findings
-from django_delayq.firing.single import concluded, fire_one, trouble_with
+from django_delayq.firing.attempt import Attempt
+from django_delayq.firing.failures import record
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, firing_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,55 +20,69 @@ if TYPE_CHECKING:
     from django_delayq.firing.report import Candidate
     from django_delayq.policies import TimeoutPolicy
 
+ALONE_AFTER_BATCH_SECONDS = 30.0
 
-def fire_in_groups(policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, findings: Findings) -> None:
-    """All of `candidates` are fired in due order, in groups as large as the policy's pace allows.
 
-    What has not had its turn after a while is given back: other threads and workers may take it, and a worker
-    that is told to stop need not finish it.
+def fire_in_groups(
+    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
+) -> None:
+    """Fire `candidates` in due order, in groups or batches.
+
+    After a while the rest is released, so that other threads and workers can claim it, and a worker that stops need not
+    finish it.
     """
-    pace = pace_of(policy.label)
-    began = time.monotonic()
-    rest = list(candidates)
-    size = pace.group_size()
+    sizes = firing_state.group_size(policy.label)
+    stop_at = time.monotonic() + 2 * WORK_SECONDS
+    rest, locked_size = list(candidates), 0
     while rest:
+        own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
+        size = max(own_size, locked_size)
         group, rest = rest[:size], rest[size:]
-        found = _fire_group(policy, group, using)
-        findings.add(found)
-        # Where others held every object of a group, most likely they hold the next ones too: find out in few steps.
-        are_held = len(found.blameless) == len(group)
-        size = min(MOST, 4 * size) if are_held else pace.group_size()
-        if time.monotonic() - began > 2 * WORK_SECONDS:
+        found = _fire_group(policy, group, using, stop_at)
+        report.add(found)
+        # Where all objects of a group are locked, the next ones most likely are too: find out in few steps.
+        all_locked = len(found.uncounted) == len(group) and not policy.batch
+        locked_size = min(MAX_GROUP, 4 * size) if all_locked else 0
+        if time.monotonic() > stop_at:
             break
-    findings.again.update({candidate.id: findings.moment() for candidate in rest})
-    findings.blameless.update(candidate.id for candidate in rest)
+    report.release_rest((candidate.id for candidate in rest), report.current_time())
 
 
-def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str) -> Findings:
+def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float) -> ReportBuilder:
+    """Fire `group` in one transaction, or one by one if that fails."""
     if len(group) == 1:
         return fire_one(policy, group[0], using)
-    attempt = Attempt(policy, group, using)
-    try:
-        attempt.run(handle_each)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - whose it is, firing one by one will show
-        return _after(attempt, error)
-    if attempt.watch and attempt.watch.overlaps:  # only the last one did, and hurt nobody
-        pace_of(policy.label).go_alone(ALONE_AFTER_OVERLAP)
-    return concluded(attempt)
+
+    def fire_one_by_one(_: BaseException) -> ReportBuilder:
+        if policy.batch:
+            firing_state.group_size(policy.label).fire_alone_for(ALONE_AFTER_BATCH_SECONDS)
+        report, rest = ReportBuilder(), list(group)
+        while rest:
+            report.add(fire_one(policy, rest.pop(0), using))
+            if time.monotonic() > stop_at:
+                break
+        report.release_rest((candidate.id for candidate in rest), report.current_time())
+        return report
+
+    return Attempt(policy, group, using).fire(fire_one_by_one)
 
 
-def _after(attempt: Attempt, error: BaseException) -> Findings:
-    pace = pace_of(attempt.policy.label)
-    pace.was_undone(attempt.seconds / max(len(attempt.ready), 1))
-    if isinstance(error, Overlap):
-        pace.go_alone(ALONE_AFTER_OVERLAP)
-    else:
-        put_back = trouble_with(attempt, error)
-        if put_back is not None:
-            return put_back
-    findings = Findings()
-    for candidate in attempt.candidates:
-        findings.add(fire_one(attempt.policy, candidate, attempt.using))
-    return findings
+def fire_one(
+    policy: TimeoutPolicy[Any], candidate: Candidate, using: str, *, is_counted: bool = False
+) -> ReportBuilder:
+    """Fire one timeout in a transaction of its own, and record the attempt if its handler fails.
+
+    `is_counted`: an earlier transaction has counted the attempt.
+    """
+    attempt = Attempt(policy, [candidate], using, is_counted)
+
+    def record_failure(error: BaseException) -> ReportBuilder:
+        seen = attempt.turn.seen if attempt.turn else None
+        try:
+            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted)
+        except Exception as failure:  # noqa: BLE001 - the outcomes of other timeouts must be reported nevertheless
+            report = ReportBuilder()
+            report.release_unknown(policy.label, [candidate.id], failure, using)
+            return report
+
+    return attempt.fire(record_failure)

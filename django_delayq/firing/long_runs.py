@@ -1,7 +1,7 @@
-"""Works that take longer than a second, or longer than a lease: log what their threads are doing.
+"""Log what the threads of slow works are doing: those that take longer than a second, or longer than a lease.
 
-No thread can be ended from outside, and what it does may be right. But it holds the lock of its object (unless
-`atomic=False`) and one of the worker's threads for as long as it lasts.
+A thread cannot be ended from outside, and what it does may be right. But it occupies one of the worker's threads, and
+locks its object (unless `atomic=False`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import sysconfig
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import asgiref
 import django
 
-from django_delayq.firing.points import forget_step, step_of
-from django_delayq.models import Timeout
+from django_delayq.firing.state import RunningWork, firing_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,136 +29,101 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.firing")
 
 SLOW_SECONDS: Final = 1.0
-POLICY_SECONDS: Final = 60.0
-"""The log has at most one line about slow works of a policy within this time."""
-FRAMES: Final = 3
+LOG_INTERVAL_SECONDS: Final = 60.0
+"""Slow works of one policy are logged at most once in this time."""
+MAX_FRAMES: Final = 3
 
-_OURS = str(Path(__file__).parent.parent)
-_NOT_THE_USERS = (_OURS, *(str(Path(package.__file__ or "").parent) for package in (django, asgiref)))
+_PACKAGE = str(Path(__file__).parent.parent)
+_LIBRARIES = (_PACKAGE, *(str(Path(package.__file__ or "").parent) for package in (django, asgiref)))
 _STANDARD = sysconfig.get_path("stdlib")
 _DRIVERS = ("/psycopg/", "/psycopg_pool/", "/psycopg2/", "/MySQLdb/")
 
 
-@dataclass(slots=True)
-class _Run:
-    work: Work
-    began: float = field(default_factory=time.monotonic)
-    ids: tuple[int, ...] = ()
-    """The timeouts of the handler call that is under way; (): none is."""
-    result: Any = None
-    """What the handler returned, if it is awaited."""
-    is_noted: bool = False
-    logged_after: float = 0.0
-    """After how many seconds it was last reported as longer than a lease."""
-
-
-_runs: dict[int, _Run] = {}
-_noted_at: dict[str, float] = {}
-
-
 @contextmanager
-def noted(work: Work) -> Iterator[None]:
-    """While the block lasts, this thread runs `work`."""
+def tracked(work: Work) -> Iterator[None]:
+    """Register `work` as what this thread runs, until the block ends. May be nested: a handler may fire others."""
     thread = threading.get_ident()
-    outer, _runs[thread] = _runs.get(thread), _Run(work)
+    outer, firing_state.running[thread] = firing_state.running.get(thread), RunningWork(work)
     try:
         yield
     finally:
-        forget_step()
         if outer is None:
-            del _runs[thread]
+            firing_state.running.pop(thread, None)
         else:
-            _runs[thread] = outer
-
-
-@contextmanager
-def handling(arguments: Sequence[Any]) -> Iterator[None]:
-    """While the block lasts, this thread is in the handler, which was called with `arguments`."""
-    run = _runs.get(threading.get_ident())
-    if run is None:
-        yield
-        return
-    rows = arguments[-1]
-    run.ids = (rows.pk,) if isinstance(rows, Timeout) else tuple(row.pk for row in rows)
-    try:
-        yield
-    finally:
-        run.ids, run.result = (), None
-
-
-def awaiting(result: Any) -> None:
-    """The handler of this thread returned `result`, which is awaited now."""
-    if (run := _runs.get(threading.get_ident())) is not None:
-        run.result = result
+            firing_state.running[thread] = outer
 
 
 def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
     """Log each work of this process that takes long, and what its thread is doing or waiting for.
 
-    After a second: once, at level INFO, or WARNING if all of `threads` are busy; at most once a minute for a policy.
+    After a second once: at level INFO, or WARNING if all of `threads` are busy; at most once a minute for a policy.
     After `lease_seconds`: as a warning, and again each time that its duration has doubled.
     """
-    now, runs = time.monotonic(), list(_runs.items())
-    for thread, run in runs:
+    now, busy = time.monotonic(), list(firing_state.running.items())
+    for thread, run in busy:
         lasted = now - run.began
         if lasted >= max(lease_seconds, 2 * run.logged_after):
-            run.is_noted, run.logged_after = True, lasted
-            logger.warning(_words(thread, run, lasted), extra={"event": "handler_runs_long", **_facts(run, lasted)})
-        elif lasted >= SLOW_SECONDS and not run.is_noted:
-            run.is_noted = True
-            if now - _noted_at.get(run.work.policy, -POLICY_SECONDS) < POLICY_SECONDS:
+            run.is_logged, run.logged_after = True, lasted
+            _log(run, _words(thread, run, lasted), lasted, logging.WARNING, "handler_runs_long")
+        elif lasted >= SLOW_SECONDS and not run.is_logged:
+            run.is_logged = True
+            label = run.work.policy
+            if now - firing_state.slow_logged_at.get(label, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
                 continue
-            _noted_at[run.work.policy] = now
-            level = logging.WARNING if 0 < threads <= len(runs) else logging.INFO
-            words = _words(thread, run, lasted) + (f"; {len(runs)} of {threads} threads are busy" if threads else "")
-            logger.log(level, words, extra={"event": "handler_slow", **_facts(run, lasted)})
+            firing_state.slow_logged_at[label] = now
+            level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
+            words = _words(thread, run, lasted) + (f"; {len(busy)} of {threads} threads are busy" if threads else "")
+            _log(run, words, lasted, level, "handler_slow")
 
 
-def _facts(run: _Run, lasted: float) -> dict[str, Any]:
-    ids = run.ids or run.work.ids
-    return {"policy": run.work.policy, "timeout_id": ids[0], "timeout_ids": ids, "seconds": lasted}
+def _log(run: RunningWork, words: str, lasted: float, level: int, event: str) -> None:
+    ids = run.timeout_ids or run.work.ids
+    facts = {"policy": run.work.policy, "timeout_id": ids[0], "timeout_ids": ids, "seconds": lasted}
+    logger.log(level, words, extra={"event": event, **facts})
 
 
-def _words(thread: int, run: _Run, lasted: float) -> str:
-    work, ids = run.work, run.ids or run.work.ids
+def _words(thread: int, run: RunningWork, lasted: float) -> str:
+    work, ids = run.work, run.timeout_ids or run.work.ids
     objects = dict(zip(work.ids, work.object_ids, strict=True))
     more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
     return (
         f"The handler of {work.policy} has been running for {lasted:.1f} s, with timeout {ids[0]} of object "
-        f"{objects.get(ids[0], '?')}{more}: {_doing(thread, run)}"
+        f"{objects.get(ids[0], '?')}{more}: {_activity(thread, run)}"
     )
 
 
-def _doing(thread: int, run: _Run) -> str:
-    """In a few words, what the thread does or waits for, and where in the user's code."""
-    frames = [*_stack(sys._current_frames().get(thread)), *_awaited(run.result)]
-    parts = [_database_part(frames) or ("it is in the handler" if run.ids else f"after the step {step_of(thread)!r}")]
-    places = [_place(frame) for frame in frames if run.ids and _is_the_users(frame.f_code.co_filename)]
+def _activity(thread: int, run: RunningWork) -> str:
+    """Describe what the thread does or waits for, and where in the user's code."""
+    frames = [*_stack(sys._current_frames().get(thread)), *_awaited(run.awaited)]
+    in_handler = bool(run.timeout_ids)
+    elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
+    parts = [_database_activity(frames) or elsewhere]
+    places = [_place(frame) for frame in frames if in_handler and _is_user_code(frame.f_code.co_filename)]
     if places:
-        parts.append("at " + " > ".join(places[-FRAMES:]))
+        parts.append("at " + " > ".join(places[-MAX_FRAMES:]))
     return ", ".join(parts)
 
 
 def _stack(frame: FrameType | None) -> list[FrameType]:
-    """`frame` and its callers, up to the call of the handler; the outermost first."""
+    """Return `frame` and its callers up to the call of the handler, the outermost first."""
     stack = []
     while frame is not None:
         stack.append(frame)
-        if frame.f_code.co_filename.startswith(_OURS) and frame.f_code.co_name == "call":
+        if frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_code.co_name == "call_handler":
             break
         frame = frame.f_back
     return stack[::-1]
 
 
 def _awaited(result: Any) -> Iterator[FrameType]:
-    """The frames of a coroutine that is suspended: no thread has them on its stack."""
+    """Yield the frames of a suspended coroutine, which no thread has on its stack."""
     while (frame := getattr(result, "cr_frame", None)) is not None:
         yield frame
         result = result.cr_await
 
 
-def _database_part(frames: Sequence[FrameType]) -> str | None:
-    """What the thread wants of a database; None: nothing. Only the kind of the statement, which may hold secrets."""
+def _database_activity(frames: Sequence[FrameType]) -> str | None:
+    """Describe what the thread waits for in a database, or return None. A statement, which may hold secrets, is cut."""
     for frame in frames:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if "/django/db/backends/" not in file:
@@ -176,8 +139,8 @@ def _database_part(frames: Sequence[FrameType]) -> str | None:
     return None
 
 
-def _is_the_users(file: str) -> bool:
-    if file.startswith((*_NOT_THE_USERS, "<frozen")) or any(driver in file for driver in _DRIVERS):
+def _is_user_code(file: str) -> bool:
+    if file.startswith((*_LIBRARIES, "<frozen")) or any(driver in file for driver in _DRIVERS):
         return False
     return not file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file
 
@@ -185,8 +148,3 @@ def _is_the_users(file: str) -> bool:
 def _place(frame: FrameType) -> str:
     path = Path(frame.f_code.co_filename)
     return f"{path.parent.name}/{path.name}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def forget_long_runs() -> None:
-    """As in a process that has just started: for tests."""
-    _noted_at.clear()

@@ -1,27 +1,26 @@
-"""Plan: one query for all rows that Redis says are due, and from it pieces of work, one policy each."""
+"""Read the rows that Redis reports as due in one query, and divide them into works of one policy each."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from django_delayq.clock import DatabaseNow
-from django_delayq.firing.pace import pace_of
-from django_delayq.firing.points import reach
-from django_delayq.firing.report import Findings, Report, Work
+from django_delayq.firing.checkpoints import reach
+from django_delayq.firing.report import Report, ReportBuilder, Work
+from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.controls import look_again_at, stopped_among
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-_BIGGEST_ID = 2**63 - 1
-_COLUMNS = ("id", "policy", "object_id", "queue", "state", "run_at", "database_now")
+_MAX_ID = 2**63 - 1
 
 
 class _Row(NamedTuple):
@@ -33,79 +32,63 @@ class _Row(NamedTuple):
     run_at: datetime
     database_now: datetime
 
-    @property
-    def is_settled(self) -> bool:
-        return Timeout.State(self.state).is_settled
-
 
 def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0)) -> tuple[list[Work], Report]:
-    """What to do with the timeouts that fell due: work for `run`, and a report on those that need none.
+    """Return works for `run`, and a report on the timeouts that need none.
 
-    One query, whatever their number, and now and then one for what is stopped. Settled rows and ids without a row
-    are done; rows that are not due yet by the database's clock, and those whose policy is stopped or not declared
-    here, come again.
+    One query, and occasionally one for stopped policies. Settled rows and ids without a row are done. Rows that are not
+    due yet by the database clock, and those of policies that are stopped or not declared here, are checked again later.
 
     Args:
-        deliveries: how often each id was handed out and never returned. From the second time on it is a suspect.
+        deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect.
         using: the database.
-        ahead: what falls due within this time counts as due; the report's `due_by` says when all of it is.
+        ahead: what is due within this time counts as due; the report's `due_by` says when all of it is.
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
     """
-    ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= _BIGGEST_ID]
+    ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= _MAX_ID]
     rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow())
-    found = [_Row(*row) for row in rows.order_by("run_at", "id").values_list(*_COLUMNS)]
-    findings = Findings(now=found[0].database_now if found else None)
-    findings.done += deliveries.keys() - {row.id for row in found}
+    found = [_Row(*row) for row in rows.order_by("run_at", "id").values_list(*_Row._fields)]
+    report = ReportBuilder(now=found[0].database_now if found else None)
+    report.done += deliveries.keys() - {row.id for row in found}
+    policies = {label: registry.get(label) for label in {row.policy for row in found}}
+    stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
     due: dict[tuple[str, str], list[_Row]] = defaultdict(list)
-    stopped = stopped_among(_labels(found), using)
     for row in found:
-        policy = registry.get(row.policy)
-        if row.is_settled:
-            findings.done.append(row.id)
+        policy = policies[row.policy]
+        if Timeout.State(row.state).is_settled:
+            report.done.append(row.id)
         elif row.run_at > row.database_now + ahead:
-            findings.again[row.id] = row.run_at
+            report.again[row.id] = row.run_at
         elif policy is None:
-            findings.again[row.id] = unknown.again_at(row.policy, row.id, row.database_now)
+            report.again[row.id] = unknown.again_at(row.policy, row.id, row.database_now)
         elif policy.label in stopped:
-            findings.again[row.id] = look_again_at(row.database_now, stopped[policy.label])
+            report.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
         else:
             due[policy.label, row.queue].append(row)
     reach("planned")
     works = [work for (label, _), waiting in due.items() for work in _works(label, waiting, deliveries)]
-    last = max((row.run_at for waiting in due.values() for row in waiting), default=None)
-    if last is None or last <= found[0].database_now:
-        return works, findings.report()
-    return works, replace(findings.report(), due_by=last)
-
-
-def _labels(rows: Sequence[_Row]) -> set[str]:
-    policies = {row.policy: registry.get(row.policy) for row in rows}
-    return {policy.label for policy in policies.values() if policy is not None}
+    last = max((waiting[-1].run_at for waiting in due.values()), default=None)
+    due_by = None if last is None or last <= found[0].database_now else last
+    return works, replace(report.report(), due_by=due_by)
 
 
 def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int]) -> Iterator[Work]:
-    """The due `rows` of one policy and queue in pieces: suspects and rows that were `firing` alone."""
+    """Divide the due `rows` of one policy and queue. Suspects and rows that were `firing` are alone.
+
+    No work has two timeouts of one object: the first would change the object of the second.
+    """
     policy = registry.get(label)
     assert policy is not None
-    crowd = []
+    rest: list[_Row] = []
     for row in rows:
-        suspect = deliveries[row.id] > 1
-        if suspect or row.state == Timeout.State.FIRING or not policy.atomic:
-            yield _work(label, [row], suspect=suspect)
+        is_suspect = deliveries[row.id] > 1
+        if is_suspect or row.state == Timeout.State.FIRING or not policy.atomic:
+            yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect)
         else:
-            crowd.append(row)
-    yield from (_work(label, piece) for piece in _pieces(crowd, _size(policy)))
-
-
-def _size(policy: TimeoutPolicy[Any]) -> int:
-    return policy.batch or pace_of(policy.label).work_size()
-
-
-def _pieces(rows: Sequence[_Row], size: int) -> Iterator[list[_Row]]:
-    """`rows` in pieces of at most `size`, none with two timeouts of one object: the first would change the second's."""
-    rest = list(rows)
+            rest.append(row)
+    size = policy.batch or firing_state.group_size(label).work_size()
     while rest:
         piece: dict[str, _Row] = {}
         left = []
@@ -114,9 +97,5 @@ def _pieces(rows: Sequence[_Row], size: int) -> Iterator[list[_Row]]:
                 piece[row.object_id] = row
             else:
                 left.append(row)
-        yield list(piece.values())
+        yield Work(label, tuple(row.id for row in piece.values()), tuple(piece), rest[0].queue)
         rest = left
-
-
-def _work(label: str, rows: Sequence[_Row], *, suspect: bool = False) -> Work:
-    return Work(label, tuple(row.id for row in rows), tuple(row.object_id for row in rows), rows[0].queue, suspect)

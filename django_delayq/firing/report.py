@@ -1,17 +1,23 @@
-"""What goes into a firing and what comes out of it: `Work` and `Report`, both plain data that survive JSON."""
+"""The input and output of a firing: `Work` and `Report`, plain data that can be sent as JSON."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.conf import settings
 from django.utils import timezone
 
 from django_delayq import clock
-from django_delayq.firing.patience import LOCKED_CEILING, patience
+from django_delayq.firing.handler import guarded
+from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.ledger.announcing import announce
+from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,32 +26,35 @@ if TYPE_CHECKING:
 
     from django_delayq.models import Timeout
 
+logger = logging.getLogger("django_delayq.firing")
+
 VERSION: Final = 1
-"""Of both messages. A reader takes what it knows of a newer one, and what an older one leaves out has its default."""
+"""The version of both messages. A reader ignores unknown keys of a newer one, and keys missing in an older one have
+defaults."""
 MAX_IDS: Final = 1_000
 _BIGGEST_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of the timeouts of a work. Ids that it does not name count as `lost`."""
+    """The result of a work. Ids that it does not name count as `lost`."""
 
     done: tuple[int, ...] = ()
-    """To be acknowledged: settled now or before, or there is no such row."""
+    """To be acknowledged: settled now or before, or without a row."""
     again: Mapping[int, datetime] = field(default_factory=dict)
-    """To be looked at again at this moment: retried, snoozed, moved, not yet due, locked by others, parked."""
+    """To be checked again at this datetime: retried, snoozed, moved, not yet due, locked, parked."""
     fired: tuple[int, ...] = ()
     """Those of `done` whose handler ran now and succeeded."""
     now: datetime | None = None
-    """The database's moment that `again` counts from; None: the database did not say."""
+    """The time by the database clock that `again` counts from; None: unknown."""
     due_by: datetime | None = None
-    """Of a plan that looked ahead: when the last of its works may be run; None: all may be run now."""
+    """Of a plan with `ahead`: when the last of its works may be run; None: all may be run now."""
     lost: tuple[int, ...] = ()
-    """From an executor: it does not know what became of these. They are handed over again after a lease."""
+    """From an executor: their outcome is not known. They are delivered again after a lease."""
     refused: tuple[int, ...] = ()
-    """From an executor: these were not run. They are handed over again soon, and no attempt is counted."""
+    """From an executor: these were not run. They are delivered again soon, and no attempt is counted."""
     untried: tuple[int, ...] = ()
-    """Those of `again` that no handler was called for: locked by others, stopped, or out of time."""
+    """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain types for JSON; datetimes are strings in ISO format."""
@@ -62,10 +71,10 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Return the report that `as_dict` made a dict of; unknown keys are ignored.
+        """Return the report that `as_dict` turned into a dict; unknown keys are ignored.
 
         Raises:
-            ValueError: the dict is not the one of a report.
+            ValueError: `data` is not a report.
         """
         try:
             return cls(
@@ -82,7 +91,7 @@ class Report:
 
 
 class Candidate(NamedTuple):
-    """A timeout to be fired: its id and, as no transaction may read before it locks, its object's."""
+    """A timeout to be fired: its id and that of its object, because no transaction may read before it locks."""
 
     id: int
     object_id: str
@@ -92,7 +101,7 @@ class Candidate(NamedTuple):
 class Work:
     """Timeouts of one policy that are fired by one call of `run`, in due order.
 
-    A work decides nothing: `run` fires only rows that are due, of this policy and of these objects.
+    A work is not trusted: `run` fires only rows that are due, of this policy and of these objects.
     """
 
     policy: str
@@ -100,7 +109,7 @@ class Work:
     object_ids: tuple[str, ...]
     queue: str = "default"
     suspect: bool = False
-    """A process may have died of it: fired alone, after its attempt has been counted."""
+    """A process may have died while it ran: it is fired alone, after its attempt has been counted."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the work as plain types for JSON: ids and labels only."""
@@ -115,10 +124,10 @@ class Work:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Work:
-        """Return the work that `as_dict` made a dict of; unknown keys are ignored.
+        """Return the work that `as_dict` turned into a dict; unknown keys are ignored.
 
         Raises:
-            ValueError: the dict is not the one of a work.
+            ValueError: `data` is not a work.
         """
         try:
             work = cls(
@@ -135,45 +144,76 @@ class Work:
         return work
 
     def candidates(self) -> list[Candidate]:
-        """The timeouts with their object ids."""
+        """Return the timeouts with their object ids."""
         return [Candidate(*pair) for pair in zip(self.ids, self.object_ids, strict=True)]
 
 
 @dataclass(slots=True)
-class Findings:
-    """A report in the making."""
+class ReportBuilder:
+    """Collect the outcomes of timeouts; `report` returns them."""
 
     done: list[int] = field(default_factory=list)
     again: dict[int, datetime] = field(default_factory=dict)
     fired: list[int] = field(default_factory=list)
-    blameless: set[int] = field(default_factory=set)
-    """Those of `again` that could not be fired through no fault of theirs: no attempt is counted."""
-    news: list[tuple[Signal, Timeout]] = field(default_factory=list)
-    """Signals to send, now that what they tell is committed."""
+    uncounted: set[int] = field(default_factory=set)
+    """Those of `again` that could not be fired for a reason outside the handler: no attempt is counted."""
+    signals: list[tuple[Signal, Timeout]] = field(default_factory=list)
+    """To be sent after commit."""
     now: datetime | None = None
 
-    def moment(self) -> datetime:
-        """The database's moment, or this process's if the database has not said."""
+    def current_time(self) -> datetime:
+        """Return the time of the database clock, or of this process if the database has not answered."""
         return self.now or clock.now()
 
-    def put_back(self, ids: Iterable[int], using: str, why: str, ceiling: float = LOCKED_CEILING) -> None:
-        """Have `ids` looked at again after a short wait, which grows up to `ceiling` seconds from time to time."""
+    def release(self, ids: Iterable[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
+        """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
         for timeout_id in ids:
-            self.again[timeout_id] = self.moment() + patience.wait(using, timeout_id, why, ceiling)
-            self.blameless.add(timeout_id)
+            wait = firing_state.backoff.next_wait(using, timeout_id, why, max_seconds)
+            self.again[timeout_id] = self.current_time() + wait
+            self.uncounted.add(timeout_id)
 
-    def add(self, other: Findings) -> None:
-        """Take in what `other` found."""
+    def release_rest(self, ids: Iterable[int], again: datetime) -> None:
+        """Have `ids`, which were not tried, checked at the datetime `again`."""
+        for timeout_id in ids:
+            self.again[timeout_id] = again
+            self.uncounted.add(timeout_id)
+
+    def release_unknown(self, policy: str, ids: Iterable[int], error: BaseException, using: str) -> None:
+        """Log that `error` prevented the outcome of `ids` from being known or written, and release them."""
+        rest = [timeout_id for timeout_id in ids if timeout_id not in self.again and timeout_id not in self.done]
+        transient = trouble_of(error, using)
+        logger.warning(
+            "Timeouts %s of %s are released, because their outcome could not be determined or written: %s",
+            rest,
+            policy,
+            transient or message_of(error),
+            exc_info=None if transient else shown(error),
+            extra={"event": "timeouts_put_back", "policy": policy},
+        )
+        self.release(rest, using, transient or f"{type(error).__name__}: {message_of(error)}", TRANSIENT_MAX_SECONDS)
+
+    def add(self, other: ReportBuilder) -> None:
+        """Add the outcomes of `other`."""
         self.done += other.done
         self.again.update(other.again)
         self.fired += other.fired
-        self.blameless |= other.blameless
-        self.news += other.news
+        self.uncounted |= other.uncounted
+        self.signals += other.signals
         self.now = other.now or self.now
 
+    def send_signals(self, using: str) -> None:
+        """Send the collected signals. What fails here is logged and undoes nothing."""
+        for signal, row in self.signals:
+            guarded(partial(announce, signal, row, using), partial(_log_unsent, row))
+
     def report(self) -> Report:
-        untried = tuple(self.blameless & self.again.keys())
+        """Return the report."""
+        untried = tuple(self.uncounted & self.again.keys())
         return Report(tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried)
+
+
+def _log_unsent(row: Timeout, error: BaseException) -> None:
+    logger.error("The signal for timeout %s (%s) was not sent", row.pk, row.state, exc_info=shown(error, row))
 
 
 def _id(value: Any) -> int:
@@ -193,7 +233,7 @@ def _text(value: Any) -> str:
 
 
 def is_moment(value: Any) -> bool:
-    """Return whether `value` is a datetime as this project has them: aware with `USE_TZ`, else naive."""
+    """Return whether `value` is a datetime that suits `USE_TZ`: aware if it is True, else naive."""
     return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ
 
 

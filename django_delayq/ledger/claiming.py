@@ -14,7 +14,7 @@ from django.db import connections
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_delayq.clock import DatabaseNow, database_now
-from django_delayq.ledger.controls import labels_of, still_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 
@@ -42,7 +42,7 @@ def claimable(
     rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
     if label is not None:
         rows = rows.filter(policy=label)
-    elif left_out := {*labels_of(still_stopped(using)), *without}:
+    elif left_out := {*stop_cache.confirmed(using).all_labels(), *without}:
         # What is stopped is not even claimed: there may be more of it than a worker takes in one look.
         rows = rows.exclude(policy__in=sorted(left_out))
     return rows if queues is None else rows.filter(queue__in=queues)
@@ -59,7 +59,7 @@ def is_any_claimable(using: str, queues: Sequence[str] | None, without: Collecti
 
 def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequence[str]) -> list[str]:
     """Those of `labels` that `claim_each` would find anything for: one look into an index for each, in one query."""
-    stopped = set(labels_of(still_stopped(using)))
+    stopped = set(stop_cache.confirmed(using).all_labels())
     labels = [label for label in labels if label not in stopped]
     if not labels:
         return []

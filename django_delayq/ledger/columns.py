@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections
 
+from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ def update_each(rows: Sequence[Timeout], names: Sequence[str], using: str, state
     quoted = connection.ops.quote_name
     fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
     columns = ", ".join(f"{quoted(field.column)} = %s" for field in fields)
-    state = quoted("state")
-    if connection.vendor == "mysql":  # hidden from the index of states and times: see `in_state`
-        state = f"CONCAT({state}, '')"
+    state = dialect_of(connection).hidden_from_indexes(quoted("state"))
     marks = ", ".join(["%s"] * len(states))
     table = quoted(Timeout._meta.db_table)
     statement = f"UPDATE {table} SET {columns} WHERE {quoted('id')} = %s AND {state} IN ({marks})"

@@ -1,18 +1,17 @@
-"""What operators have put in force for policies: stopped, or with another delay. Reads only; `steering` writes.
+"""Read what operators have put in force for policies: a stop (pause or hold), or another delay. `operations` writes it.
 
-Whoever arms reads the delay in the very query that looks at the row, so it is never old and costs no query. Whoever
-fires reads the stop in the very query that locks the row: what is remembered may be old, or the process may have stood
-still between a look and the firing, and what was paused a moment before would fire.
+Arming reads the delay in the query that reads the row, so the delay is never outdated and costs no query.
 
-So that what is stopped need not be locked to find that out, workers remember for a second that nothing is; before they
-leave a timeout alone they ask again, or one that has just been resumed would be put aside for another minute.
+A firing reads the stop in the query that locks the row (`IsStopped`). A cached answer is not enough for it: the process
+may have been suspended between the answer and the firing, and would fire a policy that was paused meanwhile.
+`StopCache` is an optimization around it: rows of stopped policies need not be locked to find out that they are.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -30,63 +29,61 @@ if TYPE_CHECKING:
 
     from django_delayq.policies import TimeoutPolicy
 
-REMEMBERED_SECONDS: Final = 1.0
-LOOKED_AT_AGAIN: Final = timedelta(minutes=1)
-"""About how long the timeouts of a stopped policy are put aside; whoever resumes it brings them back at once."""
-SPREAD: Final = 0.5
+CACHE_SECONDS: Final = 1.0
+RECHECK_AFTER: Final = timedelta(minutes=1)
+"""The average time after which timeouts of a stopped policy are checked again. Resuming brings them back at once."""
+RECHECK_SPREAD: Final = 0.5
 
 Stop = PolicyControl.Stop
-Stopped = Mapping[str, datetime | None]
-"""The labels of stopped policies, each with the moment at which that ends by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """How one policy stands: what is declared, and what operators have put in force."""
+    """The state of one policy: what is declared, and what operators have put in force."""
 
     policy: TimeoutPolicy[Any]
     stop: str = ""
-    """`paused`, `held`, `releasing` (its rows are being moved, and then it goes on), or empty."""
+    """`paused`, `held`, `releasing` (its rows are being moved before it resumes), or empty."""
     stopped_at: datetime | None = None
     until: datetime | None = None
     after: timedelta | None = None
-    """The delay that an operator has put in the place of the declared one."""
+    """The delay that an operator has set instead of the declared one."""
     by: str = ""
     reason: str = ""
     changed_at: datetime | None = None
 
     @property
     def label(self) -> str:
-        """The policy's present label."""
+        """Return the policy's present label."""
         return self.policy.label
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nothing of it fires."""
+        """Return whether its timeouts do not fire."""
         return bool(self.stop)
 
     @property
     def delay(self) -> timedelta | None:
-        """The delay in force, where it is the same for every object."""
+        """Return the delay in force; None if it is not the same for every object."""
         if self.after is not None:
             return self.after
         return self.policy.after if isinstance(self.policy.after, timedelta) else None
 
 
 def delay_in_force(policy: TimeoutPolicy[Any], using: str) -> Any:
-    """An expression for the delay that an operator has put in the place of the policy's; NULL: none."""
+    """Return an expression for the delay that an operator has set instead of the declared one, or NULL."""
     if policy.after is None:
         return Value(None, output_field=DurationField())
     return Subquery(_controls_of(policy, using).values("after")[:1], output_field=DurationField())
 
 
 def read_delay(policy: TimeoutPolicy[Any], using: str) -> timedelta | None:
-    """The same in a query of its own. Raises the database's errors."""
+    """Return the same as `delay_in_force`, from a query of its own. Raises the errors of the database."""
     return _controls_of(policy, using).values_list("after", flat=True).first()
 
 
 def policy_states(using: str) -> list[PolicyState]:
-    """Every declared policy, in the order of their labels, in one query. A pause whose time is up is none."""
+    """Return the state of every declared policy, ordered by label, in one query. Expired pauses are left out."""
     controls = PolicyControl.objects.using(using)
     found: dict[str, PolicyControl] = {}
     for control in controls.annotate(is_over=_is_over()).order_by("changed_at", "id"):
@@ -97,15 +94,15 @@ def policy_states(using: str) -> list[PolicyState]:
 
 
 def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
-    """Return how `policy`, or the policy with that label, stands, in one query. Raises UnknownPolicy."""
+    """Return the state of `policy`, a policy or its label, in one query. Raises UnknownPolicy."""
     policy = get_policy(policy)
     return _state_of(policy, _controls_of(policy, using).annotate(is_over=_is_over()).first())
 
 
 class IsStopped(Expression):
-    """Whether `policy` is stopped by the database's clock, as the statement sees it that has this expression.
+    """SQL expression: whether `policy` is stopped by the database clock, in the snapshot of the statement.
 
-    The same as `read_stopped` asks, written out: every firing asks it, and would spend 0.6 ms on having it compiled.
+    The condition of `StopCache.read` as SQL, because compiling it through the ORM costs each firing 0.6 ms.
     """
 
     output_field = BooleanField()
@@ -116,7 +113,7 @@ class IsStopped(Expression):
         self._labels = policy.labels
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        """EXISTS and not a join: FOR UPDATE would lock the control too, and firings stand in line for it."""
+        """Use EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other."""
         now, moment = compiler.compile(DatabaseNow())
         table = connection.ops.quote_name(PolicyControl._meta.db_table)
         labels = ", ".join(["%s"] * len(self._labels))
@@ -127,77 +124,79 @@ class IsStopped(Expression):
         return sql, (*self._labels, *moment)
 
 
-def read_stopped(using: str) -> Stopped:
-    """The policies that are stopped now by the database's clock, by their present labels. Asks the database."""
-    rows = PolicyControl.objects.using(using).exclude(stop=Stop.NONE)
-    rows = rows.filter(Q(until__isnull=True) | Q(until__gt=DatabaseNow()))
-    found = {}
-    asked_at = time.monotonic()  # and not when the answer is there: a slow one would be remembered for longer
-    for label, until in rows.values_list("policy", "until"):
-        policy = registry.get(label)
-        found[policy.label if policy else label] = until
-    _remembered[using] = (asked_at, found)
-    return found
+class Stopped(dict[str, "datetime | None"]):
+    """The present labels of stopped policies, each with the datetime at which the stop ends by itself."""
+
+    def all_labels(self) -> list[str]:
+        """Return the present and former labels under which the ledger may have rows of these policies."""
+        policies = {label: registry.get(label) for label in self}
+        return sorted({each for label, policy in policies.items() for each in (policy.labels if policy else (label,))})
+
+    def recheck_at(self, label: str, now: datetime) -> datetime:
+        """Return when to check a timeout of the policy `label` again; `now` if the policy is not stopped.
+
+        The datetimes are spread, so that 100,000 timeouts do not come back at once and delay all others.
+        """
+        if label not in self:
+            return now
+        again, until = now + RECHECK_AFTER * random.uniform(1 - RECHECK_SPREAD, 1 + RECHECK_SPREAD), self[label]
+        return again if until is None else min(again, until)
+
+
+class StopCache:
+    """Which policies are stopped by the database clock, cached for a second in this process.
+
+    Every method raises the errors of the database.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, tuple[float, Stopped]] = {}
+
+    def read(self, using: str) -> Stopped:
+        """Query the database."""
+        rows = PolicyControl.objects.using(using).exclude(stop=Stop.NONE)
+        rows = rows.filter(Q(until__isnull=True) | Q(until__gt=DatabaseNow()))
+        stopped = Stopped()
+        asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
+        for label, until in rows.values_list("policy", "until"):
+            policy = registry.get(label)
+            stopped[policy.label if policy else label] = until
+        self._answers[using] = asked_at, stopped
+        return stopped
+
+    def cached(self, using: str) -> Stopped:
+        """Return an answer that is at most a second old."""
+        asked_at, stopped = self._answers.get(using, (-CACHE_SECONDS, Stopped()))
+        return stopped if time.monotonic() - asked_at < CACHE_SECONDS else self.read(using)
+
+    def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
+        """Return what is stopped, of the present `labels` only if they are given.
+
+        A stop that ended before the call is never in the answer, so that a policy that was just resumed is not left
+        out for another minute. A stop that began within the last second may be missing.
+        """
+        cached = self.cached(using)
+        if not (cached if labels is None else any(label in cached for label in labels)):
+            return Stopped()
+        stopped = self.read(using)
+        return stopped if labels is None else Stopped((label, stopped[label]) for label in labels if label in stopped)
+
+    def forget(self) -> None:
+        """Query the database at the next call, because this process has just changed a control."""
+        self._answers.clear()
+
+
+stop_cache = StopCache()
 
 
 def resumed_since(moment: datetime, using: str) -> set[str]:
-    """Labels of the policies that were changed since `moment` by the database's clock and are not stopped now."""
+    """Return the labels of the policies that were changed after `moment` and are not stopped now."""
     rows = PolicyControl.objects.using(using).filter(stop=Stop.NONE, changed_at__gt=moment)
     return set(rows.values_list("policy", flat=True))
 
 
-def stopped_lately(using: str) -> Stopped:
-    """The same as it was within the last second. Raises the database's errors."""
-    asked_at, found = _remembered.get(using, (-REMEMBERED_SECONDS, {}))
-    return found if time.monotonic() - asked_at < REMEMBERED_SECONDS else read_stopped(using)
-
-
-def still_stopped(using: str) -> Stopped:
-    """What is stopped. A stop that ended before the call is never in the answer.
-
-    One that began within the last second may be missing. For whoever reads the ledger once a second: what was resumed
-    just after one look is not left out of the next. Raises the database's errors.
-    """
-    return read_stopped(using) if stopped_lately(using) else {}
-
-
-def stopped_among(labels: Collection[str], using: str) -> Stopped:
-    """Those of the present `labels` that are stopped. A stop that ended before the call is never in the answer.
-
-    One that began within the last second may be missing. For whoever is about to fire: it saves locking what is
-    stopped, and is not what the firing decides by. Raises the database's errors.
-    """
-    if not any(label in stopped_lately(using) for label in labels):
-        return {}
-    stopped = read_stopped(using)
-    return {label: stopped[label] for label in labels if label in stopped}
-
-
-def labels_of(stopped: Stopped) -> list[str]:
-    """The labels, present and former, under which the ledger has rows of the `stopped` policies."""
-    policies = {label: registry.get(label) for label in stopped}
-    return sorted({each for label, policy in policies.items() for each in (policy.labels if policy else (label,))})
-
-
-def look_again_at(now: datetime, until: datetime | None) -> datetime:
-    """When to look again at a timeout of a policy that is stopped `until` then.
-
-    Spread, because a hundred thousand that all come back in one moment would keep everybody else waiting.
-    """
-    again = now + LOOKED_AT_AGAIN * random.uniform(1 - SPREAD, 1 + SPREAD)
-    return again if until is None else min(again, until)
-
-
-def forget() -> None:
-    """The next look asks the database: something was changed here."""
-    _remembered.clear()
-
-
-_remembered: dict[str, tuple[float, Stopped]] = {}
-
-
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:
-    """The control of `policy`; under a former label too, as the policy may have been renamed since."""
+    """Return the controls of `policy`, newest first, also those under a former label."""
     return PolicyControl.objects.using(using).filter(policy__in=policy.labels).order_by("-changed_at", "-id")
 
 

@@ -15,6 +15,7 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_delayq.conf import ConfigError
+from django_delayq.dialects import dialect_of
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -79,7 +80,7 @@ class Limit(NamedTuple):
 def pool_limit(using: str) -> Limit | None:
     """Return the size of the connection pool of database `using`; None without a pool. Reads only the settings."""
     pool = connections[using].settings_dict.get("OPTIONS", {}).get("pool")
-    if not pool or connections[using].vendor != "postgresql":
+    if not pool or not dialect_of(connections[using]).has_pool:
         return None
     options: dict[str, Any] = pool if isinstance(pool, dict) else {}
     size = options.get("max_size") or options.get("min_size", POOL_SIZE)
@@ -92,23 +93,13 @@ def server_limit(using: str) -> Limit | None:
     Raises the database's errors.
     """
     connection = connections[using]
-    if connection.vendor not in _LIMITS:
+    statement = dialect_of(connection).connection_limits
+    if not statement:
         return None
     with connection.cursor() as cursor:
-        cursor.execute(_LIMITS[connection.vendor])
+        cursor.execute(statement)
         limits = [Limit(size, setting) for size, setting in cursor.fetchall() if size is not None and size > 0]
     return min(limits, default=None)
-
-
-_LIMITS: Final = {
-    "postgresql": (
-        "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
-        " FROM pg_roles WHERE rolname = session_user AND NOT rolsuper"
-        " UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
-        " FROM pg_database JOIN pg_roles ON rolname = session_user AND NOT rolsuper WHERE datname = current_database()"
-    ),
-    "mysql": "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())",
-}
 
 
 def open_connection(using: str) -> bool:

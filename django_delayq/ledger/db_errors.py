@@ -14,7 +14,7 @@ from django.db.utils import Error, InterfaceError, OperationalError
 from django_delayq.ledger.db_connections import discard, error_code, is_read_only, is_usable
 
 if TYPE_CHECKING:
-    from django_delayq.firing.watching import Watch
+    from django_delayq.firing.overlap import StatementMonitor
 
 # SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.
 _POSTGRESQL = ("40001", "40P01", "55P03", "53", "58")
@@ -25,7 +25,9 @@ _MYSQL = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226})
 _SQLITE = frozenset({5, 6, 10, 13, 14, 15})
 
 
-def trouble_of(error: BaseException, using: str, watch: Watch | None = None, link: object = None) -> str | None:
+def trouble_of(
+    error: BaseException, using: str, watch: StatementMonitor | None = None, link: object = None
+) -> str | None:
     """In a few words, what trouble of the database `error` stems from; None: it is the handler's own.
 
     Called after the transaction is undone. A connection that broke is closed, so that the next use connects anew.

@@ -7,20 +7,20 @@ failing somebody's payment.
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
-from django.db.models import Manager, Model, QuerySet, Value
-from django.db.models.functions import Concat
+from django.db.models import Manager, Model, QuerySet
 
 from django_delayq.conf import ConfigError
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import root_of_key
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
     from django_delayq.models import TimeoutQuerySet
 
@@ -125,39 +125,23 @@ def may_read_stale(using: str) -> bool:
     """Whether transactions are set to see the database as it was when they began: REPEATABLE READ or stricter.
 
     Our own need no such thing. They lock what they decide by, and want to see it as it is then; on PostgreSQL they
-    would fail where they need only look again. In a caller's transaction, PostgreSQL raises a serialization failure
-    when a lock meets a newer row. MySQL and MariaDB do not: there a locking read shows what is, a plain one what was.
+    would fail where they need only look again.
     """
     connection = connections[using]
-    options = connection.settings_dict.get("OPTIONS", {})
-    if connection.vendor == "mysql":
-        level = options.get("isolation_level", "read committed")  # Django's default; None: the server's
-        return level is None or level.lower() not in {"read committed", "read uncommitted"}
-    if connection.vendor == "postgresql":
-        from django.db.backends.postgresql.psycopg_any import IsolationLevel
-
-        committed = IsolationLevel.READ_COMMITTED
-        return bool(options.get("isolation_level", committed) not in {committed, IsolationLevel.READ_UNCOMMITTED})
-    return False
+    return dialect_of(connection).repeats_reads(connection)
 
 
 def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
-    """`rows`, which a plain read inside a transaction may show as they were: then on MySQL by a locking read."""
-    connection = connections[using]
-    stale = connection.vendor == "mysql" and connection.in_atomic_block and may_read_stale(using)
+    """Return `rows` as a locking read where a plain one inside this transaction may show them as they were."""
+    connection, dialect = connections[using], dialect_of(connections[using])
+    stale = dialect.plain_reads_may_be_stale and connection.in_atomic_block and dialect.repeats_reads(connection)
     return for_update(rows, using) if stale else rows
 
 
 def begin_write(using: str) -> None:
-    """On SQLite: this transaction is a writing one from here on; elsewhere nothing.
-
-    A SQLite transaction that reads first and writes later fails at once, without waiting, when somebody
-    else has written in between. One that writes first queues up.
-    """
+    """Make the current transaction a writing one from here on, on SQLite; elsewhere do nothing."""
     connection = connections[using]
-    if connection.vendor == "sqlite":
-        with connection.cursor() as cursor:
-            cursor.execute(f"UPDATE {connection.ops.quote_name(Timeout._meta.db_table)} SET id = id WHERE id = -1")
+    dialect_of(connection).begin_write(connection, Timeout._meta.db_table)
 
 
 def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[M]:
@@ -174,35 +158,19 @@ def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[
     return rows.select_for_update(skip_locked=not wait, no_key=features.has_select_for_no_key_update)
 
 
-@contextmanager
-def waiting_for_nobody(using: str) -> Iterator[None]:
-    """On MariaDB: a statement of the block that would have to wait for a lock raises instead; elsewhere nothing.
+def raising_instead_of_waiting(using: str) -> AbstractContextManager[None]:
+    """Let statements of the block raise where they would wait for a lock that SKIP LOCKED cannot see.
 
-    Its unique index locks gaps between rows, which no SKIP LOCKED can see. A firing holds objects: if it waited
-    for a transaction that waits for one of them, a request might have to die for it.
+    A firing has locked objects. If it waited for a transaction that waits for one of them, the database would abort
+    one of the two, which may be a request.
     """
     connection = connections[using]
-    if connection.vendor != "mysql" or not cast("Any", connection).mysql_is_mariadb:
-        yield
-        return
-
-    def at_once(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        return execute(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {sql}", *rest)
-
-    with connection.execute_wrapper(at_once):
-        yield
+    return dialect_of(connection).raising_instead_of_waiting(connection)
 
 
 def in_state(rows: TimeoutQuerySet, state: Timeout.State, using: str) -> TimeoutQuerySet:
-    """Those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE.
-
-    MySQL and MariaDB prefer the index of states and times to the primary key while it names hardly any row. Then an
-    UPDATE of one row comes by the next one in that index, and waits for whoever holds it. So the column is hidden
-    from the index. What is pending is found by `slot_taken=1`, which tempts nobody.
-    """
-    if connections[using].vendor != "mysql":
-        return rows.filter(state=state)
-    return rows.alias(state_in_words=Concat("state", Value(""))).filter(state_in_words=state)
+    """Return those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE."""
+    return cast("TimeoutQuerySet", dialect_of(connections[using]).in_state(rows, state))
 
 
 def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool = True) -> dict[Any, M]:

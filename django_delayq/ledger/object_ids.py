@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.db.models import CharField, F, Func, OuterRef, Q, QuerySet
 
+from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import key_type, object_id_of, refusal, root_of_key
 from django_delayq.models import Timeout
@@ -87,28 +87,15 @@ def about_each(model: type[Model], using: str) -> Q:
 
 
 class _InLedgerCollation(Func):
-    """On MySQL, compared by the collation of the ledger's column: two different ones are refused by the server."""
+    """A text that can be compared with `Timeout.object_id`."""
 
     output_field = CharField()
     template = "%(expressions)s"
 
-    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **context: Any) -> tuple[str, Any]:
-        sql, params = self.as_sql(compiler, connection, **context)
-        collation = _collation(connection.alias)
-        return (f"(CONVERT({sql} USING {collation.partition('_')[0]}) COLLATE {collation})", params)
-
-
-@functools.cache
-def _collation(using: str) -> str:
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT collation_name FROM information_schema.columns "
-            "WHERE table_schema = DATABASE() AND table_name = %s AND column_name = 'object_id'",
-            [Timeout._meta.db_table],
-        )
-        row = cursor.fetchone()
-    name = str(row[0])
-    if not name.replace("_", "").isalnum():
-        raise ValueError(f"The server names a strange collation: {name!r}.")
-    return name
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **context: Any
+    ) -> tuple[str, Any]:
+        """Compile the text, in the collation of the column."""
+        sql, params = super().as_sql(compiler, connection, *args, **context)
+        table = Timeout._meta.db_table
+        return dialect_of(connection).in_collation_of(sql, connection, table, "object_id"), params

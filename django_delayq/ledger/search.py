@@ -20,6 +20,7 @@ from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
 from django.utils import timezone
 
 from django_delayq import clock
+from django_delayq.dialects import dialect_of
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Cursor:
         columns, lookup = self.order.columns, {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}[sign]
         if len(columns) == 1:
             return rows.filter(**{f"id__{lookup}": self.values[0]})
-        if not _compares_row_values(rows.db):
+        if not dialect_of(connections[rows.db]).compares_rows_by_index:
             (column, _id), (value, row_id) = columns, self.values
             return rows.filter(Q((f"{column}__{lookup[:2]}", value)) | Q((column, value), (f"id__{lookup}", row_id)))
         return rows.filter(_RowComparison(rows.model, columns, sign, self.values))
@@ -143,14 +144,6 @@ class _RowComparison(Func):
         return f"({', '.join(sql[:half])}) {self.sign} ({', '.join(sql[half:])})", values
 
 
-def _compares_row_values(using: str) -> bool:
-    """Whether the database searches an index by a comparison of rows.
-
-    MySQL and MariaDB read the index from its beginning for one. They search it by alternatives that are ranges.
-    """
-    return connections[using].vendor != "mysql"
-
-
 def in_state(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
     """Return the unsettled `rows` in `state`, soonest first, in the order of the index `delayq_unsettled`.
 
@@ -158,7 +151,7 @@ def in_state(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
     the first one on, for every page again.
     """
     rows = rows.unsettled()
-    if _compares_row_values(rows.db):
+    if dialect_of(connections[rows.db]).compares_rows_by_index:
         return rows.filter(state=state).order_by(*SOONEST.fields)
     return rows.filter(state__gte=state, state__lte=state).order_by("state", *SOONEST.fields)
 

@@ -15,7 +15,7 @@ from django.db.models import F
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
 from django_delayq.ledger.controls import IsStopped
-from django_delayq.ledger.locking import for_update, in_state, transaction_of, waiting_for_nobody
+from django_delayq.ledger.locking import for_update, in_state, raising_instead_of_waiting, transaction_of
 from django_delayq.models import Timeout, slot_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
     """
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
     attempts = 0 if counted else 1
-    with waiting_for_nobody(using):
+    with raising_instead_of_waiting(using):
         count = _due(rows, using).update(**values, attempts=F("attempts") + attempts)
     if count != len(rows):
         return False
@@ -62,7 +62,7 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
 def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
     """The pending `row` is `firing` until `until`, its attempt counted and its slot free; False: it is not due."""
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
-    with waiting_for_nobody(using):
+    with raising_instead_of_waiting(using):
         if not _due([row], using).filter(attempts=row.attempts).update(**values):
             return False
     _tell(row, values)
@@ -77,7 +77,7 @@ def is_marked(row_id: int, using: str) -> bool:
 def mark_skipped(rows: Sequence[Timeout], cause: Timeout.Cause, now: datetime, using: str) -> None:
     """The pending, locked `rows` are `skipped`: there is nothing to do."""
     values = {"state": State.SKIPPED, "cause": cause, "settled_at": now, "slot_taken": None}
-    with waiting_for_nobody(using):
+    with raising_instead_of_waiting(using):
         Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
     for row in rows:
         _tell(row, values)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from django_delayq import clock
+from django_delayq.dialects import dialect_of
 from django_delayq.ledger.columns import update_each
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, appended, clipped, event
 from django_delayq.ledger.locking import as_it_is, for_update, in_state
@@ -178,11 +179,11 @@ def note_condition(row: Timeout) -> None:
 def locked(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
     """`rows`, waited for and locked in the order of their slots.
 
-    For many rows MySQL and MariaDB may read a small ledger from end to end, and would wait for the locks of rows
-    that nobody asked for. So there nobody is waited for at first, and then only for what is missing, one by one.
+    A database that locks what it reads would wait for rows that are none of them. There the rows that are free are
+    locked first, without waiting, and then the missing ones, one by one.
     """
     ordered = rows.order_by("slot", "id")
-    if connections[using].vendor != "mysql":
+    if not dialect_of(connections[using]).locks_what_it_reads:
         return list(for_update(ordered, using))
     found = {row.pk: row for row in for_update(ordered, using, wait=False)}
     missing = [pk for pk in ordered.values_list("pk", flat=True) if pk not in found]
@@ -193,10 +194,10 @@ def locked(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
 def lock_newest(rows: TimeoutQuerySet, using: str) -> Timeout | None:
     """The newest of `rows`, all of one subject, waited for and locked; None: there are none.
 
-    In a small ledger MySQL and MariaDB would look for it by walking the primary key backwards, wait for the locks
-    of everybody whom they meet, and deadlock. Asked for the ids alone, they read them from the index of slots.
+    A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
+    the ids alone, it reads them from the index of slots.
     """
-    if connections[using].vendor == "mysql":
+    if dialect_of(connections[using]).locks_what_it_reads:
         ids = list(for_update(rows.order_by(), using).values_list("pk", flat=True))
         if not ids:
             return None

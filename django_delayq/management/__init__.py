@@ -1,1 +1,1 @@
-"""The commands: arguments in, one call out. What several of them need stands beside them."""
+"""The management commands and what several of them share."""

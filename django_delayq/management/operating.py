@@ -1,109 +1,153 @@
-"""What the commands that change something share: who does it, asking first, and saying what came of it."""
+"""What the commands that change something share: the actor, a confirmation, and a report of the result."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import sys
-from abc import abstractmethod
 from typing import Any, ClassVar, Final
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.controls import PolicyState, policy_state
+from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count, count
-from django_delayq.management.arguments import TypedCommand
-from django_delayq.management.selecting import add_selection, selected
-from django_delayq.models import TimeoutQuerySet
+from django_delayq.management.options import Selection, add_selection, each, policy_named
+from django_delayq.management.output import local
+from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result
+from django_delayq.operations.registry import Operation
 
-MANY: Final = 10
-"""Up to so many are changed without asking."""
+MAX_UNASKED: Final = 10
+"""Up to this number of timeouts a command changes without asking."""
 
 
 def actor() -> str:
-    """`cli:` and the user whom the operating system runs this process for; not what an environment variable claims."""
+    """Return `cli:` and the user of this process, by the operating system and not by an environment variable."""
     try:
         return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
     except KeyError:
         return f"cli:{os.getuid()}"
 
 
-class AskingCommand(TypedCommand):
-    """Changes something, and so asks before it changes much."""
+class AskingCommand(BaseCommand):
+    """A command that asks before it changes many timeouts."""
 
-    may_be_alone: ClassVar[bool] = False
-    """Whether it goes on where there is nobody to ask: what workers do by themselves, scripts may do too."""
+    runs_unattended: ClassVar[bool] = False
+    """Whether it proceeds without a terminal: workers do the same on their own."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="change nothing, only count")
-        parser.add_argument("--yes", action="store_true", help="do not ask, however much it is")
+        parser.add_argument("--yes", action="store_true", help="do not ask, however many they are")
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
-        """Returns if `what` may be done to so many. Raises CommandError if not, or if there is nobody to ask."""
-        if options["yes"] or options["dry_run"] or (number.value <= MANY and not number.is_capped):
+        """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
+        if options["yes"] or options["dry_run"] or (number.value <= MAX_UNASKED and not number.is_capped):
             return
         if not sys.stdin.isatty():
-            if self.may_be_alone:
+            if self.runs_unattended:
                 return
-            raise CommandError(
-                f"That would {what} {number} timeouts. Nobody is there to ask: give --yes, or --dry-run."
-            )
+            raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise CommandError("Nothing was changed.")
 
-    def say(self, line: str, options: dict[str, Any]) -> None:
-        """`line`, and that nothing was changed if so."""
+    def report(self, line: str, options: dict[str, Any]) -> None:
+        """Print `line`, with a note if this is a dry run."""
         self.stdout.write(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line)
 
 
 class OperatorCommand(AskingCommand):
-    """Is steered by a person, and so keeps who did it and why."""
+    """A command that runs an operation and stores who ran it and why."""
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--reason", default="", help="kept with what is changed, for people")
-        super().add_arguments(parser)
-
-
-class VerbCommand(OperatorCommand):
-    """One verb on the timeouts that the options choose."""
-
-    verb: ClassVar[str]
+    operation: ClassVar[Operation]
     done: ClassVar[str]
-    states: ClassVar[tuple[str, ...]] = ("pending",)
-    default_states: ClassVar[tuple[str, ...]] = ("pending",)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        add_selection(parser, states=self.states, default=self.default_states)
+        parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
-    @abstractmethod
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
-        """The verb is done to `rows`."""
+    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters of the operation besides target, actor and reason."""
+        return {}
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        rows = selected(options)
-        self.ask(self.verb, count(rows), options)
-        looked = 0
-
-        def tell(page: Result) -> None:
-            nonlocal looked
-            looked += page.changed + page.unchanged
-            if options["verbosity"] > 0 and sys.stderr.isatty():
-                self.stderr.write(f"  {looked} looked at", ending="\r")
-
-        common = {"by": actor(), "reason": options["reason"], "dry_run": options["dry_run"], "progress": tell}
+    def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
+        """Run the operation on `target`. Raises CommandError."""
+        parameters = self.parameters(options)
         try:
-            result = self.steer(rows, options, **common)
+            return self.operation.call(target, by=actor(), reason=options["reason"], **parameters, **more)
         except (DelayqError, ValueError) as error:
             raise CommandError(str(error)) from error
-        self.report(result, options)
 
-    def report(self, result: Result, options: dict[str, Any]) -> None:
-        """How many changed, and why the others did not."""
+    def show_progress(self, examined: int) -> None:
+        """Show how far it is, if a person watches."""
+        if sys.stderr.isatty():
+            self.stderr.write(f"  {examined} examined", ending="\r")
+
+
+class TimeoutCommand(OperatorCommand):
+    """An operation on the timeouts that the options select."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        states = tuple(state for state in Timeout.State.values if state in self.operation.states)
+        add_selection(parser, states, default=states[:1])
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        rows = Selection.of(options).rows
+        self.ask(self.operation.name, count(rows), options)
+        examined = 0
+
+        def progress(page: Result) -> None:
+            nonlocal examined
+            examined += page.changed + page.unchanged
+            if options["verbosity"] > 0:
+                self.show_progress(examined)
+
+        result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-            self.stderr.write(f"{number} left as they are: {Refusal(why).label} ({ids})" if ids else f"{number}: {why}")
-        self.say(f"{result.changed} {self.done}", options)
+            label = Refusal(why).label
+            self.stderr.write(f"{number} left as they are: {label}{f' ({ids})' if ids else ''}")
+        self.report(f"{result.changed} {self.done}", options)
+
+
+class PolicyCommand(OperatorCommand):
+    """An operation on each of the named policies."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("label", nargs="*", metavar="LABEL", help="these policies")
+        parser.add_argument("--policy", action="append", metavar="LABEL", help="the same as a LABEL; may be repeated")
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        labels = [*each(options["label"]), *each(options["policy"])]
+        if not labels:
+            raise CommandError("Which policies? Give their labels, such as shop.order.cancel_unpaid.")
+        # All labels are looked up before the first policy is changed: with a wrong label nothing changes.
+        for policy in [policy_named(label) for label in dict.fromkeys(labels)]:
+            using = database_of(policy.concrete_model)
+            before = policy_state(policy, using)
+            pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
+            moves = before.stop in {"held", "releasing"} and not options.get("no_shift")
+            if self.operation.moves_rows and moves:
+                self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
+            was = f"{policy.label} (was {stop_of(before)}; {pending} pending)"
+            if options["dry_run"]:
+                self.report(f"{was}: would be {self.done}", options)
+                continue
+            more = {"progress": self.show_progress} if self.operation.moves_rows else {}
+            change = self.run_operation(policy, options, **more)
+            now = stop_of(policy_state(policy, using)) if change else "nothing to change"
+            moved = f"; {change.moved} moved, {change.unmoved} left as they are" if change and change.moved else ""
+            self.stdout.write(f"{was}: {now}{moved}")
+
+
+def stop_of(state: PolicyState) -> str:
+    """Return `paused until 2026-03-01 18:00:00: outage`, or `running`."""
+    if not state.is_stopped:
+        return "running"
+    until = f" until {local(state.until)}" if state.until else ""
+    return f"{state.stop}{until}{f': {state.reason}' if state.reason else ''}"

@@ -1,1 +1,1 @@
-"""Show how an installation is doing: snapshot, Redis, doctor."""
+"""Report the state of an installation: snapshot, Redis, doctor."""

@@ -1,30 +1,30 @@
-"""What Redis holds, and whether that is what the ledger says."""
+"""What Redis holds, compared with the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
-from django_delayq.ledger.controls import labels_of, read_stopped
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies
+from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_engine
 
 if TYPE_CHECKING:
     from django_delayq.engine import Engine
 
 COMPARED: Final = 100
-"""So many rows, the next that fall due, are looked for in Redis."""
+"""How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """The entries of one queue, all its shards together."""
+    """The entries of one queue, over all its shards."""
 
     name: str
     entries: int
@@ -37,13 +37,13 @@ class RedisStatus:
     """What Redis holds.
 
     Attributes:
-        is_configured: False: workers read the ledger, and the rest of this says nothing.
+        is_configured: False: workers poll the ledger, and the other attributes have no meaning.
         is_reachable: whether it answered this process within a quarter of a second.
         error: why not.
-        queues: what is in it.
-        compared: how many rows that fall due next were looked for.
-        missing: those of them that it should know and does not. A sweep brings them in; so it is normal right after
-            Redis was emptied, and wrong if it lasts.
+        queues: the entries of each queue.
+        compared: how many of the rows that are due next were looked up in Redis.
+        missing: how many of them Redis should have, but has not. A sweep adds them, so missing rows are normal
+            right after Redis lost its data, and an error if they persist.
     """
 
     is_configured: bool = False
@@ -55,25 +55,30 @@ class RedisStatus:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether it knows what falls due next."""
+        """Return whether Redis has the timeouts that are due next."""
         return self.is_reachable and not self.missing
 
 
 def redis_status(using: str, now: datetime) -> RedisStatus:
-    """What Redis holds at the database's moment `now`. Raises the database's errors, none of Redis."""
+    """Compare Redis with the ledger at the database's time `now`. Raises the database's errors, but none of Redis."""
     try:
         engine = get_engine()
         if engine is None:
             return RedisStatus()
-        rows = _next_rows(using, now)
-        names = sorted({"default", *(policy.queue for policy in get_policies()), *(queue for _, queue in rows)})
+        swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)
+        fired = {label for policy in get_policies() for label in policy.labels} - set(
+            stop_cache.read(using).all_labels()
+        )
+        pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
+        rows = list(pending.of_labels(fired).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
+        names = sorted({*declared_queues(), *(queue for _, queue in rows)})
         queues = tuple(_queue_status(engine, name) for name in names)
         missing = _missing(engine, rows)
     except (EngineError, ConfigError) as error:
         return RedisStatus(is_configured=True, error=str(error))
-    # Fired, moved or cancelled since it was read, it was missed for a good reason.
-    still = Timeout.objects.using(using).pending().filter(pk__in=missing, run_at__lte=_known_until(now))
-    return RedisStatus(True, True, "", queues, len(rows), still.count() if missing else 0)
+    # Rows that were fired, moved or cancelled in the meantime are not missing.
+    count = pending.filter(pk__in=missing).count() if missing else 0
+    return RedisStatus(True, True, "", queues, len(rows), count)
 
 
 def _queue_status(engine: Engine, name: str) -> QueueStatus:
@@ -83,20 +88,8 @@ def _queue_status(engine: Engine, name: str) -> QueueStatus:
     )
 
 
-def _next_rows(using: str, now: datetime) -> list[tuple[int, str]]:
-    """Id and queue of the next rows that fall due, or just have, of policies that somebody fires."""
-    labels = {label for policy in get_policies() for label in policy.labels} - set(labels_of(read_stopped(using)))
-    rows = Timeout.objects.using(using).pending().of_labels(labels).filter(run_at__lte=_known_until(now))
-    return list(rows.order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
-
-
-def _known_until(now: datetime) -> datetime:
-    """What is due by then has been swept into Redis, if any worker sweeps."""
-    return now + min(get_settings().sweep_interval, get_settings().horizon)
-
-
-def _missing(engine: Engine, rows: Collection[tuple[int, str]]) -> list[int]:
-    """Those of `rows` that are not among the first entries of their queue. Where there are too many to see: none."""
+def _missing(engine: Engine, rows: Iterable[tuple[int, str]]) -> list[int]:
+    """Return the ids that are not among the first entries of their queue; none of a queue with too many entries."""
     by_place: dict[tuple[str, int], list[int]] = {}
     for row_id, queue in rows:
         by_place.setdefault((queue, engine.shard_of(row_id)), []).append(row_id)

@@ -1,7 +1,8 @@
-"""How things stand: one snapshot for people, probes and metrics, at a cost that a million rows do not change."""
+"""Snapshot of workers, policies and Redis for people, probes and metrics. Its cost does not grow with the ledger."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -16,22 +17,22 @@ from django_delayq.monitoring.redis import RedisStatus, redis_status
 from django_delayq.policies import registry
 
 OVERDUE: Final = timedelta(minutes=1)
-"""So long after its time nothing should wait any more."""
+"""A pending timeout counts as overdue this long after it was to run."""
 ALIVE: Final = timedelta(seconds=20)
-"""A worker that has not been seen for so long is not there any more."""
-LATELY: Final = timedelta(hours=24)
-SAMPLE: Final = 1_000
+"""A worker whose last heartbeat is older does not count as running."""
+RECENT: Final = timedelta(hours=24)
+MAX_LAGS: Final = 1_000
 HOURS: Final = 24
 
 COUNTED: Final = ("pending", "firing", "dead", "fired", "skipped")
-"""The counts of a policy that do not include one another."""
+"""The counts of a policy that do not overlap."""
 
 State = Timeout.State
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One worker that lives."""
+    """One worker that is running."""
 
     name: str
     queues: tuple[str, ...] | None
@@ -42,7 +43,7 @@ class WorkerStatus:
     started_at: datetime
     seen_at: datetime
     stuck_seconds: float
-    """For how long it has not looked for due timeouts; about a second is usual."""
+    """Seconds since it last checked for due timeouts; about one is normal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class PolicyStatus:
 
     label: str
     state: PolicyState | None
-    """What is declared and in force; None: the label is not declared (renamed, removed), but rows name it."""
+    """What is declared and in force; None: rows have this label, but no policy declares it (renamed, removed)."""
     pending: Count = NOTHING
     due: Count = NOTHING
     overdue: Count = NOTHING
@@ -60,22 +61,22 @@ class PolicyStatus:
     fired: Count = NOTHING
     skipped: Count = NOTHING
     oldest_due_at: datetime | None = None
-    """When the pending row that has waited longest was to run; None: nothing is due."""
+    """When the oldest due row was to run; None: no row is due."""
     lag_p50: float | None = None
-    """Seconds between deadline and firing of half of the last 1,000 firings of the last day; None: there are none."""
+    """Median seconds from deadline to firing, of the last 1,000 firings of the last day; None: there are none."""
     lag_p99: float | None = None
     hours: tuple[Count, ...] = ()
-    """What falls due in each of the next 24 hours; empty where it was not asked for."""
+    """How many fall due in each of the next 24 hours; empty if `hours=False`."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether an operator has paused or held it."""
+        """Return whether an operator has paused it or put it on hold."""
         return self.state is not None and self.state.is_stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How everything stands at one moment of the database's clock. The counts are the sums of the policies'."""
+    """The state of the installation at `at`, by the database's clock. The counts are sums over the policies."""
 
     at: datetime
     database: str
@@ -88,22 +89,22 @@ class Snapshot:
     firing: Count = NOTHING
     dead: Count = NOTHING
     oldest_overdue_seconds: float = 0.0
-    """For how long the oldest due row of a policy that is not stopped has waited; 0: nothing is due."""
+    """How long the oldest due row of a policy that is not stopped has been due; 0: none is due."""
     lag_p50: float | None = None
-    """The worst of the policies'."""
+    """The highest of the policies."""
     lag_p99: float | None = None
 
 
 def snapshot(using: str | None = None) -> Snapshot:
-    """How everything stands now. Asks the database some times for each policy, and Redis once for each queue.
+    """Take a snapshot, with some queries for each policy and one call of Redis for each queue and shard.
 
-    Raises the database's errors, none of Redis.
+    Raises the database's errors, but none of Redis.
     """
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
     policies = tuple(policy_statuses(using, hours=False))
     running = [policy.oldest_due_at for policy in policies if not policy.is_stopped and policy.state is not None]
-    oldest = min((moment for moment in running if moment is not None), default=now)
+    oldest = min((run_at for run_at in running if run_at is not None), default=now)
     sums: dict[str, Any] = {
         name: sum((getattr(policy, name) for policy in policies), NOTHING)
         for name in ("pending", "due", "overdue", "firing", "dead")
@@ -125,7 +126,7 @@ def snapshot(using: str | None = None) -> Snapshot:
 
 
 def workers_alive(using: str) -> list[WorkerStatus]:
-    """The workers that said so within the last seconds, the oldest first."""
+    """Return the running workers, the oldest first."""
     now = database_now(using)
     rows = WorkerSeen.objects.using(using).filter(seen_at__gt=now - ALIVE).order_by("started_at", "id")
     return [
@@ -145,48 +146,49 @@ def workers_alive(using: str) -> list[WorkerStatus]:
 
 
 def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[PolicyStatus]:
-    """Return each declared policy by its label, then each label that is not declared and has rows that are counted."""
+    """Return the status of each declared policy, then of each undeclared label that has rows which are counted.
+
+    Rows under former labels of a policy count for that policy. `hours`: count the rows that fall due hour by hour.
+    """
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
-    declared = [policy_status(state, using, now, hours=hours) for state in policy_states(using)]
+    declared = [
+        _status(state.label, state.policy.labels, state, using, now, hours=hours) for state in policy_states(using)
+    ]
     unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
-    left = [_status_of(label, [label], None, using, now, hours=hours) for label in unknown]
+    left = [_status(label, [label], None, using, now, hours=hours) for label in unknown]
     return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTED)]
 
 
-def policy_status(state: PolicyState, using: str, now: datetime, *, hours: bool = True) -> PolicyStatus:
-    """How one declared policy stands; rows under its former labels are its own."""
-    return _status_of(state.label, list(state.policy.labels), state, using, now, hours=hours)
-
-
-def _status_of(
-    label: str, labels: list[str], state: PolicyState | None, using: str, now: datetime, *, hours: bool
+def _status(
+    label: str, labels: Sequence[str], state: PolicyState | None, using: str, now: datetime, *, hours: bool
 ) -> PolicyStatus:
     rows: TimeoutQuerySet = Timeout.objects.using(using).of_labels(labels).order_by("policy", "state", "run_at", "id")
-    pending, lately = rows.filter(state=State.PENDING), rows.filter(run_at__gte=now - LATELY)
+    pending, recent = rows.filter(state=State.PENDING), rows.filter(run_at__gte=now - RECENT)
+    due, fired = pending.filter(run_at__lte=now), recent.filter(state=State.FIRED)
     wanted = {
         "pending": pending,
-        "due": pending.filter(run_at__lte=now),
+        "due": due,
         "overdue": pending.filter(run_at__lte=now - OVERDUE),
         "firing": rows.filter(state=State.FIRING),
         "dead": rows.filter(state=State.DEAD),
-        "fired": lately.filter(state=State.FIRED),
-        "skipped": lately.filter(state=State.SKIPPED),
+        "fired": fired,
+        "skipped": recent.filter(state=State.SKIPPED),
     }
-    if hours:
-        moments = [now + timedelta(hours=number) for number in range(HOURS + 1)]
-        for number in range(HOURS):
-            wanted[str(number)] = pending.filter(run_at__gt=moments[number], run_at__lte=moments[number + 1])
+    numbers = range(HOURS if hours else 0)
+    for number in numbers:
+        start, end = now + timedelta(hours=number), now + timedelta(hours=number + 1)
+        wanted[str(number)] = pending.filter(run_at__gt=start, run_at__lte=end)
     counts = count_each(wanted, using)
-    by_hour = tuple(counts.pop(str(number)) for number in range(HOURS)) if hours else ()
-    oldest = pending.filter(run_at__lte=now).order_by("run_at", "id").values_list("run_at", flat=True).first()
-    p50, p99 = _lags(lately.filter(state=State.FIRED))
+    by_hour = tuple(counts.pop(str(number)) for number in numbers)
+    oldest = due.order_by("run_at", "id").values_list("run_at", flat=True).first()
+    p50, p99 = _lags(fired)
     return PolicyStatus(label, state, **counts, oldest_due_at=oldest, lag_p50=p50, lag_p99=p99, hours=by_hour)
 
 
 def _lags(fired: TimeoutQuerySet) -> tuple[float | None, float | None]:
-    """Of the last `SAMPLE` firings: the lateness that half of them, and one in a hundred, exceeded."""
-    last = fired.order_by("-run_at", "-id").values_list("due_at", "settled_at")[:SAMPLE]
+    """Return the 50th and the 99th percentile of the seconds from deadline to firing of the last `MAX_LAGS` firings."""
+    last = fired.order_by("-run_at", "-id").values_list("due_at", "settled_at")[:MAX_LAGS]
     lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for due_at, settled_at in last if settled_at)
     if not lags:
         return None, None

@@ -163,7 +163,7 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
 
     Only the first rows; if this fails or there are more, the sweep requeues the rest.
     """
-    controls.forget()
+    controls.stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
     for chunk in writing.chunks(rows, REQUEUE_PAGE):

@@ -18,7 +18,7 @@ from django_delayq.clock import database_now
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.announcing import announce
-from django_delayq.ledger.controls import Stopped, read_stopped
+from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.history import appended, clean, event
 from django_delayq.ledger.locking import database_of, lock_objects, transaction_of
 from django_delayq.ledger.subjects import objects_of
@@ -144,7 +144,7 @@ def run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, 
     using, pages = _pages_of(target)
     for ids in pages:
         rows = Timeout.objects.using(using).filter(pk__in=ids)
-        page = Page(using, by, reason, database_now(using), read_stopped(using))
+        page = Page(using, by, reason, database_now(using), stop_cache.read(using))
         with nullcontext() if dry_run else transaction_of(using):
             page.objects = objects_by_id(rows, using, lock=not dry_run)
             found = list(rows) if dry_run else writing.locked(rows, using)

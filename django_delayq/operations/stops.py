@@ -198,12 +198,12 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
                 control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)
         control.save(using=using)
-    controls.forget()
+    controls.stop_cache.forget()
     transaction.on_commit(lambda: _after_commit(change), using=using, robust=True)
 
 
 def _after_commit(change: PolicyChange) -> None:
-    controls.forget()  # another thread of this process may have read and cached the state before the commit
+    controls.stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
     if change.what:
         logger.info(
             "%s by %s: %s %s",

@@ -1,17 +1,17 @@
-"""What makes good whatever went wrong: in every worker, any number at once, without a leader.
+"""Repair of differences between the ledger and Redis: by every worker, any number at once, without a leader.
 
-| the ledger says | Redis says | we do | where |
+| the ledger contains | Redis contains | action | where |
 | --- | --- | --- | --- |
-| pending, due soon or overdue | nothing | add the entry | `sweep` |
-| pending, due soon or overdue | due later | move the entry forward | `sweep` |
-| pending, due soon or overdue | due then, or earlier, or leased | nothing: it is looked at in any case | `sweep` |
-| pending, due later than that | anything | nothing yet; an early entry is looked at and put back | `worker.transfer` |
-| firing, expired | anything | count the attempt that died: retried, dead, cancelled or superseded | `sweep` |
-| firing, not expired | anything | nothing: its worker lives | |
-| settled, or no such row | an entry | looked at, acknowledged | `worker.dispatch` |
-| pending, due | (Redis is away, or there is none) | claim the row and fire it | `poll` |
+| pending, due soon or overdue | no entry | add the entry | `sweep` |
+| pending, due soon or overdue | a later entry | move the entry forward | `sweep` |
+| pending, due soon or overdue | an entry then, earlier, or leased | none: the row is checked in any case | `sweep` |
+| pending, due later than that | anything | none yet; an early entry is checked and released | `worker.dispatch` |
+| firing, expired | anything | count the failed attempt: retried, dead, cancelled or superseded | `sweep` |
+| firing, not expired | anything | none: its worker is running | |
+| settled, or no such row | an entry | check and acknowledge it | `worker.dispatch` |
+| pending, due | (unavailable, or no Redis) | claim the row and fire it | `worker.sources.ledger` |
 | settled long ago | | delete the row | `prune` |
-| (an object whose policy wants another ledger) | | write the ledger | `django_delayq.arming.sync` |
+| (an object whose policy requires another ledger) | | update the ledger | `django_delayq.arming.sync` |
 
-Everything may be repeated, and stopped anywhere. Locks only save work: who has none may be slow, never wrong.
+Every action may be repeated, and stopped anywhere. Turns only save work: a worker without one is never wrong.
 """

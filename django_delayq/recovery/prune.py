@@ -1,4 +1,4 @@
-"""Prune: rows that were settled long ago are deleted, a few at a time, so that no delete is ever a long one."""
+"""Delete rows that were settled long ago, a few at a time, so that no transaction is long."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from django_delayq.ledger.search import Count, count
 from django_delayq.models import Timeout
 
 PAUSE_SECONDS: Final = 0.01
-"""Between two pages: replicas and other writers get their turn."""
+"""Between two pages, for replicas and other writers."""
 
 
 def count_old(using: str) -> Count:
-    """How many rows `prune` would delete now, up to `search.MAX_COUNT`."""
+    """Return how many rows `prune` would delete now, up to `search.MAX_COUNT`."""
     before = database_now(using) - get_settings().retention
     return count(Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before))
 
 
 def prune(using: str, older_than: timedelta | None = None, between: Callable[[], object] = lambda: None) -> int:
-    """No row is left whose settling and deadline are both older than `older_than`; returns how many were deleted.
+    """Delete rows that were settled, and due, longer than `older_than` ago (default: `RETENTION`); return how many.
 
-    Both, because a row that was cancelled long before its deadline still closes its round until then: without it the
-    object would be armed a second time. Default: `RETENTION`. Each page is a transaction of its own, so it may be
-    stopped at any time. `between` is called between two of them.
+    A row that was cancelled long before its deadline closes its round until then: without the row the object would be
+    armed again. Each page is a transaction of its own, and `between` is called between two of them.
     """
     before = database_now(using) - (get_settings().retention if older_than is None else older_than)
     deleted = 0

@@ -1,6 +1,6 @@
 """`DELAYQ["REDIS"]` -> client -> engine: the only place where Django's settings and the engine meet.
 
-redis-py is loaded when an engine is first made: never without Redis, and in a web process with the first push.
+redis-py is loaded when the first engine is made: never without Redis, and in a web process with the first push.
 """
 
 from __future__ import annotations
@@ -15,34 +15,40 @@ from django_delayq.conf import get_settings
 
 if TYPE_CHECKING:
     from django_delayq.engine import Engine
-    from django_delayq.redis_clients.engines import ProducerEngine
+    from django_delayq.redis_clients.clients import ProducerEngine
 
 _lock = threading.Lock()
 _shared: list[ProducerEngine | None] = []
-"""Empty, or the one engine of this process's producers (None: there is no Redis)."""
+"""Empty, or the engine of this process's web requests (None: without Redis)."""
 
 
 def get_engine() -> ProducerEngine | None:
-    """The engine for whoever schedules: one per process, shared by its threads; None without Redis.
+    """Return the engine for scheduling: one per process, shared by its threads; None without Redis.
 
-    Opens no connection by itself, and a call on it takes a quarter of a second at most, once: see `Breaker`.
-    Made anew after a fork and after a change of settings.
+    Opens no connection. A call on the engine takes a quarter of a second at most, once: see `Breaker`. A new engine is
+    made after a fork and after a change of settings.
 
     Raises:
-        ConfigError: `DELAYQ["REDIS"]` is no address; the message shows no password.
+        ConfigError: `DELAYQ["REDIS"]` is not a valid address. The message contains no password.
     """
     if not _shared:
         with _lock:
             if not _shared:
-                _shared.append(_make_producer_engine())
+                settings = get_settings()
+                if settings.redis is None:
+                    _shared.append(None)
+                else:
+                    from django_delayq.redis_clients.clients import make_producer_engine
+
+                    _shared.append(make_producer_engine(settings))
     return _shared[0]
 
 
 def get_worker_engine() -> Engine | None:
-    """A new engine for one worker, with connections of its own; None without Redis. Whoever asked closes it.
+    """Return a new engine for one worker, with connections of its own; None without Redis. The caller closes it.
 
-    Not shared, because closing an engine stops all that listen through it: two workers of one process would end
-    each other. Opens no connection by itself.
+    It is not shared, because closing an engine stops its wake-ups: two workers of one process would end each other.
+    Opens no connection.
 
     Raises:
         ConfigError: as `get_engine`.
@@ -50,22 +56,13 @@ def get_worker_engine() -> Engine | None:
     settings = get_settings()
     if settings.redis is None:
         return None
-    from django_delayq.redis_clients.engines import make_worker_engine
+    from django_delayq.redis_clients.clients import make_worker_engine
 
     return make_worker_engine(settings)
 
 
-def _make_producer_engine() -> ProducerEngine | None:
-    settings = get_settings()
-    if settings.redis is None:
-        return None
-    from django_delayq.redis_clients.engines import make_producer_engine
-
-    return make_producer_engine(settings)
-
-
 def forget_engine() -> None:
-    """The producers' engine is closed; the next call of `get_engine` makes another."""
+    """Close the engine of this process. The next call of `get_engine` makes a new one."""
     with _lock:
         engine = _shared.pop() if _shared else None
     if engine is not None:
@@ -78,7 +75,7 @@ def _on_setting_changed(*, setting: str, **_: Any) -> None:
 
 
 def _after_fork() -> None:
-    """The child has neither its parent's connections nor a lock that another thread held at the fork."""
+    """Drop the connections of the parent process, and a lock that another thread held at the fork."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _shared.clear()

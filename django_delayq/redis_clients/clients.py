@@ -1,25 +1,26 @@
-"""What `DELAYQ["REDIS"]` may be, and the redis-py client that it means.
+"""`DELAYQ["REDIS"]` -> redis-py client -> engine. Loads redis-py: imported at the first use of Redis.
 
 | setting | client |
 | --- | --- |
 | a `CACHES` alias, served by django-redis or Django's own Redis backend | of the alias's writable server |
 | `redis://`, `rediss://`, `unix://` | of that server, as redis-py reads such URLs |
-| `redis[s]+sentinel://[user:pw@]h1:p,h2:p/service[/db]` | of the service's master, wherever it is just now |
+| `redis[s]+sentinel://[user:pw@]h1:p,h2:p/service[/db]` | of the current master of the service |
 | `redis[s]+cluster://[user:pw@]h1:p,h2:p` | of the cluster that these nodes belong to |
 | a callable, or a dotted path to one | what it returns: a `redis.Redis` or a `redis.cluster.RedisCluster` |
 
-Whatever it is, the client gets connections of its own, with timeouts that suit who waits for them: a cache that may
-wait for seconds must not make a page wait. (A cluster client that a callable returns is used as it is.)
-
-No message ever shows an address: it may hold a password.
+Every client gets connections of its own, with timeouts that suit its caller: a cache may wait for seconds, a web page
+must not. (A cluster client that a callable returns is used as it is.) No message shows an address, because it may
+contain a password.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, cast
 
 import redis
 from django.core.cache import caches
@@ -30,22 +31,27 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_delayq.conf import ConfigError
-from django_delayq.engine.faults import Client
+from django_delayq.conf import ConfigError, Settings
+from django_delayq.engine import Engine
+from django_delayq.engine.calls import Caller
+from django_delayq.engine.faults import Client, translated
+from django_delayq.engine.scripts import Call
+from django_delayq.exceptions import EngineError
+from django_delayq.redis_clients.breaker import LIMIT_SECONDS, Breaker, call_in_thread
 from django_delayq.redis_clients.urls import ClusterAddress, SentinelAddress, ServerAddress, parse_url
 
 _INTERNALS = ("connection_pool", "event_dispatcher", "himport_", "maint_notifications_", "orig_", "oss_cluster_")
-"""What a pool of redis-py adds to its connections' options and would refuse, or share with its copy."""
+"""Options that a pool of redis-py adds to its connections, and that a copy of it would refuse or share."""
 
 MAX_CONNECTIONS = 10_000
-"""No limit in practice: redis-py's own, which differs between versions, would make a thread fail instead of wait."""
+"""No limit in practice. The default of redis-py differs between versions, and a thread beyond it fails."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long the connections of a client wait, in seconds.
 
-    `is_limit`: an address may ask for less, but not for more; otherwise what it asks for holds.
+    `is_limit`: an address may ask for less, but not for more. Otherwise the timeouts of an address are used.
     """
 
     connect: float
@@ -54,9 +60,9 @@ class Patience:
     is_limit: bool = False
 
     def options(self, wanted: dict[str, Any], share: int = 1) -> dict[str, Any]:
-        """The connection options `wanted`, with our timeouts, and one try only: who calls us knows when to try again.
+        """Return the connection options `wanted` with these timeouts and without retries: our callers back off.
 
-        `share`: that many servers may be asked one after the other, and together must not take longer.
+        `share`: the number of servers that are asked one after the other, and share the timeouts.
         """
         return {
             **wanted,
@@ -73,31 +79,93 @@ class Patience:
         return min(wanted, ours) if self.is_limit else wanted
 
 
-def make_client(source: Any, patience: Patience) -> Client:
-    """The client that the setting means. Opens no connection.
+PRODUCER: Final = Timeouts(connect=LIMIT_SECONDS, read=LIMIT_SECONDS, is_limit=True)
+"""A web request must not wait for Redis."""
+WORKER: Final = Timeouts(connect=1.0, read=1.0, health_check_interval=30)
+"""A worker that waits for a silent Redis fires nothing meanwhile, and may be late by two seconds at most."""
+
+
+class ProducerEngine(Engine):
+    """An engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
+
+    `ping` always calls it.
+    """
+
+    def __init__(self, client: Client, *, prefix: str, shards: int) -> None:
+        super().__init__(client, prefix=prefix, shards=shards)
+        self.breaker = Breaker()
+        self._caller = _GuardedCaller(client, self.breaker)
+
+
+class _GuardedCaller(Caller):
+    def __init__(self, client: Client, breaker: Breaker) -> None:
+        super().__init__(client)
+        self._breaker = breaker
+
+    def send(self, calls: Sequence[Call]) -> list[Any]:
+        return self._breaker.call(partial(super().send, calls))
+
+
+def make_producer_engine(settings: Settings) -> ProducerEngine:
+    """Return an engine for web requests. Opens no connection. Raises ConfigError for an invalid address."""
+    return ProducerEngine(make_client(settings.redis, PRODUCER), prefix=settings.prefix, shards=settings.shards)
+
+
+def make_worker_engine(settings: Settings) -> Engine:
+    """Return an engine for one worker. Opens no connection. Raises ConfigError for an invalid address."""
+    return Engine(make_client(settings.redis, WORKER), prefix=settings.prefix, shards=settings.shards)
+
+
+def evicting_policy(engine: Engine) -> str | None:
+    """Return the `maxmemory-policy` of a server of `engine` that may evict its keys; None: no server does.
+
+    The policies for volatile keys do not, as entries do not expire. Also return None if Redis refuses, or does not
+    answer within a quarter of a second.
+    """
+    future = call_in_thread(partial(_maxmemory_policies, engine))
+    wait([future], LIMIT_SECONDS)
+    if not future.done() or isinstance(future.exception(), EngineError):
+        return None
+    return next((policy for policy in future.result() if policy.startswith("allkeys-")), None)
+
+
+def _maxmemory_policies(engine: Engine) -> list[str]:
+    client: Any = engine.client
+    with translated(client):
+        if isinstance(client, RedisCluster):
+            answer = client.info("memory", target_nodes=RedisCluster.PRIMARIES)
+            # The answer of one node is bare, those of several are by node.
+            nodes = [answer] if "maxmemory_policy" in answer else list(answer.values())
+        else:
+            nodes = [client.info("memory")]  # not CONFIG, which hosted servers refuse
+    return [str(node.get("maxmemory_policy", "")) for node in nodes]
+
+
+def make_client(source: Any, timeouts: Timeouts) -> Client:
+    """Return the client of a setting. Opens no connection.
 
     Raises:
-        ConfigError: the setting means none.
+        ConfigError: the setting is invalid.
     """
     if callable(source):
-        return _lazy(lambda: _called(source, patience))
+        return _lazy(lambda: _from_callable(source, timeouts))
     if "://" not in source and source in caches.settings:
-        return _copy(_client_of_alias(source), patience)
+        return _copy(_client_of_alias(source), timeouts)
     if "://" not in source:
-        return _lazy(lambda: _called(_imported(source), patience))
+        return _lazy(lambda: _from_callable(_imported(source), timeouts))
     address = parse_url(source)
     if isinstance(address, SentinelAddress):
-        return _sentinel_client(address, patience)
+        return _sentinel_client(address, timeouts)
     if isinstance(address, ClusterAddress):
-        return _lazy(lambda: _cluster_client(address, patience))
-    return _server_client(address, patience)
+        return _lazy(lambda: _cluster_client(address, timeouts))
+    return _server_client(address, timeouts)
 
 
 def check_source(source: Any) -> None:
-    """The setting means a client, as far as can be seen without asking a server or calling a function of the project.
+    """Check a setting as far as possible without calling a server or a function of the project.
 
     Raises:
-        ConfigError: the setting means none.
+        ConfigError: the setting is invalid.
     """
     if isinstance(source, str) and "://" in source:
         parse_url(source)
@@ -105,26 +173,26 @@ def check_source(source: Any) -> None:
         _imported(source)
 
 
-def _server_client(address: ServerAddress, patience: Patience) -> redis.Redis:
+def _server_client(address: ServerAddress, timeouts: Timeouts) -> redis.Redis:
     pool = redis.ConnectionPool(
-        connection_class=address.connection_class, max_connections=MAX_CONNECTIONS, **patience.options(address.options)
+        connection_class=address.connection_class, max_connections=MAX_CONNECTIONS, **timeouts.options(address.options)
     )
     return redis.Redis(connection_pool=pool)
 
 
-def _sentinel_client(address: SentinelAddress, patience: Patience) -> redis.Redis:
+def _sentinel_client(address: SentinelAddress, timeouts: Timeouts) -> redis.Redis:
     share = len(address.sentinels)
     manager = Sentinel(  # type: ignore[no-untyped-call]
-        address.sentinels, sentinel_kwargs=patience.options(address.sentinel_options, share)
+        address.sentinels, sentinel_kwargs=timeouts.options(address.sentinel_options, share)
     )
-    options = patience.options(address.options)
+    options = timeouts.options(address.options)
     options["max_connections"] = MAX_CONNECTIONS
     pool = SentinelConnectionPool(address.service, manager, **options)  # type: ignore[no-untyped-call]
     return redis.Redis(connection_pool=pool)
 
 
-def _cluster_client(address: ClusterAddress, patience: Patience) -> RedisCluster:
-    options = patience.options(address.options, share=len(address.nodes))
+def _cluster_client(address: ClusterAddress, timeouts: Timeouts) -> RedisCluster:
+    options = timeouts.options(address.options, share=len(address.nodes))
     if redis.VERSION < (6,):  # later versions take it from retry, and warn about this
         options["cluster_error_retry_attempts"] = 0
     nodes = [ClusterNode(host, port) for host, port in address.nodes]  # type: ignore[no-untyped-call]
@@ -132,12 +200,12 @@ def _cluster_client(address: ClusterAddress, patience: Patience) -> RedisCluster
 
 
 def _client_of_alias(alias: str) -> Any:
-    """The alias's client for writing. A cache's replicas would answer too, but with yesterday's entries."""
+    """Return the alias's client for writing. The replicas of a cache would answer too, but with old entries."""
     cache: Any = caches[alias]
     try:
         if hasattr(cache, "client"):  # django-redis
             return cache.client.get_client(write=True)
-        return cache._cache.get_client(write=True)  # Django's own: no public way leads to its client
+        return cache._cache.get_client(write=True)  # Django's own backend has no public way to its client
     except (AttributeError, NotImplementedError) as error:
         raise ConfigError(
             f"DELAYQ['REDIS'] names the cache {alias!r}, which does not keep everything on one Redis server "
@@ -145,14 +213,14 @@ def _client_of_alias(alias: str) -> Any:
         ) from error
 
 
-def _called(factory: Callable[[], Any], patience: Patience) -> Client:
+def _from_callable(factory: Callable[[], Any], timeouts: Timeouts) -> Client:
     client = factory()
     if not isinstance(client, redis.Redis | RedisCluster):
         raise ConfigError(
             f"The callable in DELAYQ['REDIS'] must return a redis.Redis or a redis.cluster.RedisCluster, "
             f"not a {type(client).__module__}.{type(client).__qualname__}."
         )
-    return client if isinstance(client, RedisCluster) else _copy(client, patience)
+    return client if isinstance(client, RedisCluster) else _copy(client, timeouts)
 
 
 def _imported(path: str) -> Callable[[], Any]:
@@ -165,27 +233,27 @@ def _imported(path: str) -> Callable[[], Any]:
     return cast("Callable[[], Any]", found)
 
 
-def _copy(client: Any, patience: Patience, share: int = 1) -> redis.Redis:
-    """A client of the same server with connections of its own, and our timeouts."""
+def _copy(client: Any, timeouts: Timeouts, share: int = 1) -> redis.Redis:
+    """Return a client of the same server with connections of its own, and these timeouts."""
     pool = client.connection_pool
     wanted = {name: value for name, value in pool.connection_kwargs.items() if not name.startswith(_INTERNALS)}
     options: dict[str, Any] = {
-        **patience.options(wanted, share),
+        **timeouts.options(wanted, share),
         "connection_class": pool.connection_class,
         "max_connections": MAX_CONNECTIONS,
     }
     if not isinstance(pool, SentinelConnectionPool):
         return redis.Redis(connection_pool=redis.ConnectionPool(**options))
     manager = copy(pool.sentinel_manager)
-    manager.sentinels = [_copy(one, patience, len(manager.sentinels)) for one in manager.sentinels]
+    manager.sentinels = [_copy(one, timeouts, len(manager.sentinels)) for one in manager.sentinels]
     options["check_connection"] = pool.check_connection
     sentinel_pool = SentinelConnectionPool(pool.service_name, manager, **options)  # type: ignore[no-untyped-call]
     return redis.Redis(connection_pool=sentinel_pool)
 
 
 def _lazy(make: Callable[[], Client]) -> Client:
-    """A client that is made when it is first used: making one of a cluster asks the cluster, which may be down.
+    """Return a client that is made at its first use: to make one of a cluster calls the cluster, which may be down.
 
-    Then the use fails like any other use of a server that is down, and the next one makes another try.
+    Then that use fails like any other one, and the next use tries again.
     """
     return cast("Client", SimpleLazyObject(make))

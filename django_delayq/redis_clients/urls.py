@@ -1,4 +1,4 @@
-"""The URLs of `DELAYQ["REDIS"]`, taken apart. Messages name the part that is wrong, and never show the URL."""
+"""Parse the URLs of `DELAYQ["REDIS"]`. Messages name the invalid part, and never show the URL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """A service whose master the sentinels know. `sentinel_options` are for connections to the sentinels."""
+    """A service, and the sentinels that know its master. `sentinel_options` are for connections to the sentinels."""
 
     sentinels: tuple[tuple[str, int], ...]
     service: str
@@ -56,21 +56,22 @@ Address: TypeAlias = ServerAddress | SentinelAddress | ClusterAddress
 
 
 def parse_url(url: str) -> Address:
-    """The address that `url` means.
+    """Return the address that `url` contains.
 
-    Options in the query (`?ssl_cert_reqs=none&socket_timeout=1`) are those of redis-py's connections; for sentinels
-    that ask for a login of their own there are `sentinel_username` and `sentinel_password`.
+    Options in the query (`?ssl_cert_reqs=none&socket_timeout=1`) are those of redis-py's connections. Sentinels
+    with a login of their own have `sentinel_username` and `sentinel_password`.
 
     Raises:
-        ConfigError: it is no URL of the grammar above.
+        ConfigError: `url` does not match the grammar above.
     """
     scheme = url.partition("://")[0]
     if scheme in {"redis", "rediss", "unix"}:
         return _server(url, scheme)
     match = _SEVERAL.fullmatch(url)
     if match is None:
-        raise _wrong("is no URL that is known here")
-    options = _options(f"{match['scheme']}://{_login(match['login'])}placeholder/{match['query'] or ''}")
+        raise _wrong("has an unknown scheme or form")
+    login = "" if match["login"] is None else f"{match['login']}@"
+    options = _options(f"{match['scheme']}://{login}placeholder/{match['query'] or ''}")
     del options["host"]
     tls = options.pop("connection_class", None) is not None
     if tls:
@@ -78,17 +79,17 @@ def parse_url(url: str) -> Address:
     if match["kind"] == "sentinel":
         return _sentinel(match, options, SSLConnection if tls else Connection)
     if (match["path"] or "/") != "/" or "db" in options:
-        raise _wrong("has a database, which a cluster does not know")
+        raise _wrong("has a database number, but a cluster has only one database")
     return ClusterAddress(_hosts(match["hosts"], REDIS_PORT), options)
 
 
 def _server(url: str, scheme: str) -> ServerAddress:
     path = url.partition("://")[2].partition("?")[0].partition("/")[2]
     if scheme != "unix" and not _DB.fullmatch(path):
-        raise _wrong("has something behind its host that is no database number")
+        raise _wrong("has something after its host that is not a database number")
     options = _options(url)
     if scheme == "unix" and not options.get("path"):
-        raise _wrong("has no path of a socket")
+        raise _wrong("has no path to a socket")
     connection_class = options.pop("connection_class", Connection)
     _check_options(connection_class, options)
     return ServerAddress(connection_class, options)
@@ -97,9 +98,9 @@ def _server(url: str, scheme: str) -> ServerAddress:
 def _sentinel(match: re.Match[str], options: dict[str, Any], connection_class: type[Any]) -> SentinelAddress:
     service, _, db = (match["path"] or "").strip("/").partition("/")
     if not service:
-        raise _wrong("has no name of a service behind its sentinels")
+        raise _wrong("has no service name after its sentinels")
     if db and not db.isdecimal():
-        raise _wrong("has something behind its service that is no database number")
+        raise _wrong("has something after its service that is not a database number")
     if db:
         options["db"] = int(db)
     login = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
@@ -110,15 +111,11 @@ def _sentinel(match: re.Match[str], options: dict[str, Any], connection_class: t
 
 
 def _check_options(connection_class: type[Any], options: dict[str, Any]) -> None:
-    """Refuses what a connection would not take, before the first one is needed. Makes one and does not open it."""
+    """Raise ConfigError for options that a connection does not accept. Opens no connection."""
     try:
         connection_class(**options)
     except (TypeError, ValueError, RedisError):
-        raise _wrong("has an option behind its ? that redis-py does not know, or a wrong value of one") from None
-
-
-def _login(text: str | None) -> str:
-    return "" if text is None else f"{text}@"
+        raise _wrong("has an option after its ? that redis-py does not know, or an invalid value of one") from None
 
 
 def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
@@ -132,10 +129,10 @@ def _options(url: str) -> dict[str, Any]:
     try:
         options: dict[str, Any] = parse_redis_url(url)  # type: ignore[no-untyped-call]
     except ValueError:
-        # Not "from error": its message may quote a part of the URL, and that part may be the password.
+        # Not "from error": its message may contain a part of the URL, such as the password.
         what = "cannot be read (special characters in user or password: write %40 and the like)"
         raise _wrong(what) from None
-    options.pop("max_connections", None)  # of a pool, and ours have their own
+    options.pop("max_connections", None)  # an option of pools, not of connections
     return options
 
 

@@ -13,8 +13,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import decide
-from django_delayq.arming.row_state import condition_holds, observe_many
+from django_delayq.arming.reconcile import diff
+from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
@@ -205,16 +205,16 @@ def _why_nothing_waits(subject: Subject) -> str:
         return _("Nothing is pending: the policy is not declared any more.")
     if not policy.is_automatic or subject.key:
         return _("Nothing is pending; this policy is scheduled by hand.")
-    seen = observe_many(policy.concrete_model, [policy], [subject.pk], subject.using)
-    plan = decide(seen, subject.using, get_settings().catch_up)
+    seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
+    changes = diff(seen, subject.using, get_settings().catch_up)
     reasons = (
         (not seen, _("Nothing is pending: the object is gone.")),
         (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
         (
-            bool(plan.too_old),
+            bool(changes.too_old),
             _("Nothing is pending: the deadline passed too long ago; arm it with delayq_sync --backfill."),
         ),
-        (bool(plan.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
+        (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
         (
             bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
             _("Nothing is pending: the moment that it counts from is not set."),

@@ -1,14 +1,10 @@
-"""Wait until something is due, and fire it.
+"""Wait for due timeouts and fire them.
 
-loop       the worker: start, wait, stop, and the order of stopping
-transfer   due entries in Redis -> leased to this worker (without Redis: recovery.poll -> claimed)
-dispatch   leased ids -> rows -> works -> executor -> reports -> acknowledged or put back
-appetite   how much to hold at once
-shares     and of whom, when there is more than that: no policy waits behind another one's crowd
-leases     what runs long keeps its lease
-link       whether Redis is there
-periodic   leases, heartbeat, sweep, sync and pruning, in two threads
-shutdown   signals of the operating system
+loop        the worker: start, main loop, stop
+sources     due entries in Redis or due rows of the ledger -> leased or claimed for this worker
+dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
+health      whether Redis and the database work
+background  leases, heartbeat, sweep, sync and pruning, in two threads of `periodic`
 """
 
 from __future__ import annotations

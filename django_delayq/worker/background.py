@@ -1,85 +1,164 @@
-"""The sweep, the sync and the pruning of one worker, and what operators began."""
+"""The jobs of a worker beside firing: leases, heartbeat, sweep, sync, pruning, and what operators have begun."""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import logging
+import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final, TypeAlias
 
+from django.db import Error as DatabaseError
+
+import django_delayq
 from django_delayq import clock
 from django_delayq.arming.sync import sync_all
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
-from django_delayq.ledger.controls import Stopped, read_stopped, resumed_since
+from django_delayq.firing import extend_firing
+from django_delayq.ledger.controls import Stopped, resumed_since, stop_cache
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
-from django_delayq.policies import registry
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.policies import declared_queues, registry
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.prune import prune
 from django_delayq.recovery.sweep import Sweep, settle_all_expired
 from django_delayq.recovery.turns import turn
-from django_delayq.worker.link import Link
+from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.periodic import Job
-from django_delayq.worker.queues import forgotten_queues
+from django_delayq.worker.sources.switch import Sources
 
+logger = logging.getLogger("django_delayq.worker")
+
+HEARTBEAT_SECONDS: Final = 5.0
+FORGET_AFTER: Final = timedelta(hours=1)
+"""Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
+MAX_QUEUE_ROWS: Final = 10_000
+"""Read in one search for queues. Behind a longer backlog a forgotten queue is found when the backlog is gone."""
 LOOK_BACK: Final = timedelta(seconds=10)
 Between: TypeAlias = Callable[[], object]
 """What a long job calls between two pages."""
 
 
+def third_of_a_lease() -> float:
+    """Return the seconds between two extensions, after which a worker also releases what it has not begun."""
+    return get_settings().lease.total_seconds() / 3
+
+
+def lease_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
+    """Return the job that extends all leases every third of a lease, so that one try may fail.
+
+    A process that is suspended for longer than its lease loses it and continues. Whether it may still commit then is
+    decided by the ledger, as always.
+    """
+
+    def extend() -> None:
+        sources.extend()
+        extend_firing(dispatch.firing_non_atomic(), using)
+
+    return Job("leases", extend, third_of_a_lease, is_immediate=False)
+
+
+class Heartbeat:
+    """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed."""
+
+    def __init__(self, using: str, queues: Sequence[str] | None, concurrency: int) -> None:
+        self._using = using
+        self._row = WorkerSeen(
+            id=uuid.uuid4().hex,
+            host=socket.gethostname()[:100],
+            pid=os.getpid(),
+            queues=None if queues is None else list(queues),
+            concurrency=concurrency,
+            version=django_delayq.__version__,
+        )
+        self._has_begun = False
+
+    def beat(self, *, uses_redis: bool, passed_at: float, in_flight: int) -> None:
+        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors.
+
+        Args:
+            uses_redis: whether Redis works.
+            passed_at: `time.monotonic()` of the last pass of the main loop.
+            in_flight: how many timeouts are in flight.
+        """
+        now = database_now(self._using)
+        row = self._row
+        if not self._has_begun:
+            row.started_at, self._has_begun = now, True
+        row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
+        row.uses_redis, row.held = uses_redis, in_flight
+        row.save(using=self._using)
+        WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
+
+    def end(self) -> None:
+        """Delete the worker's row. If that fails, other workers delete it later."""
+        with contextlib.suppress(DatabaseError):
+            WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
+
+
 class Background:
-    """What a worker does beside firing. Each method may be called by one thread at a time.
+    """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time.
 
     Args:
-        link: told when Redis fails here, and when it is back.
+        redis: whether Redis works, as the sweep finds.
         using: the database.
-        clocks: learns the database's moments.
-        serve: called with queues that only rows name, whenever there are some; None: nobody wants to know.
-        wake: called when the worker has a reason to look.
+        skew: measures the database clock.
+        serve: called with queues that only rows name, as soon as there are some; None: do not search for them.
+        known_queues: the queues of declared policies.
+        wake: called when the worker has a reason to check its sources.
     """
 
     def __init__(
         self,
-        link: Link,
+        redis: RedisHealth,
         using: str,
-        clocks: Clocks,
+        skew: ClockSkew,
         *,
         serve: Callable[[Sequence[str]], None] | None,
         known_queues: Sequence[str],
         wake: Callable[[], None],
     ) -> None:
-        self._link = link
+        self._redis = redis
         self._using = using
-        self._sweep = None if link.engine is None else Sweep(link.engine, using, clocks)
+        self._sweep = None if redis.engine is None else Sweep(redis.engine, using, skew)
         self._serve = serve
         self._known_queues = set(known_queues)
         self._wake = wake
         self._queues_at = 0.0
-        self._stopped: Stopped = {}
+        self._stopped = Stopped()
         self._followed_at = clock.now()
 
-    def quick_jobs(self, between: Between) -> list[Job]:
-        """Return the job that touches only the library's own tables and Redis. It calls `between` between two pages."""
-        return [Job("sweep", lambda: self.sweep(between), self._sweep_pause)]
+    def sweep_job(self, between: Between) -> Job:
+        """Return the job that uses only the library's own tables and Redis. It calls `between` between two pages."""
+        return Job("sweep", lambda: self.sweep(between), self._sweep_seconds)
 
     def slow_jobs(self, between: Between) -> list[Job]:
-        """Return the jobs that read or lock the tables of the project, where a migration may lock them out for long.
+        """Return the jobs that read or lock the tables of the project, where a migration may block them for long.
 
         They call `between` between two pages.
         """
         settings = get_settings()
+        moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         return [
-            Job("moves", self.continue_moves, settings.sweep_interval.total_seconds()),
+            Job("moves", moves, settings.sweep_interval.total_seconds()),
             Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
-            Job("prune", lambda: self.prune(between), PRUNE_INTERVAL.total_seconds()),
+            Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
 
     def sweep(self, between: Between = check_connections) -> None:
-        """One sweep if it is our turn; if Redis was away, a look whether it is back, and then a sweep of everything.
+        """Sweep if it is this worker's turn. If Redis is unavailable, probe it, and sweep everything once it is back.
 
         Raises the database's errors.
         """
@@ -88,64 +167,59 @@ class Background:
         self._follow_operators()
         if self._sweep is None:
             return
+        was_up = self._redis.is_up
         try:
-            if not self._link.is_up:
-                self._come_back(self._sweep, between)
+            if was_up:
+                self._sweep.run_once(between=between)
+                self._redis.accepted()
                 return
-            self._sweep.run_once(between=between)
+            self._redis.probe(self._known_queues)
+            try:
+                self._sweep.run_once(everything=True, between=between)
+            except EngineFull as error:
+                self._redis.failed(error)
+            self._redis.recovered()
+            self._wake()
         except EngineError as error:
-            self._link.failed(error)
-        else:
-            self._link.took_all()
+            self._redis.failed(error, was_probe=not was_up)
 
-    def _come_back(self, sweep: Sweep, between: Between) -> None:
-        self._link.probe(self._known_queues)
-        try:
-            sweep.run_once(everything=True, between=between)
-        except EngineFull as error:
-            self._link.failed(error)
-        self._link.back()
-        self._wake()
+    def _sweep_seconds(self) -> float:
+        interval = get_settings().sweep_interval.total_seconds()
+        is_away = self._redis.engine is not None and not self._redis.is_up
+        return min(interval, self._redis.probe_seconds) if is_away else interval
 
     def sweep_everything(self) -> None:
-        """One sweep of everything, for a worker that does not wait for its turn. Raises EngineError too."""
+        """Sweep everything, for a worker that does not wait for its turn. Raises EngineError too."""
         settle_all_expired(self._using)
         self._find_queues()
         if self._sweep is not None:
             self._sweep.run_once(everything=True)
 
     def sync(self, between: Between = check_connections) -> None:
-        """Make the ledger fit the table of every automatic policy, if it is our turn. Raises the database's errors."""
+        """Update the ledger from the tables of automatic policies, if it is this worker's turn.
+
+        Raises the database's errors.
+        """
         self._in_turn("sync", get_settings().sync_interval, lambda: sync_all(self._using, progress=lambda _: between()))
 
-    def prune(self, between: Between = check_connections) -> None:
-        """Delete rows that were settled long ago, if it is our turn. Raises the database's errors."""
+    def _prune(self, between: Between) -> None:
         self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))
-
-    def continue_moves(self) -> None:
-        """Carry on the changes of policies whose process died. Raises the database's errors."""
-        continue_moves(self._using, left_alone=ABANDONED_AFTER)
 
     def _in_turn(self, name: str, interval: timedelta, work: Callable[[], object]) -> None:
         try:
-            with turn(self._link.engine if self._link.is_up else None, name, interval) as is_ours:
+            with turn(self._redis.engine if self._redis.is_up else None, name, interval) as is_ours:
                 if is_ours:
                     work()
                 return
         except EngineError as error:
-            self._link.failed(error)
+            self._redis.failed(error)
         work()
 
-    def _sweep_pause(self) -> float:
-        interval = get_settings().sweep_interval.total_seconds()
-        is_away = self._link.engine is not None and not self._link.is_up
-        return min(interval, self._link.pause_seconds) if is_away else interval
-
     def _follow_operators(self) -> None:
-        """Bring back the timeouts of policies that were resumed, by an operator or by the end of their pause."""
-        before, self._stopped = self._stopped, read_stopped(self._using)
-        # Who was about to put something aside while it was resumed does so afterwards, and a change is seen at its
-        # commit and not at its moment: hence both, and a look back.
+        """Requeue the timeouts of policies that were resumed, by an operator or by the end of their pause."""
+        before, self._stopped = self._stopped, stop_cache.read(self._using)
+        # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
+        # later than its own time. So compare both, and look back some seconds.
         last, self._followed_at = self._followed_at, database_now(self._using)
         resumed = resumed_since(last - LOOK_BACK, self._using)
         for label in (before.keys() - self._stopped.keys()) | resumed:
@@ -161,3 +235,21 @@ class Background:
         if found:
             self._known_queues.update(found)
             self._serve(found)
+
+
+def forgotten_queues(using: str, known: Collection[str]) -> list[str]:
+    """Return queues that no policy names any more, but rows that are due or nearly so."""
+    soon = database_now(using) + 2 * get_settings().sweep_interval + timedelta(seconds=1)
+    rows = Timeout.objects.using(using).pending().filter(run_at__lte=soon).order_by("run_at", "id")
+    return sorted(set(rows.values_list("queue", flat=True)[:MAX_QUEUE_ROWS]) - set(known))
+
+
+def warn_of_unknown_queues(wanted: Iterable[str], using: str) -> None:
+    """Log those of `wanted` that no policy and no row names: most likely they are misspelled."""
+    known = declared_queues()
+    for queue in wanted:
+        if queue in known or Timeout.objects.using(using).unsettled().filter(queue=queue).exists():
+            continue
+        near = difflib.get_close_matches(queue, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        logger.warning("No policy uses the queue %r: %s", queue, hint, extra={"event": "queue_unknown", "queue": queue})

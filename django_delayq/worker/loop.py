@@ -1,13 +1,17 @@
-"""The worker: start, wait, stop."""
+"""The worker: start, fire due timeouts, stop."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any, Final, cast
+from types import FrameType
+from typing import Any, Final, TypeVar, cast
 
 from django.db import Error as DatabaseError
 from django.db import router
@@ -16,37 +20,43 @@ from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.models import Timeout
-from django_delayq.policies import declared_queues
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.policies import declared_queues, get_policies
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
-from django_delayq.worker.appetite import Appetite
-from django_delayq.worker.background import Background
-from django_delayq.worker.burst import LOOK_SECONDS, Burst
-from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.heartbeat import Heartbeat
-from django_delayq.worker.leases import lease_keeper, third_of_a_lease
-from django_delayq.worker.link import Link
-from django_delayq.worker.outage import Outage
-from django_delayq.worker.periodic import PeriodicThread
-from django_delayq.worker.queues import warn_of_unknown
-from django_delayq.worker.shutdown import stopping_on_signals
-from django_delayq.worker.sources.both import Sources
-from django_delayq.worker.sources.ledger import Taken
-from django_delayq.worker.sources.redis import LONGEST_WAIT_SECONDS
+from django_delayq.worker.background import (
+    HEARTBEAT_SECONDS,
+    Background,
+    Heartbeat,
+    lease_job,
+    third_of_a_lease,
+    warn_of_unknown_queues,
+)
+from django_delayq.worker.dispatch import Dispatch, Prefetch
+from django_delayq.worker.health import DatabaseHealth, RedisHealth
+from django_delayq.worker.periodic import Job, PeriodicThread
+from django_delayq.worker.sources import Batch
+from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
+from django_delayq.worker.sources.switch import Sources
 
 logger = logging.getLogger("django_delayq.worker")
+T = TypeVar("T")
 
 JOIN_SECONDS: Final = 5.0
+BURST_CHECK_SECONDS: Final = 0.05
+BURST_IDLE_SECONDS: Final = 5.0
+"""How long a burst waits without progress for timeouts that it cannot fire now, for example locked ones."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
-    """Fires what falls due, until it is stopped. `run` it once, in one thread; `stop` it from any.
+    """Fires due timeouts until it is stopped. Call `run` once, in one thread, and `stop` from any.
 
     Args:
-        queues: which to serve; None: those of all declared policies, and those that only rows name.
+        queues: the queues to serve; None: those of all declared policies, and those that only rows name.
         concurrency: how many handlers run at once; by default the setting `CONCURRENCY`.
         burst: end when nothing is due.
         max_timeouts: end after this many timeouts.
@@ -69,71 +79,79 @@ class Worker:
         self.queues = list(dict.fromkeys(queues)) if queues else declared_queues()
         self.concurrency = concurrency or get_settings().concurrency
         self.abandoned = 0
-        """After a hard stop: how many timeouts were running then, and were left to others."""
+        """After a hard stop: how many timeouts were running then, and are left to other workers."""
         self._only = self.queues if queues else None
-        self._burst = Burst(self.using, self._only) if burst else None
+        self._is_burst = burst
         self._max_timeouts = max_timeouts
         self._stopping = self._hard = False
-        self._database_used_at = self._passed_at = time.monotonic()
+        self._database_used_at = self._passed_at = self._progress_at = time.monotonic()
+        self._progress = 0
         self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
-        self._clocks = Clocks(self.using)
-        self._outage = Outage(self.using)
-        self._fit(pool_limit(self.using))
-        self._link = Link(get_worker_engine())
-        self._sources = Sources(self._link, self.queues, self._only, self.using, self._clocks)
-        self._bell = self._new_bell()
+        self._skew = ClockSkew(self.using)
+        self._database = DatabaseHealth(self.using)
+        self._limit_concurrency(pool_limit(self.using))
+        self._redis = RedisHealth(get_worker_engine())
+        self._sources = Sources(self._redis, self.queues, self._only, self.using, self._skew)
+        self._wakeup = self._new_wakeup()
 
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self._only else "all queues"
-        source = "the ledger, once a second" if self._link.engine is None else "Redis"
+        source = "the ledger, once a second" if self._redis.engine is None else "Redis"
         return f"serves {queues} of database {self.using!r} with {self.concurrency} threads, woken by {source}"
 
     def stop(self, *, hard: bool = False) -> None:
-        """`run` ends soon: what has not begun is given back at once, what runs is waited for. For signal handlers too.
+        """End `run` soon: release timeouts that have not begun, and wait for running handlers.
+
+        For any thread, and for signal handlers.
 
         Args:
-            hard: it is not waited for either. Nothing is lost: what is not committed then comes again.
+            hard: do not wait for handlers either. Their transactions roll back, and the timeouts are retried.
         """
         self._stopping = True
         self._hard = self._hard or hard
         self.wake()
 
     def wake(self) -> None:
-        """The worker looks now. For any thread, and for signal handlers."""
-        self._bell.wake()
+        """Make the worker check its sources now. For any thread, and for signal handlers."""
+        self._wakeup.wake()
 
     def run(self) -> None:
-        """Returns after `stop`, or when a burst or `max_timeouts` is over. No failure of a server ends it.
+        """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
         Raises:
             ConfigError: the database allows too few connections for any handler.
         """
-        with stopping_on_signals(self):
+        with self._stopping_on_signals():
             if open_connection(self.using):
-                self._fit_to_server()
+                self._limit_concurrency_by_server()
             executor = make_executor(self.using, self.concurrency, self._only)
             dispatch = Dispatch(
-                executor, self._sources, self.using, clocks=self._clocks, appetite=self._appetite, wake=self.wake
+                executor, self._sources, self.using, skew=self._skew, prefetch=self._prefetch, wake=self.wake
             )
-            background = self._new_background()
+            serve = self._found_queues.put if self._only is None else None
+            background = Background(
+                self._redis, self.using, self._skew, serve=serve, known_queues=self.queues, wake=self.wake
+            )
             threads = self._new_threads(dispatch, background)
             try:
                 for thread in threads:
                     thread.start()
-                self._bell.start()
+                self._wakeup.start()
                 worker_started.send_robust(type(self), worker=self)
                 self._try(lambda: self._prepare(background))
                 while not self._stopping:
-                    self._wait(self._try(lambda: self._pass(dispatch)) or 0)
+                    seconds = self._try(lambda: self._pass(dispatch)) or 0.0
+                    if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
+                        self._sources.check_now()
             finally:
                 self._end(dispatch, executor, threads)
 
-    def _fit(self, limit: Limit | None) -> None:
+    def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
         wanted = self.concurrency
         if limit is not None and get_settings().executor is None:  # another executor has connections of its own
             self.concurrency = limit.threads(wanted)
-        self._appetite = Appetite(self.concurrency)
+        self._prefetch = Prefetch(self.concurrency)
         if limit is not None and self.concurrency < wanted:
             logger.warning(
                 "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
@@ -142,105 +160,125 @@ class Worker:
                 extra={"event": "too_few_connections"},
             )
 
-    def _fit_to_server(self) -> None:
+    def _limit_concurrency_by_server(self) -> None:
         if pool_limit(self.using) is not None:
             return
         try:
             limit = server_limit(self.using)
         except DatabaseError as error:
-            logger.debug("The server did not say how many connections it allows: %s", error)
+            logger.debug("The server did not return how many connections it allows: %s", error)
         else:
-            self._fit(limit)
+            self._limit_concurrency(limit)
+
+    def _new_threads(self, dispatch: Dispatch, background: Background) -> list[PeriodicThread]:
+        """Return the thread that extends the leases, which ends last, and the others. Each has one connection."""
+        quick = PeriodicThread("quick-jobs")
+        quick.jobs.append(lease_job(self._sources, dispatch, self.using))
+        if self._is_burst:
+            return [quick]
+        heartbeat = Heartbeat(self.using, self._only, self.concurrency)
+
+        def beat() -> None:
+            heartbeat.beat(uses_redis=self._redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)
+
+        quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
+        quick.jobs.append(background.sweep_job(quick.run_urgent))
+        slow = PeriodicThread("slow-jobs")
+        slow.jobs += background.slow_jobs(slow.run_urgent)
+        return [quick, slow]
 
     def _prepare(self, background: Background) -> None:
-        self._clocks.ask_database()
+        self._skew.ask_database()
         if self._only is not None:
-            warn_of_unknown(self._only, self.using)
-        if self._burst:
+            warn_of_unknown_queues(self._only, self.using)
+        if self._is_burst:
             background.sync()
             background.sweep_everything()
 
     def _pass(self, dispatch: Dispatch) -> float:
-        """Settle what has ended, take what is due, hand it out; returns for how long there is nothing to do."""
+        """Resolve completed timeouts, take due ones and submit them; return how many seconds to wait."""
         self._passed_at = time.monotonic()
         dispatch.collect()
-        dispatch.give_back(held_for=third_of_a_lease())
+        dispatch.release(after_seconds=third_of_a_lease())
         self._sources.flush()
         self._serve_found_queues()
-        if self._outage.seconds_left:
-            return self._outage.seconds_left
-        if dispatch.refused_for:
-            return dispatch.refused_for
-        left = self._left(dispatch)
-        if not left:
-            return LONGEST_WAIT_SECONDS
-        room = min(left, self._appetite.room(dispatch.held))
-        self._outage.check()
-        taken = self._sources.take(room, dispatch.held_by_policy, left)
-        self._hand_out(dispatch, taken)
-        self._outage.over(was_idle=not taken.deliveries)
-        if self._burst and not taken.deliveries and taken.wait_seconds and not dispatch.held:
-            return self._look_for_the_end(dispatch, self._burst, room)
-        return taken.wait_seconds
-
-    def _left(self, dispatch: Dispatch) -> int:
-        """How many more may be taken before `max_timeouts` is reached."""
-        if self._max_timeouts is None:
-            return sys.maxsize
-        left = self._max_timeouts - dispatch.worked_on
+        if wait := self._database.seconds_left or dispatch.refused_for:
+            return wait
+        left = sys.maxsize  # how many more may be taken before `max_timeouts` is reached
+        if self._max_timeouts is not None:
+            left = self._max_timeouts - dispatch.worked_on
+            self._stopping = self._stopping or left <= 0
+            left -= dispatch.in_flight
         if left <= 0:
-            self._stopping = True
-        return max(0, left - dispatch.held)
+            return MAX_WAIT_SECONDS
+        room = min(left, self._prefetch.room(dispatch.in_flight))
+        self._database.check()
+        batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
+        self._submit(dispatch, batch)
+        self._database.recovered(was_idle=not batch.deliveries)
+        if self._is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
+            batch = self._sources.take_from_ledger(room)
+            self._submit(dispatch, batch)
+            if batch.deliveries:
+                return 0.0
+            self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
+            return BURST_CHECK_SECONDS
+        return batch.wait_seconds
 
-    def _hand_out(self, dispatch: Dispatch, taken: Taken) -> None:
-        if not taken.deliveries:
+    def _submit(self, dispatch: Dispatch, batch: Batch) -> None:
+        if not batch.deliveries:
             return
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            dispatch.hand_out(taken.deliveries)
+            dispatch.submit(batch.deliveries)
         except Exception:
-            dispatch.put_back(taken.deliveries)
+            dispatch.requeue(batch.deliveries)
             raise
 
-    def _look_for_the_end(self, dispatch: Dispatch, burst: Burst, room: int) -> float:
-        """Ends a burst if the ledger agrees that nothing is due."""
-        taken = self._sources.look_into_ledger(room)
-        self._hand_out(dispatch, taken)
-        if taken.deliveries:
-            return 0.0
-        self._stopping = self._stopping or burst.is_over(dispatch.worked_on)
-        return LOOK_SECONDS
+    def _is_burst_over(self, progress: int) -> bool:
+        """Return whether no row is due whose policy is declared here and not stopped.
 
-    def _try(self, step: Any) -> Any:
-        """What `step` returns; None after a failure, a server's or one of ours: it is noted, and the worker lives."""
+        Due timeouts that cannot be fired now, because others lock their object or fire them, are waited for as long
+        as there is progress, and for some seconds more. Raises the database's errors.
+        """
+        now = time.monotonic()
+        if progress != self._progress:
+            self._progress, self._progress_at = progress, now
+        if now - self._progress_at > BURST_IDLE_SECONDS:
+            return True
+        labels = {label for policy in get_policies() for label in policy.labels}
+        labels -= set(stop_cache.confirmed(self.using).all_labels())
+        rows = Timeout.objects.using(self.using).due().of_labels(labels)
+        if self._only is not None:
+            rows = rows.filter(queue__in=self._only)
+        return not rows.exists()
+
+    def _try(self, step: Callable[[], T]) -> T | None:
+        """Return the result of `step`; after an error note it, and return None."""
         try:
             return step()
         except EngineError as error:
-            self._link.failed(error)
+            self._redis.failed(error)
         except Exception as error:  # noqa: BLE001
-            self._outage.failed(error)
+            self._database.failed(error)
         finally:
             check_connections()
         return None
 
-    def _wait(self, seconds: float) -> None:
-        if seconds > 0 and not self._stopping and self._bell.wait(seconds):
-            self._sources.look_now()
-
     def _end(self, dispatch: Dispatch, executor: Executor, threads: Sequence[PeriodicThread]) -> None:
-        """The order of stopping: first what others can take over, then what only we can finish, then our own tools.
+        """Stop: release what others can fire, wait for running handlers, then close everything else.
 
-        The leases are kept until the last handler is through: losing one would have a colleague fire what we fire.
+        The leases are extended until the last handler has ended, so that no other worker fires its timeouts.
         """
         keeper, *others = threads
         for thread in others:
             thread.stop()
         dispatch.collect()
-        dispatch.give_back()
+        dispatch.release()
         self._try(self._sources.flush)
-        while dispatch.held and not self._hard:
-            self._bell.wait(LONGEST_WAIT_SECONDS)
+        while dispatch.in_flight and not self._hard:
+            self._wakeup.wait(MAX_WAIT_SECONDS)
             if dispatch.collect():
                 self._try(self._sources.flush)
         keeper.stop()
@@ -249,50 +287,48 @@ class Worker:
             self._try(self._sources.flush)
         try:
             executor.close(wait=not self._hard)
-        except Exception as error:  # noqa: BLE001 - another's class, which must not keep the worker from ending
+        except Exception as error:  # noqa: BLE001 - a class of the project, which must not keep the worker from ending
             logger.warning("The executor could not be closed: %s", error, extra={"event": "executor_failed"})
-        self._bell.close()
+        self._wakeup.close()
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        if self._link.engine is not None:
-            self._link.engine.close()
-
-    def _new_threads(self, dispatch: Dispatch, background: Background) -> list[PeriodicThread]:
-        """Make the thread that keeps the leases, which ends last, and the others. Each has one connection."""
-        quick = PeriodicThread("quick-jobs")
-        quick.jobs.append(lease_keeper(self._sources, dispatch, self.using))
-        if self._burst:
-            return [quick]
-        slow = PeriodicThread("slow-jobs")
-        quick.jobs += [self._new_heartbeat(dispatch).job(), *background.quick_jobs(quick.run_urgent)]
-        slow.jobs += background.slow_jobs(slow.run_urgent)
-        return [quick, slow]
-
-    def _new_heartbeat(self, dispatch: Dispatch) -> Heartbeat:
-        return Heartbeat(
-            self.using,
-            queues=self._only,
-            concurrency=self.concurrency,
-            link=self._link,
-            passed_at=lambda: self._passed_at,
-            held=lambda: dispatch.held,
-        )
-
-    def _new_background(self) -> Background:
-        serve = self._found_queues.put if self._only is None else None
-        return Background(self._link, self.using, self._clocks, serve=serve, known_queues=self.queues, wake=self.wake)
+        if self._redis.engine is not None:
+            self._redis.engine.close()
 
     def _serve_found_queues(self) -> None:
         while not self._found_queues.empty():
             self.queues += self._found_queues.get()
             self._sources.serve(self.queues)
-            former, self._bell = self._bell, self._new_bell()
-            self._bell.start()
+            former, self._wakeup = self._wakeup, self._new_wakeup()
+            self._wakeup.start()
             former.close()
-            self._bell.wake()  # whoever rang the former one meanwhile is heard
+            self._wakeup.wake()  # a call of the former one may have been missed
 
-    def _new_bell(self) -> Wakeup:
-        engine = self._link.engine
-        # Without channels it is a bell that only this process rings.
+    def _new_wakeup(self) -> Wakeup:
+        engine = self._redis.engine
+        # Without channels only this process wakes the worker.
         return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)
+
+    @contextmanager
+    def _stopping_on_signals(self) -> Iterator[None]:
+        """Stop on the first SIGTERM or SIGINT, and abort on the second. Outside the main thread none arrive.
+
+        Both need a handler, because process 1 of a container ignores signals by default.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        received = 0
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            nonlocal received
+            received += 1
+            self.stop(hard=received > 1)
+
+        former: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -215,8 +215,8 @@ def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
     scheduling, states, handlers = (_flat(read(DOCS / f"{name}.md")) for name in ("scheduling", "states", "handlers"))
     assert f"up to {subjects.MAX_KEY} characters" in scheduling
     assert "the last forty" in states and history.MAX_EVENTS == 40
-    assert limits.MAX_DUE_MS == 2**42 - 1 and "named is 2108" in scheduling
-    assert "at once, at once, after 2, 10 and 10 minutes, 1, 2, 6 and 15 hours" in handlers
+    assert limits.MAX_DUE_MS == 2**42 - 1 and "latest supported year is 2108" in scheduling
+    assert "twice immediately, then after 2, 10 and 10 minutes, and 1, 2, 6 and 15 hours" in handlers
     ladder = [0, 0, *(60 * minutes for minutes in (2, 10, 10, 60, 120, 360, 900))]
     assert list(Retry().delays) == ladder
 

@@ -37,7 +37,7 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme_and_the_index() -> None:
-    every = {page.path for page in PAGES if page.path.parent.name == "docs"}
+    every = {page.path for page in PAGES if page.path.parent == ROOT / "docs"}
     for start in (ROOT / "README.md", ROOT / "docs" / "index.md"):
         linked = {(start.parent / target.partition("#")[0]).resolve() for _, target in read(start).links()}
         assert every - {start} <= linked

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from prometheus_client.core import Metric
 
-from django_delayq.contrib.prometheus import metrics
+from django_delayq.contrib import prometheus as metrics
 from tests.docs.pages import ROOT, code, read
 
 PAGE = ROOT / "docs" / "monitoring.md"

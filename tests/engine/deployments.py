@@ -66,6 +66,6 @@ def deployed(name: str) -> Iterator[Deployment]:
 
 def client_of(url: str) -> Client:
     """The client that the setting `url` means to the library, with time enough for a slow machine."""
-    from django_delayq.redis_clients.clients import Patience, make_client  # reads Django's settings
+    from django_delayq.redis_clients.clients import Timeouts, make_client  # reads Django's settings
 
-    return make_client(url, Patience(connect=SECONDS, read=SECONDS))
+    return make_client(url, Timeouts(connect=SECONDS, read=SECONDS))

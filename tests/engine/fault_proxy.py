@@ -168,7 +168,7 @@ class _Connection:
         self._proxy = proxy
         self._client = client
         self._answering: Fault | None = None
-        self._is_deaf = self._is_dumb = False
+        self._is_deaf = self._is_dumb = self._is_gone = False
 
     def run(self, target: str | tuple[str, int]) -> None:
         """Returns when either end is gone, a fault has ended both, or the proxy ends."""
@@ -181,14 +181,19 @@ class _Connection:
                 if self._proxy.ended in readable:
                     break
                 if self._client in readable and not self._forward():
-                    break
+                    if not (self._is_gone and self._answering):
+                        break
+                    ends.remove(self._client)  # it waited no longer, but the request runs and meets its fault
                 if self._server in readable and not self._answer():
+                    break
+                if self._is_gone and not self._answering:
                     break
         reset(self._client)
 
     def _forward(self) -> bool:
         data = self._client.recv(CHUNK)
         if not data:
+            self._is_gone = True
             return False
         if self._is_deaf or self._proxy.swallowing.is_set():
             return True

@@ -170,12 +170,22 @@ class RedisProcess:
 
 
 def await_true(condition: Callable[[], object], seconds: float = AWAIT_SECONDS) -> None:
-    """Returns once the condition holds; fails the test if it never does."""
+    """Wait until the condition holds; fail the test if it never does.
+
+    A lost connection means "not yet": servers that fail over close the connections of their clients.
+    """
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not _holds(condition):
         if time.monotonic() > deadline:
             raise AssertionError("what was waited for did not happen")
         time.sleep(0.01)
+
+
+def _holds(condition: Callable[[], object]) -> bool:
+    try:
+        return bool(condition())
+    except (redis.ConnectionError, redis.TimeoutError):
+        return False
 
 
 def _answers(client: redis.Redis) -> bool:

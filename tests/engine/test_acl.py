@@ -14,10 +14,8 @@ from redis.crc import key_slot
 
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError
-from django_delayq.recovery.turns import take_turn
-from django_delayq.redis_clients.clients import make_client
-from django_delayq.redis_clients.engines import WORKER
-from django_delayq.redis_clients.eviction import evicting_policy
+from django_delayq.recovery.turns import try_claim_turn
+from django_delayq.redis_clients.clients import WORKER, evicting_policy, make_client
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered
@@ -45,7 +43,7 @@ def use_everything(url: str, owner: redis.Redis) -> None:
     with contextlib.closing(engine):  # also when a right is missing: nobody may listen on
         engine.ping()
         for _ in range(2):  # the second finds it taken
-            take_turn(engine, "sweep", timedelta(seconds=1))
+            try_claim_turn(engine, "sweep", timedelta(seconds=1))
         owner.set(engine.queue("q", 0).keys.entries, "mine")
         wakeup = engine.wakeup(["q"])
         wakeup.start()

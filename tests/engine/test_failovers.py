@@ -15,8 +15,7 @@ from redis.crc import key_slot
 
 from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineUnavailable
-from django_delayq.redis_clients.clients import make_client
-from django_delayq.redis_clients.engines import WORKER
+from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.load import loaded
 from tests.engine.redis_process import await_true
 from tests.engine.topologies import Clustered, Watched, clustered, watched

@@ -13,7 +13,7 @@ from redis.retry import Retry
 from tests.engine.fault_proxy import SMALL, Fault, FaultProxy, Pace, _pieces
 from tests.engine.redis_process import RedisProcess, await_true
 
-HASTY = 0.1
+HASTY = 0.3
 
 
 @pytest.fixture
@@ -47,6 +47,20 @@ def test_one_request_meets_the_fault_and_runs_or_not_as_its_name_says(
     assert healthy.incr("count") == 1 + fault.runs, "only one request met it"
     for one in (through, healthy):
         one.close()
+
+
+def test_a_fault_counts_although_its_client_waits_no_longer(own_server: RedisProcess) -> None:
+    """A slow machine answers late: a test that waits for the fault must not wait in vain."""
+    with own_server.client() as client, FaultProxy(own_server.socket) as proxy:
+        through = connected(proxy, socket_timeout=HASTY)
+        proxy.inject(Fault.STALL_AFTER)
+        own_server.pause()
+        with pytest.raises(redis.TimeoutError):
+            through.incr("count")
+        through.close()
+        own_server.resume()
+        await_true(lambda: proxy.met == {Fault.STALL_AFTER: 1})
+        assert client.get("count") == b"1"
 
 
 def test_a_reset_is_no_polite_end(proxy: FaultProxy) -> None:

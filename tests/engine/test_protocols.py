@@ -9,8 +9,7 @@ import redis
 from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
 
 from django_delayq.engine import Engine
-from django_delayq.redis_clients.clients import make_client
-from django_delayq.redis_clients.engines import WORKER
+from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 

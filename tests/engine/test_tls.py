@@ -12,8 +12,7 @@ import redis
 
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineUnavailable
-from django_delayq.redis_clients.clients import make_client
-from django_delayq.redis_clients.engines import WORKER
+from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.certificates import Authority, Certificate, find_openssl
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.test_engine import walk_the_basic_path

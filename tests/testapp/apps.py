@@ -14,7 +14,7 @@ class TestappConfig(AppConfig):
 
         With `DELAYQ_TEST_STOP_AT=<step>` it is stopped there, once, until somebody has it continue.
         """
-        from django_delayq.firing import points
+        from django_delayq.firing import checkpoints
 
         deadly, pausing = os.environ.get("DELAYQ_TEST_KILL_AT"), os.environ.get("DELAYQ_TEST_STOP_AT")
         left = [pausing]
@@ -27,4 +27,4 @@ class TestappConfig(AppConfig):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
         if deadly or pausing:
-            points.look_on(reached)
+            checkpoints.set_hook(reached)

@@ -1,4 +1,4 @@
-"""The page of guarantees says what the last run of the suite says, and complains where it cannot."""
+"""The appendix of the guarantees shows the results of the last run, and each promise and failure has tests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from tools import guarantees
 
 PAGE = """# Faults
 
-| fault | what happens | held by | last result |
-| --- | --- | --- | --- |
-| a worker dies | it fires once | `tests/e2e/test_a.py::test_kill`, `tests/e2e/test_a.py::test_stop` | not run |
+| promise or failure | tests | last result |
+| --- | --- | --- |
+| a worker dies | `tests/e2e/test_a.py::test_kill`, `tests/e2e/test_a.py::test_stop` | not run |
+"""
+PROMISES = """# Guarantees
+
+| failure | what happens |
+| --- | --- |
+| a worker dies | It fires once. |
+
+| failure | bound | measured |
+| --- | --- | --- |
+| FLUSHALL | 5 s | 4 s |
 """
 
 
@@ -26,16 +36,21 @@ def results(folder: Path, **cases: str) -> None:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    file = tmp_path / "guarantees.md"
+    file = tmp_path / "guarantees-tests.md"
     file.write_text(PAGE)
+    (tmp_path / "guarantees.md").write_text(PROMISES)
     return file
+
+
+def main(verb: str, folder: Path, page: Path) -> int:
+    return guarantees.main(verb, folder, page, folder / "guarantees.md")
 
 
 def test_results_are_written_into_their_row(tmp_path: Path, page: Path) -> None:
     results(tmp_path, **{"test_kill[begun]": "", "test_kill[locked]": "", "test_stop": ""})
-    assert guarantees.main("fill", tmp_path, page) == 0
+    assert main("fill", tmp_path, page) == 0
     assert page.read_text().splitlines()[-1].endswith("| passed: PostgreSQL 3 |")
-    assert guarantees.main("check", tmp_path, page) == 0
+    assert main("check", tmp_path, page) == 0
 
 
 @pytest.mark.parametrize(
@@ -43,27 +58,48 @@ def test_results_are_written_into_their_row(tmp_path: Path, page: Path) -> None:
     [
         ("<failure/>", "test_stop failed on postgresql"),
         ("<error/>", "test_stop failed on postgresql"),
-        ("<skipped/>", "test_stop ran nowhere"),
+        ("<skipped/>", "test_stop was not run"),
     ],
 )
 def test_a_test_that_did_not_pass_is_named(
     tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str], inside: str, complaint: str
 ) -> None:
     results(tmp_path, test_kill="", test_stop=inside)
-    assert guarantees.main("check", tmp_path, page) == 1
+    assert main("check", tmp_path, page) == 1
     assert complaint in capsys.readouterr().out
 
 
 def test_a_test_that_is_missing_or_no_run_at_all_is_an_error(tmp_path: Path, page: Path) -> None:
-    assert guarantees.main("check", tmp_path, page) == 1
+    assert main("check", tmp_path, page) == 1
     results(tmp_path, test_kill="")
-    assert guarantees.main("check", tmp_path, page) == 1
+    assert main("check", tmp_path, page) == 1
 
 
 def test_a_row_that_names_no_test_is_an_error(tmp_path: Path, page: Path) -> None:
     page.write_text(PAGE.replace("::", " "))
     results(tmp_path, test_kill="", test_stop="")
-    assert guarantees.main("check", tmp_path, page) == 1
+    assert main("check", tmp_path, page) == 1
+
+
+@pytest.mark.parametrize(
+    ("promise", "complaint"),
+    [
+        ("| a worker dies | It fires once. |\n| Redis dies | It fires late. |", "no tests for: Redis dies"),
+        ("| Redis dies | It fires late. |", "not a promise or failure: a worker dies"),
+    ],
+)
+def test_a_failure_without_tests_is_an_error(
+    tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str], promise: str, complaint: str
+) -> None:
+    results(tmp_path, test_kill="", test_stop="")
+    (tmp_path / "guarantees.md").write_text(PROMISES.replace("| a worker dies | It fires once. |", promise))
+    assert main("check", tmp_path, page) == 1
+    assert complaint in capsys.readouterr().out
+
+
+def test_the_pages_name_the_same_promises_and_failures() -> None:
+    pages = (path.read_text(encoding="utf-8") for path in (guarantees.PAGE, guarantees.PROMISES))
+    assert guarantees.missing(*pages) == []
 
 
 def test_every_test_that_the_page_names_exists() -> None:

@@ -1,9 +1,139 @@
 """Counters, lags and gauges for Prometheus: add `"django_delayq.contrib.prometheus"` to INSTALLED_APPS.
 
-Counters count in the process that did it, from the signals: so bulk verbs, which send none, are not in them. They go
-into prometheus_client's default registry, which your metrics page (django-prometheus, or `make_wsgi_app`) exposes; with
-`PROMETHEUS_MULTIPROC_DIR` set they add up over processes, as everything in that registry does, and the gauges are left
-out. A worker has no pages: with `DELAYQ_METRICS_ADDRESS=127.0.0.1:9110` in its environment it serves its own.
+Signals increment the counters in the process that sends them. Bulk functions send no signals, so they are not counted.
+All metrics are in prometheus_client's default registry, which your metrics page (django-prometheus, or `make_wsgi_app`)
+exposes. With `PROMETHEUS_MULTIPROC_DIR` that registry adds up the counters of all processes and omits the gauges.
+A worker has no pages: with `DELAYQ_METRICS_ADDRESS=127.0.0.1:9110` in its environment it serves its own.
 
-The gauges come from the ledger when somebody asks, at most every 5 seconds per process.
+The gauges are read from the ledger when the page is requested, at most every 5 seconds per process.
 """
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from django.db import connections, router
+from prometheus_client import Counter, Histogram, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from django_delayq import signals
+
+if TYPE_CHECKING:
+    from django_delayq.models import Timeout
+
+logger = logging.getLogger("django_delayq.metrics")
+
+CACHE_SECONDS: Final = 5.0
+LAG_BUCKETS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600, 21600, 86400)
+ADDRESS_VARIABLE: Final = "DELAYQ_METRICS_ADDRESS"
+
+COUNTED: Final = {
+    signals.timeout_scheduled: ("scheduled", "Timeouts that were scheduled"),
+    signals.timeout_rescheduled: ("rescheduled", "Pending timeouts that got another deadline"),
+    signals.timeout_cancelled: ("cancelled", "Timeouts that were cancelled"),
+    signals.timeout_fired: ("fired", "Timeouts that fired"),
+    signals.timeout_skipped: ("skipped", "Due timeouts that were skipped"),
+    signals.timeout_failed: ("failed", "Attempts that failed and will be retried"),
+    signals.timeout_dead: ("dead", "Timeouts that are dead"),
+}
+LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the end", ["policy"], buckets=LAG_BUCKETS)
+COUNTERS = {signal: Counter(f"delayq_{name}", words, ["policy"]) for signal, (name, words) in COUNTED.items()}
+
+
+def connect() -> None:
+    """Count from now on what happens in this process. May be called twice."""
+    for signal in COUNTERS:
+        signal.connect(_count, dispatch_uid="delayq_prometheus")
+
+
+def _count(signal: Any, timeout: Timeout, **_: object) -> None:
+    COUNTERS[signal].labels(timeout.policy).inc()
+    lateness = timeout.lateness()
+    if lateness is not None:
+        LAG.labels(timeout.policy).observe(max(0.0, lateness))
+
+
+class Gauges(Collector):
+    """Gauges for the state of the ledger. If the ledger cannot be read, there are none, and the page has the rest."""
+
+    def __init__(self, using: str | None = None) -> None:
+        self._using = using
+        self._lock = Lock()
+        self._metrics: list[Metric] = []
+        self._until = 0.0
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no metrics, because registering must not query a database that may not exist yet."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the gauges, at most `CACHE_SECONDS` old."""
+        with self._lock:  # concurrent requests share one query
+            if time.monotonic() >= self._until:
+                self._metrics = self._read()
+                self._until = time.monotonic() + CACHE_SECONDS
+            return self._metrics
+
+    def _read(self) -> list[Metric]:
+        from django_delayq.models import Timeout
+        from django_delayq.monitoring import snapshot as status
+
+        connection = connections[self._using or router.db_for_write(Timeout)]
+        was_open = connection.connection is not None
+        pending, overdue, dead, stopped, workers, redis_up = families = [gauge for gauge, _ in gauge_families()]
+        try:
+            now = status.snapshot(self._using)
+        except Exception:  # without the gauges, the page still has the counters
+            logger.exception("The gauges could not be read from the ledger", extra={"event": "metrics_failed"})
+            return []
+        finally:
+            if not was_open:  # a server with a thread for each request would leave a connection open in each
+                connection.close()
+        for policy in now.policies:
+            pending.add_metric([policy.label], policy.pending.value)
+            overdue.add_metric([policy.label], policy.overdue.value)
+            dead.add_metric([policy.label], policy.dead.value)
+            stopped.add_metric([policy.label], policy.is_stopped)
+        workers.add_metric([], len(now.workers))
+        if now.redis.is_configured:
+            redis_up.add_metric([], now.redis.is_reachable)
+        return list(families)
+
+
+def gauge_families() -> list[tuple[GaugeMetricFamily, tuple[str, ...]]]:
+    """Return the gauges without values, each with the names of its labels."""
+    named = {
+        "pending_timeouts": ("Pending timeouts", ("policy",)),
+        "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
+        "dead_timeouts": ("Timeouts that are dead", ("policy",)),
+        "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
+        "workers": ("Workers that are running", ()),
+        "redis_up": ("1 if Redis answers", ()),
+    }
+    return [
+        (GaugeMetricFamily(f"delayq_{name}", words, labels=labels), labels) for name, (words, labels) in named.items()
+    ]
+
+
+def serve_worker(**_: object) -> None:
+    """Serve the metrics of this worker process at `DELAYQ_METRICS_ADDRESS`, if it is set.
+
+    An address that cannot be used is logged, and the worker starts without metrics.
+    """
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if not address:
+        return
+    host, _colon, port = address.rpartition(":")
+    try:
+        start_http_server(int(port), host or "127.0.0.1")
+    except (OSError, ValueError, OverflowError) as error:
+        words = "%s=%r cannot be served, so this worker has no metrics: %s"
+        logger.error(words, ADDRESS_VARIABLE, address, error, extra={"event": "metrics_address"})
+    else:
+        logger.info("metrics at %s", address, extra={"event": "metrics_served"})

@@ -1,9 +1,13 @@
-"""Start: count what happens, and offer the gauges."""
+"""The app: connect the counters and register the gauges."""
 
 from __future__ import annotations
 
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
+from prometheus_client import REGISTRY
+
+from django_delayq.contrib import prometheus
+from django_delayq.signals import worker_started
 
 
 class PrometheusConfig(AppConfig):
@@ -14,11 +18,6 @@ class PrometheusConfig(AppConfig):
     verbose_name = _("Timeouts for Prometheus")
 
     def ready(self) -> None:
-        from prometheus_client import REGISTRY
-
-        from django_delayq import signals
-        from django_delayq.contrib.prometheus import metrics
-
-        metrics.connect()
-        REGISTRY.register(metrics.Gauges())
-        signals.worker_started.connect(metrics.serve_worker, dispatch_uid=self.label)
+        prometheus.connect()
+        REGISTRY.register(prometheus.Gauges())
+        worker_started.connect(prometheus.serve_worker, dispatch_uid=self.label)

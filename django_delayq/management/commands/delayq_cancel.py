@@ -1,20 +1,14 @@
-"""`manage.py delayq_cancel`: see to it that timeouts do not happen."""
+"""`manage.py delayq_cancel`: cancel timeouts."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from django_delayq.management.operating import VerbCommand
-from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Result, cancel
+from django_delayq.management.operating import TimeoutCommand
+from django_delayq.operations.registry import OPERATIONS
 
 
-class Command(VerbCommand):
-    """Cancels by hand, so that nothing arms the round again."""
+class Command(TimeoutCommand):
+    """Cancel by hand, so that no save arms the round again."""
 
     help = "Cancels timeouts. Their rounds are closed: saving their objects does not arm them again."
-    verb, done = "cancel", "cancelled"
-    states = ("pending", "firing", "dead")
-
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
-        return cancel(rows, **common)
+    operation = OPERATIONS["cancel"]
+    done = "cancelled"

@@ -1,42 +1,48 @@
-"""`manage.py delayq_doctor`: what is wrong, and what to do about it."""
+"""`manage.py delayq_doctor`: what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.checks import ERROR, INFO, WARNING
+from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.arguments import TypedCommand
-from django_delayq.management.showing import as_json
-from django_delayq.monitoring.doctor import Level, examine
+from django_delayq.management.output import as_json
+from django_delayq.monitoring.doctor import examine
 
-WORDS = {Level.OK: "ok", Level.WARNING: "warning", Level.ERROR: "ERROR"}
+LEVELS = {INFO: "ok", WARNING: "warning", ERROR: "error"}
 
 
-class Command(TypedCommand):
-    """Reads only."""
+class Command(BaseCommand):
+    """Examine this installation; changes nothing."""
 
     help = (
-        "Examines database, Redis, clocks, workers and what waits. The exit code is 0 if nothing is wrong that makes "
-        "timeouts late, 1 if something does, and with --strict 1 for warnings too."
+        "Examines the database, Redis, clocks, workers and pending timeouts. The exit code is 1 if an error is found "
+        "(timeouts are late, or will be), with --strict also for warnings, and otherwise 0."
     )
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="for programs")
-        parser.add_argument("--quick", action="store_true", help="nothing that reads whole tables: for probes")
-        parser.add_argument("--strict", action="store_true", help="warnings count, too")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--quick", action="store_true", help="skip what reads whole tables: for probes")
+        parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
 
     def handle(self, *args: Any, **options: Any) -> None:
         findings = examine(quick=options["quick"])
+        rows = [
+            {"name": each.id, "level": LEVELS[each.level], "text": each.msg, "hint": each.hint or ""}
+            for each in findings
+        ]
         if options["json"]:
-            self.stdout.write(as_json(findings))
+            self.stdout.write(as_json(rows))
         else:
-            for finding in findings:
-                if finding.level or options["verbosity"] > 0:
-                    self.stdout.write(f"{WORDS[finding.level]:8}{finding.name}: {finding.text}")
-                    if finding.level and finding.hint:
-                        self.stdout.write(f"{'':8}{finding.hint}")
-        if max(finding.level for finding in findings) >= (Level.WARNING if options["strict"] else Level.ERROR):
+            for row in rows:
+                is_ok = row["level"] == "ok"
+                if not is_ok or options["verbosity"] > 0:
+                    level = "ERROR" if row["level"] == "error" else row["level"]
+                    self.stdout.write(f"{level:8}{row['name']}: {row['text']}")
+                    if not is_ok and row["hint"]:
+                        self.stdout.write(f"{'':8}{row['hint']}")
+        if max(each.level for each in findings) >= (WARNING if options["strict"] else ERROR):
             sys.exit(1)

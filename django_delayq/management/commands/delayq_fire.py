@@ -1,19 +1,14 @@
-"""`manage.py delayq_fire`: have timeouts fired now, by a worker."""
+"""`manage.py delayq_fire`: make a worker fire timeouts now."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from django_delayq.management.operating import VerbCommand
-from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Result, fire_now
+from django_delayq.management.operating import TimeoutCommand
+from django_delayq.operations.registry import OPERATIONS
 
 
-class Command(VerbCommand):
-    """Makes them due; a worker fires them as always."""
+class Command(TimeoutCommand):
+    """Make them due; a worker fires them."""
 
-    help = "Makes timeouts due now. A worker fires them, if their condition still holds."
-    verb, done = "fire", "due now"
-
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
-        return fire_now(rows, **common)
+    help = "Makes timeouts due now. A worker fires them if their condition still holds."
+    operation = OPERATIONS["fire"]
+    done = "due now"

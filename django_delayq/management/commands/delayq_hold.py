@@ -1,20 +1,14 @@
-"""`manage.py delayq_hold`: stop the clock of some policies."""
+"""`manage.py delayq_hold`: stop the clock of policies."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from django_delayq.management.stopping import PolicyCommand
-from django_delayq.models import PolicyChange
-from django_delayq.operations import hold
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.management.operating import PolicyCommand
+from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(PolicyCommand):
-    """For an outage that is nobody's fault."""
+    """Hold policies, for an outage during which the objects cannot meet their deadlines."""
 
-    help = "Stops policies until they are resumed. Then all their pending deadlines lie later by as long. Ends a pause."
+    help = "Stops policies until they are resumed, which then moves all pending deadlines by as long. Replaces a pause."
+    operation = OPERATIONS["hold"]
     done = "held"
-
-    def change(self, policy: TimeoutPolicy[Any], options: dict[str, Any], **common: Any) -> PolicyChange | None:
-        return hold(policy, **common)

@@ -1,25 +1,24 @@
-"""`manage.py delayq_policies`: every policy, what is in force for it, and how many timeouts it has."""
+"""`manage.py delayq_policies`: list the policies."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.arguments import TypedCommand
-from django_delayq.management.showing import as_json, seconds, table
+from django_delayq.management.output import as_json, seconds, table
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")
 
 
-class Command(TypedCommand):
-    """Reads only."""
+class Command(BaseCommand):
+    """List policies; change nothing."""
 
-    help = "Lists the policies: delay, whether paused or held, counts, lag, and what falls due in the coming 24 hours."
+    help = "Lists policies: delay, whether paused or held, counts, lag, and how many fall due in the next 24 hours."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="for programs; with what falls due hour by hour")
+        parser.add_argument("--json", action="store_true", help="print JSON, with the number due in each hour")
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = policy_statuses()
@@ -41,7 +40,7 @@ def _row(policy: PolicyStatus) -> tuple[object, ...]:
 
 
 def _delay(policy: PolicyStatus) -> str:
-    """The delay in force; a star: an operator has changed it."""
+    """Return the delay in force, with a star if an operator has changed it."""
     if policy.state is None:
         return "not declared"
     if policy.state.delay is None:

@@ -1,4 +1,4 @@
-"""`manage.py delayq_prune`: delete rows that were settled long ago."""
+"""`manage.py delayq_prune`: delete timeouts that were settled long ago."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ logger = logging.getLogger("django_delayq.steering")
 
 
 class Command(AskingCommand):
-    """Says how many were deleted. Asks at a terminal only: cron may run it."""
+    """Prune as workers do."""
 
     help = "Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."
-    may_be_alone = True
+    runs_unattended = True
 
     def handle(self, *args: Any, **options: Any) -> None:
         using, days = router.db_for_write(Timeout), get_settings().retention.days
         old = count_old(using)
         if options["dry_run"]:
-            self.stdout.write(f"{old} timeouts settled more than {days} days ago (dry run: nothing was changed)")
+            self.report(f"{old} timeouts settled more than {days} days ago", options)
             return
         self.ask("delete", old, options)
         deleted = prune(using)

@@ -1,4 +1,4 @@
-"""`manage.py delayq_replan`: another delay for a policy, and what it means for what is pending."""
+"""`manage.py delayq_replan`: change the delay of a policy, and choose what happens to pending timeouts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
-from django_delayq.management.moments import length
-from django_delayq.management.operating import OperatorCommand, actor
-from django_delayq.management.selecting import policy_named
-from django_delayq.operations import change_delay, preview_delay
+from django_delayq.management.operating import OperatorCommand
+from django_delayq.management.options import duration, policy_named
+from django_delayq.operations import preview_delay
 from django_delayq.operations.delay import MODES
+from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(OperatorCommand):
-    """Changes the delay in force, or plans anew with the one that is."""
+    """Change the delay in force, or replan with the present one."""
 
-    help = (
-        "Puts another delay in force for a policy, or, without --after, plans pending deadlines anew with the present."
-    )
+    help = "Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."
+    operation = OPERATIONS["delay"]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", nargs="?", metavar="LABEL", help="the policy")
         parser.add_argument("--policy", metavar="LABEL", help="the same as LABEL")
         delay = parser.add_mutually_exclusive_group()
-        delay.add_argument("--after", type=length, metavar="LENGTH", help="the new delay: 45m, 1h30m, 2d")
-        delay.add_argument("--declared", action="store_true", help="the delay of the declaration holds again")
+        delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d")
+        delay.add_argument("--declared", action="store_true", help="the declared delay applies again")
         parser.add_argument(
-            "--mode", choices=MODES, required=True,
-            help="pending deadlines: keep them, recompute them from what they count from, shift them by the difference",
-        )  # fmt: skip
+            "--mode",
+            choices=MODES,
+            required=True,
+            help="pending deadlines: keep them, recompute them with the delay, or shift them by the difference",
+        )
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -41,22 +42,29 @@ class Command(OperatorCommand):
         if len(labels) != 1:
             raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
         policy, mode = policy_named(labels.pop()), options["mode"]
-        after = options["after"]
-        if after is None and not options["declared"]:
+        if options["after"] is not None:
+            options["after"] = duration("--after", options["after"])
+        elif not options["declared"]:
             if mode != "recompute":
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
-            after = policy_state(policy, database_of(policy.concrete_model)).after
+            options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
         try:
-            seen = preview_delay(policy, after, mode)
-            line = f"{policy.label}: from {seen.before or 'computed'} to {seen.after or 'computed'}; {seen.pending}"
-            at_once = "an unknown number" if seen.overdue is None else seen.overdue
-            self.stdout.write(f"{line}{'+' * seen.is_capped} pending, of which {at_once} would be due at once")
-            if options["dry_run"]:
-                return self.say("not changed", options)
-            if mode != "keep":
-                self.ask(mode, Count(seen.pending, seen.is_capped), options)
-            change = change_delay(policy, after, mode=mode, by=actor(), reason=options["reason"])
+            seen = preview_delay(policy, options["after"], mode)
         except (DelayqError, ValueError) as error:
             raise CommandError(str(error)) from error
-        self.say(f"changed; {change.moved} moved, {change.unmoved} left as they are", options)
-        return None
+        pending = Count(seen.pending, seen.is_capped)
+        overdue = "an unknown number" if seen.overdue is None else seen.overdue
+        self.stdout.write(
+            f"{policy.label}: from {seen.before or 'computed'} to {seen.after or 'computed'}; "
+            f"{pending} pending, of which {overdue} would be due at once"
+        )
+        if options["dry_run"]:
+            self.report("not changed", options)
+            return
+        if mode != "keep":
+            self.ask(mode, pending, options)
+        change = self.run_operation(policy, options)
+        self.stdout.write(f"changed; {change.moved} moved, {change.unmoved} left as they are")
+
+    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"after": options["after"], "mode": options["mode"]}

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from django_delayq.management.operating import VerbCommand
-from django_delayq.models import TimeoutQuerySet
-from django_delayq.operations import Result, retry
+from django_delayq.management.operating import TimeoutCommand
+from django_delayq.operations.registry import OPERATIONS
 
 
-class Command(VerbCommand):
-    """After what killed them has been mended."""
+class Command(TimeoutCommand):
+    """Retry dead timeouts, after the cause of their failures is fixed."""
 
-    help = "Makes dead timeouts pending and due now, with all their attempts before them."
-    verb, done = "retry", "pending again"
-    states = ("dead",)
-    default_states = ("dead",)
-
-    def steer(self, rows: TimeoutQuerySet, options: dict[str, Any], **common: Any) -> Result:
-        return retry(rows, **common)
+    help = "Makes dead timeouts pending and due now, with all their attempts."
+    operation = OPERATIONS["retry"]
+    done = "pending again"

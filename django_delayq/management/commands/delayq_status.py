@@ -1,4 +1,4 @@
-"""`manage.py delayq_status`: how things stand, once or for ever."""
+"""`manage.py delayq_status`: show the state of workers, ledger and Redis."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.arguments import TypedCommand
-from django_delayq.management.showing import as_json, local, seconds
+from django_delayq.management.output import as_json, local, seconds
 from django_delayq.monitoring.snapshot import Snapshot, snapshot
 
 WATCH_SECONDS = 2.0
 
 
-class Command(TypedCommand):
-    """Reads only."""
+class Command(BaseCommand):
+    """Show a snapshot; change nothing."""
 
-    help = "Shows workers, what waits, what is overdue, how late things fired, what is stopped, and what Redis holds."
+    help = "Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies and Redis."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="for programs")
-        parser.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--watch", action="store_true", help="repeat every two seconds, until Ctrl-C")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -62,7 +61,7 @@ def _redis(seen: Snapshot) -> str:
     if not seen.redis.is_configured:
         return "none: workers read the ledger once a second"
     if not seen.redis.is_reachable:
-        return f"away: {seen.redis.error}"
+        return f"unreachable: {seen.redis.error}"
     entries, leased = (sum(getattr(each, name) for each in seen.redis.queues) for name in ("entries", "leased"))
     missing = f"{seen.redis.missing} of the next {seen.redis.compared} are missing" if seen.redis.missing else "in step"
     return f"{entries} entries, {leased} leased, {missing}"

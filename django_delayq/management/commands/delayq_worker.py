@@ -1,29 +1,28 @@
-"""`manage.py delayq_worker`: fire what falls due, until stopped."""
+"""`manage.py delayq_worker`: fire due timeouts until it is stopped."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 from typing import Any, Final
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
-from django_delayq.management.arguments import TypedCommand
+from django_delayq.management.options import each, number
 from django_delayq.worker import Worker
 
-SWITCH_SECONDS: Final = 0.0005
+SWITCH_INTERVAL_SECONDS: Final = 0.0005
 
 
-class Command(TypedCommand):
-    """Arguments in, a `Worker` out."""
+class Command(BaseCommand):
+    """Run a `Worker`."""
 
     help = (
-        "Fires the timeouts that fall due, until SIGTERM or SIGINT: then what runs is finished, the rest is given "
-        "back to other workers at once, and the exit code is 0. A second signal does not wait for what runs: its "
-        "database work is undone, it comes again, and the exit code is 1."
+        "Fires due timeouts until SIGTERM or SIGINT. Then running handlers are completed, the remaining timeouts are "
+        "released to other workers at once, and the exit code is 0. A second signal aborts running handlers: their "
+        "transactions roll back, the timeouts are retried, and the exit code is 1."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -35,44 +34,30 @@ class Command(TypedCommand):
             help="serve only these queues; may be repeated (default: all queues)",
         )
         parser.add_argument(
-            "--concurrency", type=_threads, metavar="N", help="handlers at once (default: DELAYQ['CONCURRENCY'])"
+            "--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])"
         )
-        parser.add_argument("--burst", action="store_true", help="exit when nothing is due")
-        parser.add_argument("--max-timeouts", type=_count, metavar="N", help="exit after N timeouts")
+        parser.add_argument("--burst", action="store_true", help="exit when no timeout is due")
+        parser.add_argument("--max-timeouts", metavar="N", help="exit after N timeouts")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        concurrency, limit = options["concurrency"], options["max_timeouts"]
         try:
             worker = Worker(
-                queues=options["queue"],
-                concurrency=options["concurrency"],
+                queues=each(options["queue"]) or None,
+                concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
                 burst=options["burst"],
-                max_timeouts=options["max_timeouts"],
+                max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
             )
-        except ConfigError as error:
-            raise CommandError(str(error)) from error
-        if options["verbosity"] > 0:
-            self.stdout.write(f"delayq_worker: {worker}")
-        # A thread that a deadline wakes must not wait 5 ms, Python's default, for a sweep to let go of the interpreter.
-        sys.setswitchinterval(SWITCH_SECONDS)
-        try:
+            if options["verbosity"] > 0:
+                self.stdout.write(f"delayq_worker: {worker}")
+            # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
+            sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
             worker.run()
         except ConfigError as error:
             raise CommandError(str(error)) from error
         if worker.abandoned:
-            self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they come again")
+            self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they are retried")
             # Not sys.exit: it would wait for threads that handlers may have started.
             logging.shutdown()
             self.stdout.flush()
             os._exit(1)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no count of 1 or more")
-    return int(text)
-
-
-def _threads(text: str) -> int:
-    if _count(text) > MAX_CONCURRENCY:
-        raise argparse.ArgumentTypeError(f"no worker needs more than {MAX_CONCURRENCY} threads")
-    return int(text)

@@ -1,1 +1,41 @@
-"""Where due timeouts come from: Redis while it answers, the ledger while it does not."""
+"""Where due timeouts come from: Redis while it works, the ledger while it does not.
+
+`switch.Sources` is both as one. `redis.RedisSource` leases entries, `ledger.LedgerSource` claims rows, and
+`fairness.Fairness` claims rows of policies that would wait behind the backlog of another policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Timeouts that a source has leased or claimed for this worker.
+
+    `deliveries`: how often each id was delivered. `wait_seconds`: how long to wait before the next `take`.
+    `is_part`: more timeouts are due than there was room for.
+    """
+
+    deliveries: Mapping[int, int] = field(default_factory=dict)
+    wait_seconds: float = 0.0
+    is_part: bool = False
+
+
+class Source(Protocol):
+    """A source of due timeouts. Thread-safe. A method that raises may be called again."""
+
+    def take(self, room: int) -> Batch:
+        """Lease or claim about `room` due timeouts for one `LEASE`."""
+
+    def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
+        """Note that `done` are settled, and when each of `again` is to be delivered again. Other ids are ignored."""
+
+    def flush(self) -> None:
+        """Send what `resolve` has noted."""
+
+    def extend(self) -> None:
+        """Extend all leases or claims that are not resolved to one `LEASE` from now."""

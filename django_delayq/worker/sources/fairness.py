@@ -1,9 +1,9 @@
-"""No policy waits behind another one's crowd: while more is due than can be held, each gets its share.
+"""Fair shares: no policy waits behind the backlog of another one.
 
-Redis hands out by due time, and so does a poll of the ledger. Of 100,000 timeouts that fall due at once, whatever is
-due a second later would stand at the end. So a worker that is behind asks the ledger, by an index, which policies
-have something due although it holds little of them, and claims some of that, the longest due first. Nothing has to be
-told to Redis: an entry that is still there is found settled when its turn comes.
+Redis delivers by due time, and so does a poll of the ledger. Behind 100,000 timeouts that fall due at once, a timeout
+that is due a second later would come last. So a worker with a backlog asks the ledger, by an index, which policies are
+underserved: they have due timeouts, but few of them in this worker. It claims some of these, the longest due first.
+Redis is not informed: an entry that is still there is found settled when its turn comes.
 """
 
 from __future__ import annotations
@@ -14,74 +14,71 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from django_delayq.policies import registry
-from django_delayq.worker.sources.ledger import Poll
+from django_delayq.worker.sources.ledger import LedgerSource
 
 FIRST_SECONDS: Final = 0.1
 LONGEST_SECONDS: Final = 0.25
-"""How long a worker is behind before it looks, and between two looks: ever longer while there is nothing to find."""
-LEAST: Final = 25
-"""What every policy may have held, and what one look may claim, however little room others leave."""
-MOST_LABELS: Final = 50
-"""Asked for in one query. Where there are more, they take turns."""
+"""The time from the start of a backlog to the first check, and between two checks: it grows while they find nothing."""
+MIN_SHARE: Final = 25
+"""How many timeouts of each policy may be in flight, and one check may claim, however little room there is."""
+MAX_LABELS: Final = 50
+"""How many labels one query asks for. Where there are more, they take turns."""
 
 
-class Shares:
-    """Looks into the ledger for policies that get less than their share. For the worker's own thread.
+class Fairness:
+    """Claims due rows of underserved policies. For the worker's own thread.
 
     Args:
-        poll: claims the rows.
+        ledger: claims the rows.
         only: the queues that this worker serves; None: all of them.
     """
 
-    def __init__(self, poll: Poll, only: Sequence[str] | None) -> None:
-        self._poll = poll
+    def __init__(self, ledger: LedgerSource, only: Sequence[str] | None) -> None:
+        self._ledger = ledger
         self._only = only
-        self._look_at = math.inf
+        self._check_at = math.inf
         self._pause = FIRST_SECONDS
         self._turn = 0
 
-    def saw(self, *, is_behind: bool) -> None:
-        """Whether the worker had to leave something that is due."""
-        if not is_behind:
-            self._look_at, self._pause = math.inf, FIRST_SECONDS
-        elif self._look_at == math.inf:
-            self._look_at = time.monotonic() + self._pause
+    def note_backlog(self, has_backlog: bool) -> None:
+        """Note whether the worker had to leave due timeouts behind."""
+        if not has_backlog:
+            self._check_at, self._pause = math.inf, FIRST_SECONDS
+        elif self._check_at == math.inf:
+            self._check_at = time.monotonic() + self._pause
 
     @property
     def seconds_left(self) -> float:
-        """How long until the next look; infinite while the worker keeps up."""
-        return max(0.0, self._look_at - time.monotonic())
+        """Return how long it is until the next check. Infinite without a backlog."""
+        return max(0.0, self._check_at - time.monotonic())
 
-    def take(self, room: int, held: Mapping[str, int], least: int = LEAST) -> Mapping[int, int]:
-        """Due rows of policies that have less than half their share of what is held, with their claims.
+    def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Mapping[int, int]:
+        """Claim due rows of policies that have less than half their share; return their deliveries.
 
         Raises the database's errors.
 
         Args:
-            room: how much the worker would take.
-            held: how much it holds, by policy.
-            least: how much may be taken although there is no room.
+            room: how many timeouts the worker would take.
+            in_flight: how many it has, by policy.
+            least: how many may be taken although there is no room.
         """
-        budget = max(room, min(LEAST, least))
+        budget = max(room, min(MIN_SHARE, least))
         if self.seconds_left or budget <= 0:
             return {}
-        claims = self._claim(room, held, budget)
+        total = room + sum(in_flight.values())
+        share = max(MIN_SHARE, total // (len(in_flight) + 1))
+        underserved = [label for policy, label in self._labels() if 2 * in_flight.get(policy, 0) < share]
+        claims: Mapping[int, int] = {}
+        if found := self._ledger.labels_with_due(underserved)[:budget]:
+            share = max(MIN_SHARE, total // len({*in_flight, *found}))
+            claims = self._ledger.take_of(dict.fromkeys(found, min(share, max(1, budget // len(found)))))
         self._pause = FIRST_SECONDS if claims else min(2 * self._pause, LONGEST_SECONDS)
-        self._look_at = time.monotonic() + self._pause
+        self._check_at = time.monotonic() + self._pause
         return claims
 
-    def _claim(self, room: int, held: Mapping[str, int], budget: int) -> Mapping[int, int]:
-        share = max(LEAST, (room + sum(held.values())) // (len(held) + 1))
-        hungry = [label for policy, label in self._labels() if 2 * held.get(policy, 0) < share]
-        found = self._poll.labels_with_more(hungry)[:budget]
-        if not found:
-            return {}
-        share = max(LEAST, (room + sum(held.values())) // len({*held, *found}))
-        return self._poll.look_for(dict.fromkeys(found, min(share, max(1, budget // len(found)))))
-
     def _labels(self) -> Sequence[tuple[str, str]]:
-        """Every policy that is served here, with each of its labels: as many as one query may ask for, in turns."""
+        """Return pairs of a served policy and one of its labels, in turns at most as many as one query may ask for."""
         served = [policy for policy in registry if self._only is None or policy.queue in self._only]
         pairs = [(policy.label, label) for policy in served for label in policy.labels]
-        self._turn = (self._turn + MOST_LABELS) % max(1, len(pairs)) if len(pairs) > MOST_LABELS else 0
-        return (pairs[self._turn :] + pairs[: self._turn])[:MOST_LABELS]
+        self._turn = (self._turn + MAX_LABELS) % max(1, len(pairs)) if len(pairs) > MAX_LABELS else 0
+        return (pairs[self._turn :] + pairs[: self._turn])[:MAX_LABELS]

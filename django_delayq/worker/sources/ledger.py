@@ -1,108 +1,90 @@
-"""Without Redis: due rows are read from the ledger, once a second, each claimed for a while by one worker."""
+"""Without Redis: read due rows from the ledger once a second, and claim each for one worker."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from django_delayq.conf import get_settings
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import claiming
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.sources import Batch, Source
 
 POLL_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a source of due timeouts gave: how often each id was handed out, and how long to wait before asking again.
+class LedgerSource(Source):
+    """A source of due timeouts that needs only the ledger. Raises the database's errors."""
 
-    `is_part`: more is due than there was room for.
-    """
-
-    deliveries: Mapping[int, int] = field(default_factory=dict)
-    wait_seconds: float = 0.0
-    is_part: bool = False
-
-
-class Poll:
-    """A source of due timeouts that needs nothing but the ledger.
-
-    `settle` only takes note; `flush` writes. Threads share an instance. Every method that touches the database raises
-    its errors, and may be repeated then.
-    """
-
-    def __init__(self, using: str, queues: Sequence[str] | None, clocks: Clocks) -> None:
-        self.queues = queues
+    def __init__(self, using: str, queues: Sequence[str] | None, skew: ClockSkew) -> None:
         self._using = using
-        self._clocks = clocks
+        self._queues = queues
+        self._skew = skew
         self._lock = threading.Lock()
-        self._next_look = 0.0
+        self._poll_at = 0.0
         self._claimed: dict[int, datetime] = {}
+        """Until when each id is claimed."""
         self._again: dict[datetime, dict[int, datetime]] = {}
+        """What to release, by the expiry of its claim."""
 
-    def take(self, room: int) -> Taken:
-        """At most `room` due rows are claimed; at most one look a second, but for as long as there is more."""
-        wait = self._next_look - time.monotonic()
-        if wait > 0:
-            return Taken(wait_seconds=wait)
-        return self.look(room)
+    def take(self, room: int) -> Batch:
+        """Claim at most `room` due rows, once a second, or at once while more are due."""
+        wait = self._poll_at - time.monotonic()
+        return Batch(wait_seconds=wait) if wait > 0 else self.take_now(room)
 
-    def look(self, room: int) -> Taken:
-        """As `take`, now."""
-        self._next_look = time.monotonic() + POLL_SECONDS
-        # The look that finds nothing, and most do, must not begin a writing transaction: on SQLite all stand in line.
+    def take_now(self, room: int) -> Batch:
+        """Do the same without waiting for the next second."""
+        self._poll_at = time.monotonic() + POLL_SECONDS
+        # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
         without = unknown.labels()
-        if not claiming.is_any_claimable(self._using, self.queues, without):
-            return Taken(wait_seconds=POLL_SECONDS)
-        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease, without))
-        if len(claims) >= room:
-            self._next_look = 0.0
-            return Taken(claims, is_part=True)
-        return Taken(claims, POLL_SECONDS)
+        if not claiming.is_any_claimable(self._using, self._queues, without):
+            return Batch(wait_seconds=POLL_SECONDS)
+        claims = self._note(claiming.claim(self._using, self._queues, room, get_settings().lease, without))
+        if len(claims) < room:
+            return Batch(claims, POLL_SECONDS)
+        self._poll_at = 0.0
+        return Batch(claims, is_part=True)
 
-    def labels_with_more(self, labels: Sequence[str]) -> list[str]:
-        """Those of `labels` whose policies have rows that are due and not claimed."""
-        return claiming.labels_with_claimable(self._using, self.queues, labels)
+    def labels_with_due(self, labels: Sequence[str]) -> list[str]:
+        """Return those of `labels` whose policies have rows that are due and not claimed."""
+        return claiming.labels_with_claimable(self._using, self._queues, labels)
 
-    def look_for(self, limits: Mapping[str, int]) -> Mapping[int, int]:
-        """Of each label at most so many due rows are claimed, whatever else is due."""
-        return self._note(claiming.claim_each(self._using, self.queues, limits, get_settings().lease))
+    def take_of(self, limits: Mapping[str, int]) -> Mapping[int, int]:
+        """Claim at most so many due rows of each label; return their deliveries."""
+        return self._note(claiming.claim_each(self._using, self._queues, limits, get_settings().lease))
 
     def _note(self, claimed: claiming.Claimed) -> Mapping[int, int]:
-        self._clocks.saw_database(claimed.now)
+        self._skew.note_database(claimed.now)
         with self._lock:
             self._claimed.update(dict.fromkeys(claimed.claims, claimed.until))
         return claimed.claims
 
-    def settle(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
-        """Whatever of these is claimed here need not be any more; `again` comes back at its moments."""
+    def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:
             for id in done:
                 self._claimed.pop(id, None)
-            for id, moment in again.items():
+            for id, due_at in again.items():
                 until = self._claimed.pop(id, None)
                 if until is not None:
-                    self._again.setdefault(until, {})[id] = moment
-                    wait = max(0.0, (moment - self._clocks.now()).total_seconds())
-                    self._next_look = min(self._next_look, time.monotonic() + wait)
+                    self._again.setdefault(until, {})[id] = due_at
+                    wait = max(0.0, (due_at - self._skew.now()).total_seconds())
+                    self._poll_at = min(self._poll_at, time.monotonic() + wait)
 
     def flush(self) -> None:
-        """What was settled is written; what others hold just now, the next time."""
+        """Release claims. Rows that are locked by others stay noted for the next call."""
         for until, again in list(self._again.items()):
-            held = claiming.give_back(again, until, self._using)
+            locked = claiming.give_back(again, until, self._using)
             with self._lock:
-                left = {id: moment for id, moment in self._again.pop(until).items() if id in held}
+                left = {id: due_at for id, due_at in self._again.pop(until).items() if id in locked}
                 if left:
                     self._again[until] = left
 
     def extend(self) -> None:
-        """Everything claimed here and not settled stays so for one `LEASE` from now."""
-        with self._lock:  # all along: who settles meanwhile would give back a claim that has just been renewed
+        with self._lock:  # held throughout: resolve() must not release a claim that has just been extended
             by_claim: dict[datetime, list[int]] = {}
             for id, until in self._claimed.items():
                 by_claim.setdefault(until, []).append(id)

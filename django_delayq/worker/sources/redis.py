@@ -1,4 +1,4 @@
-"""One pass over the queues in Redis: what is due is leased to this worker, from each queue its fair share."""
+"""Lease due entries from the queues in Redis, a fair share from each queue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -14,96 +14,90 @@ from typing import Final
 from django_delayq.conf import get_settings
 from django_delayq.engine import DelayQueue, Engine, Lease
 from django_delayq.firing.unknown import unknown
-from django_delayq.recovery.clocks import Clocks
-from django_delayq.worker.sources.ledger import Taken
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.sources import Batch, Source
 
 logger = logging.getLogger("django_delayq.worker")
 
-LONGEST_WAIT_SECONDS: Final = 1.0
-"""A wake-up may be lost without a sign; this is what it then costs."""
+MAX_WAIT_SECONDS: Final = 1.0
+"""The delay that a lost wake-up message costs at most."""
 AHEAD_MS: Final = 5
-"""An entry is leased, and its row read, this long before it is due: so its deadline finds all but the firing done."""
-MOST_ROUNDS: Final = 10
-"""How often one pass asks a queue: somebody who fills it with garbage must not keep us here."""
+"""An entry is leased, and its row read, this long before it is due, so that only the firing is left at its deadline."""
+MAX_ROUNDS: Final = 10
+"""How often one pass asks a queue, so that a flood of invalid entries does not block it."""
 JITTER_SECONDS: Final = 0.005
-"""Workers that wait for nothing in particular do not all come at once. Who waits for a deadline comes on time."""
-
+"""Spreads the checks of idle workers. A worker that waits for a deadline is on time."""
 HANDICAP_SECONDS: Final = 0.2
-"""A worker that has just met a policy which it does not know looks so much later than one that may know it."""
+"""A worker that has just met an unknown policy checks this much later than a worker that may know it."""
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """What is left of one lease: ids under way, and what is to be told about the others."""
+class _Leased:
+    """One lease: the ids in flight, and the results of the others that Redis does not have yet."""
 
     queue: DelayQueue
     lease: Lease
     expires: float
     size: int
-    under_way: set[int]
+    in_flight: set[int]
     lost: int = 0
     done: set[int] = field(default_factory=set)
     again: dict[int, datetime] = field(default_factory=dict)
 
 
-class Transfer:
-    """The source of due timeouts that Redis is. `settle` only takes note; `flush` tells.
+class RedisSource(Source):
+    """The source of due timeouts that Redis is. Raises EngineError."""
 
-    Threads share an instance. `take`, `flush` and `extend` raise EngineError, and may be repeated then.
-    """
-
-    def __init__(self, engine: Engine, queues: Iterable[str], clocks: Clocks) -> None:
+    def __init__(self, engine: Engine, queues: Iterable[str], skew: ClockSkew) -> None:
         self._engine = engine
-        self._clocks = clocks
+        self._skew = skew
         self._lock = threading.RLock()
-        self._look_at: dict[tuple[str, int], float] = {}
+        self._check_at: dict[tuple[str, int], float] = {}
+        """When to ask each queue and shard next."""
         self._turn = 0
-        self._held: list[_Held] = []
-        self._by_id: dict[int, _Held] = {}
+        self._leased: list[_Leased] = []
+        self._by_id: dict[int, _Leased] = {}
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
-        """These queues are looked at, too."""
+        """Add queues."""
         for queue in queues:
             for shard in range(self._engine.shards):
-                self._look_at.setdefault((queue, shard), 0.0)
+                self._check_at.setdefault((queue, shard), 0.0)
 
-    def look_now(self) -> None:
-        """The next `take` looks at every queue, whatever was known of them."""
-        for place in self._look_at:
-            self._look_soon(place)
+    def check_now(self) -> None:
+        """Make the next `take` ask every queue."""
+        for place in self._check_at:
+            self._check_soon(place)
 
-    def _look_soon(self, place: tuple[str, int]) -> None:
-        """The next `take` looks at `place`; if unknown policies are about, the one after the handicap."""
+    def _check_soon(self, place: tuple[str, int]) -> None:
+        """Make the next `take` ask `place`; while unknown policies are about, only after the handicap."""
         soon = time.monotonic() + HANDICAP_SECONDS if unknown.are_about else 0.0
-        self._look_at[place] = min(self._look_at[place], soon)
+        self._check_at[place] = min(self._check_at[place], soon)
 
-    def take(self, room: int) -> Taken:
-        """Every queue that may have something due is asked, in turns, for a share of the room; then for more."""
+    def take(self, room: int) -> Batch:
+        """Ask every queue that may have due entries for its share of the room, in turns, and then for more."""
         now = time.monotonic()
-        asked = [place for place in self._in_turn() if self._look_at[place] <= now]
+        places = list(self._check_at)
+        self._turn = (self._turn + 1) % max(1, len(places))
+        asked = [place for place in places[self._turn :] + places[: self._turn] if self._check_at[place] <= now]
         deliveries: dict[int, int] = {}
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if not asked or len(deliveries) >= room:
                 break
             share = max(1, (room - len(deliveries)) // len(asked))
             more = []
             for place in asked:
                 if len(deliveries) == room:
-                    more.append(place)  # it keeps its turn: its time to be looked at has come and stays so
+                    more.append(place)  # its time to be asked has come and stays so
                 elif self._reserve(place, min(share, room - len(deliveries)), deliveries):
                     more.append(place)
             asked = more
-        wait = min(self._look_at.values(), default=LONGEST_WAIT_SECONDS) - time.monotonic()
-        return Taken(deliveries, max(0.0, wait), is_part=bool(asked))
-
-    def _in_turn(self) -> Sequence[tuple[str, int]]:
-        places = list(self._look_at)
-        self._turn = (self._turn + 1) % max(1, len(places))
-        return places[self._turn :] + places[: self._turn]
+        wait = min(self._check_at.values(), default=MAX_WAIT_SECONDS) - time.monotonic()
+        return Batch(deliveries, max(0.0, wait), is_part=bool(asked))
 
     def _reserve(self, place: tuple[str, int], limit: int, deliveries: dict[int, int]) -> bool:
-        """Whether there is more where this came from."""
+        """Lease entries of one queue into `deliveries`; return whether it has more."""
         queue = self._engine.queue(*place)
         lease_seconds = get_settings().lease.total_seconds()
         asked = time.monotonic()
@@ -111,82 +105,70 @@ class Transfer:
             reserved = queue.reserve(limit, int(lease_seconds * 1000), AHEAD_MS)
             if reserved.lease is not None:
                 ids = {entry.id for entry in reserved.entries}
-                held = _Held(queue, reserved.lease, asked + lease_seconds, len(ids), ids)
-                self._hold(held)
+                leased = _Leased(queue, reserved.lease, asked + lease_seconds, len(ids), ids)
+                self._leased.append(leased)
+                for id in ids:
+                    # An id that is in flight here already has lost its lease: its result counts for the new one.
+                    if former := self._by_id.get(id):
+                        former.in_flight.discard(id)
+                    self._by_id[id] = leased
         deliveries.update((entry.id, entry.deliveries) for entry in reserved.entries)
-        self._clocks.saw_redis(reserved.now_ms)
+        self._skew.note_redis(reserved.now_ms)
         next_ms = reserved.next_due_ms
-        idle = LONGEST_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
+        idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
         wait = idle if next_ms is None else min(idle, max(0, next_ms - AHEAD_MS - reserved.now_ms) / 1000)
         handicap = HANDICAP_SECONDS if unknown.are_about else 0.0
-        self._look_at[place] = time.monotonic() + wait + handicap if wait else 0.0
+        self._check_at[place] = time.monotonic() + wait + handicap if wait else 0.0
         return not wait
 
-    def _hold(self, held: _Held) -> None:
-        """An id that is under way here already lost its lease meanwhile: what becomes of it counts for the new one."""
-        self._held.append(held)
-        for id in held.under_way:
-            former = self._by_id.get(id)
-            if former is not None:
-                former.under_way.discard(id)
-            self._by_id[id] = held
-
-    def settle(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
-        """Whatever of these is leased here need not be any more; `again` comes back at its moments."""
+    def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         with self._lock:
             for id in done:
-                if held := self._by_id.pop(id, None):
-                    held.under_way.discard(id)
-                    held.done.add(id)
-            for id, moment in again.items():
-                if held := self._by_id.pop(id, None):
-                    held.under_way.discard(id)
-                    held.again[id] = moment
+                if leased := self._by_id.pop(id, None):
+                    leased.in_flight.discard(id)
+                    leased.done.add(id)
+            for id, due_at in again.items():
+                if leased := self._by_id.pop(id, None):
+                    leased.in_flight.discard(id)
+                    leased.again[id] = due_at
 
     def flush(self) -> None:
-        """What was settled is told. What cannot be told now stays noted, unless it has become too old to matter."""
+        """Acknowledge and release entries. After an error they stay noted until their lease is too old to matter."""
         with self._lock:
-            for held in self._held:
-                if held.done or held.again:
-                    self._tell(held)
+            for leased in self._leased:
+                if leased.done:
+                    is_all = len(leased.done) == leased.size
+                    leased.queue.acknowledge(leased.lease, None if is_all else leased.done)
+                    leased.done = set()
+                if leased.again:
+                    due = {id: self._skew.redis_ms(due_at) for id, due_at in leased.again.items()}
+                    leased.queue.release(leased.lease, due.items())
+                    # An entry that is due again already is taken now, not when the current wait ends.
+                    self._check_soon((leased.queue.name, self._engine.shard_of(next(iter(due)))))
+                    leased.again = {}
             too_old = time.monotonic() - get_settings().lease.total_seconds()
-            self._held = [held for held in self._held if held.under_way or _is_noted(held, too_old)]
-
-    def _tell(self, held: _Held) -> None:
-        if held.done:
-            is_all = len(held.done) == held.size
-            held.queue.acknowledge(held.lease, None if is_all else held.done)
-            held.done = set()
-        if held.again:
-            due = {id: self._clocks.redis_ms(moment) for id, moment in held.again.items()}
-            held.queue.release(held.lease, due.items())
-            # Who is told to look again at a moment that has passed looks now, and not when the next timer ends.
-            self._look_soon((held.queue.name, self._engine.shard_of(next(iter(due)))))
-            held.again = {}
+            self._leased = [
+                leased
+                for leased in self._leased
+                if leased.in_flight or ((leased.done or leased.again) and leased.expires > too_old)
+            ]
 
     def extend(self) -> None:
-        """Everything leased here and not settled stays so for one `LEASE` from now."""
         lease_ms = int(get_settings().lease.total_seconds() * 1000)
         with self._lock:
-            for held in self._held:
-                if held.under_way and held.lost < len(held.under_way):
-                    began = time.monotonic()
-                    held.lease, count = held.queue.extend(held.lease, lease_ms)
-                    held.expires = began + lease_ms / 1000
-                    _tell_lost(held, len(held.under_way) - count)
-
-
-def _tell_lost(held: _Held, lost: int) -> None:
-    """Nothing is to be done about it: whoever has the lease now looks at the row, and finds it locked or settled."""
-    if lost > held.lost:
-        logger.warning(
-            "%d timeouts of queue %r were moved, cancelled or given to others while this worker fires them",
-            lost,
-            held.queue.name,
-            extra={"event": "lease_lost", "queue": held.queue.name},
-        )
-    held.lost = max(lost, 0)
-
-
-def _is_noted(held: _Held, too_old: float) -> bool:
-    return bool(held.done or held.again) and held.expires > too_old
+            for leased in self._leased:
+                if not leased.in_flight or leased.lost >= len(leased.in_flight):
+                    continue
+                began = time.monotonic()
+                leased.lease, count = leased.queue.extend(leased.lease, lease_ms)
+                leased.expires = began + lease_ms / 1000
+                lost = len(leased.in_flight) - count
+                if lost > leased.lost:  # no action: the worker that has the lease now finds the row locked or settled
+                    logger.warning(
+                        "%d timeouts of queue %r were moved, cancelled or leased to others while this worker fires "
+                        "them",
+                        lost,
+                        leased.queue.name,
+                        extra={"event": "lease_lost", "queue": leased.queue.name},
+                    )
+                leased.lost = max(lost, 0)

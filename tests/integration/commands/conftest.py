@@ -23,9 +23,9 @@ Do = Callable[..., Said]
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    controls.forget()
+    controls.stop_cache.forget()
     yield
-    controls.forget()
+    controls.stop_cache.forget()
     forget_engine()
 
 

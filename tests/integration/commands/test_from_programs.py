@@ -72,6 +72,20 @@ def test_keywords_steer_as_options_do(rows: dict[str, Timeout]) -> None:
     assert controls.policy_state(get_policy(UNPAID), "default").after is None
 
 
+def test_keywords_may_be_typed_values(rows: dict[str, Timeout]) -> None:
+    before, until = rows["late"].due_at, timezone.now() + timedelta(hours=3)
+    assert call("delayq_postpone", id=[rows["late"].pk], by=timedelta(hours=2)) == "1 postponed\n"
+    rows["late"].refresh_from_db()
+    assert rows["late"].due_at == before + timedelta(hours=2)
+    assert call("delayq_postpone", id=rows["soon"].pk, to=until) == "1 postponed\n"
+    call("delayq_pause", policy=[REMIND], until=until)
+    assert controls.policy_state(get_policy(REMIND), "default").until == until
+    call("delayq_pause", policy=REMIND, until=None)
+    assert controls.policy_state(get_policy(REMIND), "default").until is None
+    call("delayq_replan", UNPAID, after=timedelta(minutes=45), mode="keep")
+    assert controls.policy_state(get_policy(UNPAID), "default").after == timedelta(minutes=45)
+
+
 def test_one_queue_is_one_queue_and_not_its_letters() -> None:
     assert "serves default of" in call("delayq_worker", queue="default", burst=True)
 
@@ -85,11 +99,11 @@ def test_queues_stand_in_a_row_or_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [
-        ("delayq_list", {"state": "sleeping"}, "none of pending, firing"),
-        ("delayq_list", {"due_after": "tomorrow"}, "no moment"),
+        ("delayq_list", {"state": "sleeping"}, "must be one of pending, firing"),
+        ("delayq_list", {"due_after": "tomorrow"}, "is not a time"),
         ("delayq_list", {"limit": "many"}, "limit"),
         ("delayq_list", {"policy": "remind"}, "testapp.order.remind"),
-        ("delayq_worker", {"concurrency": 0, "burst": True}, "no count of 1 or more"),
+        ("delayq_worker", {"concurrency": 0, "burst": True}, "must be 1 to"),
         ("delayq_pause", {}, "Which policies"),
         ("delayq_replan", {"mode": "keep"}, "Which policy"),
         ("delayq_cancel", {}, "Which timeouts"),

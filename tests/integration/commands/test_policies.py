@@ -70,7 +70,7 @@ def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Callable[[st
     do("delayq_hold", REMIND)
     PolicyControl.objects.update(stopped_at=timezone.now() - timedelta(hours=1))
     Timeout.objects.update(created_at=timezone.now() - timedelta(hours=3))
-    with pytest.raises(CommandError, match="Nobody is there to ask"):
+    with pytest.raises(CommandError, match="Without a terminal"):
         do("delayq_resume", REMIND)
     assert stop_of(REMIND) == "held"
     assert "11 moved, 0 left as they are" in do("delayq_resume", REMIND, "--yes").out

@@ -13,10 +13,8 @@ from django.db.models import Model
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy, schedule_timeout
-from django_delayq.firing import Report, batches, groups, plan, points, run
-from django_delayq.firing.pace import Pace, forget_paces, pace_of
-from django_delayq.firing.patience import patience
-from django_delayq.firing.unknown import unknown
+from django_delayq.firing import Report, checkpoints, groups, plan, run
+from django_delayq.firing.state import GroupSize, firing_state
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -28,17 +26,14 @@ Fire = Callable[..., Report]
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test inherits what another one taught this process about the pace of a policy.
+    """Let no test inherit what another one taught this process about a policy.
 
-    And none is given back, however slow the machine, what it expects to be done in one go.
+    And let no firing release a part of its work, however slow the machine is.
     """
-    for module in (batches, groups):
-        monkeypatch.setattr(module, "WORK_SECONDS", 600.0)
-    forget_paces()
-    patience.forget_all()
-    unknown.forget_all()
+    monkeypatch.setattr(groups, "WORK_SECONDS", 600.0)
+    firing_state.forget()
     yield
-    points.look_on(None)
+    checkpoints.set_hook(None)
 
 
 @pytest.fixture
@@ -75,11 +70,11 @@ def state(row: Timeout) -> tuple[str, str]:
     return row.state, row.cause
 
 
-def grouping(policy: TimeoutPolicy[Any]) -> Pace:
-    """From here on `policy` is fired in groups, as after a long time of quick handlers that never raised."""
-    pace = pace_of(policy.label)
-    pace.seconds, pace.proven, pace.failing, pace.alone_until = 1e-5, 50, 0.0, 0.0
-    return pace
+def grouping(policy: TimeoutPolicy[Any]) -> GroupSize:
+    """Fire `policy` in groups from now on, as after many quick handlers that did not raise."""
+    sizes = firing_state.group_size(policy.label)
+    sizes.seconds, sizes.proven, sizes.failure_rate, sizes.alone_until = 1e-5, 50, 0.0, 0.0
+    return sizes
 
 
 def make_due(row: Timeout) -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_delayq.firing import points, settle_expired
+from django_delayq.firing import checkpoints, settle_expired
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, Order
@@ -25,8 +25,8 @@ for work in works:
     run(work, "default")
 print("survived")
 """
-INSIDE = [step for step in points.STEPS if step not in {"charged", "settled", "undone", "recorded"}]
-OUTSIDE = [step for step in points.STEPS if step not in {"charged", "undone", "recorded"}]
+INSIDE = [step for step in checkpoints.STEPS if step not in {"charged", "settled", "undone", "recorded"}]
+OUTSIDE = [step for step in checkpoints.STEPS if step not in {"charged", "undone", "recorded"}]
 
 
 def killed_at(start_command: StartCommand, step: str, row: Timeout, deliveries: int = 1) -> None:
@@ -100,5 +100,5 @@ def test_a_process_killed_while_it_fires_outside_leaves_at_least_one_effect_with
 
 
 def test_nothing_in_the_environment_stops_a_firing_unless_a_test_installs_it(order: Order) -> None:
-    assert points._hook is None
+    assert checkpoints._hook is None
     assert fire(due(order)).fired

@@ -26,9 +26,9 @@ def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(
     row.refresh_from_db()
     seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}  # as a second worker sees it
     settle_expired("default")
-    record(get_policy((Order, "send_outside")), row.pk, WorkerDied("died"), "default", seen=seen, charged=True)
+    record(get_policy((Order, "send_outside")), row.pk, WorkerDied("died"), "default", seen=seen, is_counted=True)
     assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
-        f"Timeout {row.pk} (testapp.order.send_outside) failed at attempt 1 and is pending now"
+        f"Timeout {row.pk} (testapp.order.send_outside) failed at attempt 1 and is now pending"
     ]
 
 
@@ -37,5 +37,5 @@ def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
 ) -> None:
     row = due(order, "send_outside")
     seen = {"state": "firing", "attempts": 1}
-    record(get_policy((Order, "send_outside")), row.pk, RuntimeError("no"), "default", seen=seen, charged=True)
+    record(get_policy((Order, "send_outside")), row.pk, RuntimeError("no"), "default", seen=seen, is_counted=True)
     assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]

@@ -15,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import groups, plan, points, run
-from django_delayq.firing.pace import Pace
+from django_delayq.firing import checkpoints, groups, plan, run
+from django_delayq.firing.state import GroupSize
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, state
 from tests.testapp.models import Effect, ExpressOrder, Order
@@ -185,7 +185,7 @@ def test_a_handler_that_writes_other_members_leaves_none_of_them_stale(
     assert state(rows[1])[0] in {"skipped", "cancelled"}
     assert not Order.objects.filter(pk=orders[1].pk).exclude(status="paid").exists()
     assert pace.is_alone
-    assert pace.group_size() == 1
+    assert pace.size() == 1
 
 
 NARROW: list[Callable[[Order], object]] = [
@@ -215,7 +215,7 @@ def test_a_handler_that_minds_its_own_business_stays_in_its_group(
     pace = grouping(policy)
     rows = [due(order, policy) for order in orders]
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*rows)
     assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
     assert not pace.is_alone
@@ -233,7 +233,7 @@ def test_arming_and_cancelling_other_policies_on_save_stays_in_the_group(declare
     grouping(policy)
     rows = [due(order, policy) for order in orders]
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*rows)
     assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
     assert Timeout.objects.pending().of_labels(["testapp.order.armed"]).count() == 4
@@ -249,7 +249,7 @@ def test_a_child_of_two_tables_stays_in_its_group(declare: Declare) -> None:
     grouping(policy)
     rows = [due(ExpressOrder.objects.create(), policy) for _ in range(3)]
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*rows)
     assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
     assert ExpressOrder.objects.filter(status="gone", courier="fast").count() == 3
@@ -282,7 +282,7 @@ def test_a_policy_that_raises_often_is_fired_one_by_one_for_a_while(declare: Dec
     orders = [Order.objects.create() for _ in range(20)]
     bad.update(order.pk for order in orders[::2])
     fire(*[due(order, policy) for order in orders])
-    assert pace.group_size() == 1
+    assert pace.size() == 1
 
 
 def test_slow_handlers_do_not_keep_others_locked(declare: Declare) -> None:
@@ -290,48 +290,48 @@ def test_slow_handlers_do_not_keep_others_locked(declare: Declare) -> None:
     pace = grouping(policy)
     rows = [due(Order.objects.create(), policy) for _ in range(3)]
     fire(*rows)
-    assert pace.group_size() == 1
+    assert pace.size() == 1
     assert pace.work_size() < 10
 
 
 def test_a_policy_of_which_nothing_is_known_begins_with_one(declare: Declare) -> None:
     policy = declare(Order, name="unknown")
     begun, look = transactions()
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(*[due(Order.objects.create(), policy) for _ in range(2)])
     assert begun == [2]
 
 
 def test_quick_handlers_share_more_and_more() -> None:
-    pace, sizes = Pace(), []
+    pace, sizes = GroupSize(), []
     for _ in range(5):
-        sizes.append(pace.group_size())
-        pace.went_well(sizes[-1], sizes[-1] * 0.0001)
+        sizes.append(pace.size())
+        pace.record_success(sizes[-1], sizes[-1] * 0.0001)
     assert sizes == [1, 4, 16, 50, 50]
 
 
 def test_handlers_that_become_slow_share_less_at_once_and_quick_ones_more_by_and_by() -> None:
-    pace = Pace(seconds=0.0001, proven=50)
-    pace.went_well(50, 50 * 0.004)
-    assert pace.group_size() == 5
+    pace = GroupSize(seconds=0.0001, proven=50)
+    pace.record_success(50, 50 * 0.004)
+    assert pace.size() == 5
     for _ in range(10):
-        pace.went_well(5, 5 * 0.0001)
-    assert 5 < pace.group_size() < 50
+        pace.record_success(5, 5 * 0.0001)
+    assert 5 < pace.size() < 50
     for _ in range(50):
-        pace.went_well(5, 5 * 0.0001)
-    assert pace.group_size() == 50
+        pace.record_success(5, 5 * 0.0001)
+    assert pace.size() == 50
 
 
 def test_failures_make_groups_small_for_a_while() -> None:
-    pace = Pace(seconds=0.0001, proven=50)
-    pace.was_undone(0.0001)
-    once = pace.group_size()
+    pace = GroupSize(seconds=0.0001, proven=50)
+    pace.record_failure(0.0001)
+    once = pace.size()
     for _ in range(10):
-        pace.was_undone(0.0001)
-    assert 1 == pace.group_size() < once < 50
+        pace.record_failure(0.0001)
+    assert 1 == pace.size() < once < 50
     for _ in range(100):
-        pace.went_well(1, 0.0001)
-    assert pace.group_size() == 50
+        pace.record_success(1, 0.0001)
+    assert pace.size() == 50
 
 
 def test_what_had_no_turn_in_time_is_given_back_at_once(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:

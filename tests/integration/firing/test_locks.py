@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import points
+from django_delayq.firing import checkpoints
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import (
     WAIT,
@@ -119,9 +119,9 @@ def test_a_payment_that_comes_while_a_firing_holds_the_row_learns_that_it_is_too
             payment.start()
             began.set()
 
-    points.look_on(look)
+    checkpoints.set_hook(look)
     fire(row)
-    points.look_on(None)
+    checkpoints.set_hook(None)
     assert began.is_set()
     payment.join(WAIT)
     assert answers == [False]
@@ -300,7 +300,7 @@ def test_under_repeatable_read_too_the_condition_is_asked_after_the_lock(order: 
         if step == "begun":
             in_another_thread(lambda: Order.objects.update(status="paid"))
 
-    points.look_on(pay)
+    checkpoints.set_hook(pay)
     try:
         fire(row)
     finally:

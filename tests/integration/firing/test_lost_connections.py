@@ -13,7 +13,7 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import plan, points, run, settle_expired
+from django_delayq.firing import checkpoints, plan, run, settle_expired
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
 from tests.integration.firing.conftest import due, fire, grouping, in_another_thread, make_due, state
@@ -52,7 +52,7 @@ def at(step: str, act: Callable[[], object]) -> None:
             left.pop()
             act()
 
-    points.look_on(look)
+    checkpoints.set_hook(look)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(or
     rows = [due(order, "cancel_unpaid") for order in orders[:2]]
     at(step, kill_own_connection)
     report = fire(rows[0])
-    points.look_on(None)
+    checkpoints.set_hook(None)
     assert list(report.again) == [rows[0].pk]
     assert report.again[rows[0].pk] - timezone.now() < SOON
     assert (state(rows[0]), rows[0].attempts) == (("pending", ""), 0)
@@ -115,7 +115,7 @@ def test_a_commit_whose_answer_is_lost_is_decided_by_the_row(order: Order, proxy
     row = due(order, "cancel_unpaid")
     at("handled", proxy.lose_next_reply)
     report = fire(row)
-    points.look_on(None)
+    checkpoints.set_hook(None)
     assert proxy.lost == 1
     assert (list(report.again), report.done) == ([row.pk], ())
     assert state(row) == ("fired", "due"), "the server had committed"
@@ -181,7 +181,7 @@ def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
         calls.append(1)
         kill_own_connection()
 
-    monkeypatch.setattr("django_delayq.firing.outside.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("django_delayq.firing.non_atomic.time.sleep", lambda seconds: None)
     row = due(order, declare(Order, handler, name="outside", atomic=False))
     assert fire(row).fired == (row.pk,)
     assert (state(row), calls) == (("fired", "due"), [1])
@@ -194,7 +194,7 @@ def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Or
     row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([60])))
     at("undone", kill_own_connection)
     assert list(fire(row).again) == [row.pk]
-    points.look_on(None)
+    checkpoints.set_hook(None)
     assert (state(row), row.attempts) == (("pending", ""), 0)
     fire(row)
     assert (state(row), row.attempts) == (("pending", ""), 1)

@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import extend_firing, plan, points, run, settle_expired
+from django_delayq.firing import checkpoints, extend_firing, plan, run, settle_expired
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import (
@@ -40,10 +40,10 @@ def die_at(row: Timeout, step: str) -> None:
             raise KeyboardInterrupt
 
     [work], _ = plan({row.pk: 1}, "default")
-    points.look_on(look)
+    checkpoints.set_hook(look)
     with pytest.raises(KeyboardInterrupt):
         run(work, "default")
-    points.look_on(None)
+    checkpoints.set_hook(None)
 
 
 def expire(row: Timeout) -> None:
@@ -327,7 +327,7 @@ def test_a_row_that_is_held_when_the_handler_is_done_is_settled_when_it_is_free(
         if len(pauses) == 3:
             held[0].__exit__(None, None, None)
 
-    monkeypatch.setattr("django_delayq.firing.outside.time.sleep", sleep)
+    monkeypatch.setattr("django_delayq.firing.non_atomic.time.sleep", sleep)
     row = due(order, declare(Order, handler, name="outside", atomic=False))
     assert fire(row).fired == (row.pk,)
     assert len(pauses) == 3

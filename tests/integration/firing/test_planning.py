@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
 from django_delayq.firing import Work, plan, run
-from django_delayq.firing.pace import pace_of
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due
 from tests.testapp.models import Order, Parcel
@@ -69,9 +69,9 @@ def test_a_crowd_is_cut_into_pieces_that_several_threads_can_share(declare: Decl
     rows = [due(Order.objects.create(), policy) for _ in range(60)]
     deliveries = {row.pk: 1 for row in rows}
     assert [len(work.ids) for work in plan(deliveries, "default")[0]] == [50, 10]
-    pace_of(policy.label).seconds = 0.02
+    firing_state.group_size(policy.label).seconds = 0.02
     assert {len(work.ids) for work in plan(deliveries, "default")[0]} == {10}
-    pace_of(policy.label).seconds = 5.0
+    firing_state.group_size(policy.label).seconds = 5.0
     assert {len(work.ids) for work in plan(deliveries, "default")[0]} == {1}
 
 

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
-from django_delayq.contrib.prometheus import metrics
+from django_delayq.contrib import prometheus as metrics
 from django_delayq.testing import fire_due
 from tests.integration.worker.running import wait_until
 from tests.testapp.models import Order
@@ -32,7 +32,7 @@ APP = "django_delayq.contrib.prometheus"
 def counting() -> Iterator[None]:
     metrics.connect()
     yield
-    for signal in metrics.WHAT_HAPPENED:
+    for signal in metrics.COUNTERS:
         signal.disconnect(dispatch_uid="delayq_prometheus")
 
 
@@ -52,7 +52,7 @@ class Counted:
         return {name: after[name] - self._before[name] for name in after if after[name] != self._before[name]}
 
     def _now(self) -> dict[str, float]:
-        names = [f"delayq_{name}_total" for name, _ in metrics.WHAT_HAPPENED.values()]
+        names = [f"delayq_{name}_total" for name, _ in metrics.COUNTED.values()]
         return {name: value(name, self._policy) for name in (*names, "delayq_firing_lag_seconds_count")}
 
 
@@ -155,7 +155,7 @@ def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
 @pytest.fixture
 def app() -> Iterator[None]:
     """The app is installed, and gone without a trace afterwards."""
-    for signal in metrics.WHAT_HAPPENED:
+    for signal in metrics.COUNTERS:
         signal.disconnect(dispatch_uid="delayq_prometheus")
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, APP]):
         yield

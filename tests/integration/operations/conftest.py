@@ -20,9 +20,9 @@ BY = "admin:alice"
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> Iterator[None]:
-    controls.forget()
+    controls.stop_cache.forget()
     yield
-    controls.forget()
+    controls.stop_cache.forget()
     forget_engine()
 
 

@@ -168,6 +168,6 @@ def test_a_worker_is_seen_while_it_lives(source: str, request: pytest.FixtureReq
 
 def test_a_burst_is_no_worker_that_anybody_waits_for() -> None:
     due_orders("remind")
-    controls.forget()
+    controls.stop_cache.forget()
     Worker(burst=True, concurrency=1).run()
     assert not WorkerSeen.objects.exists()

@@ -15,7 +15,7 @@ from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import PolicyConflict, change_delay, continue_moves, hold, pause, replan, resume, retry
 from django_delayq.operations.replan import ABANDONED_AFTER
-from django_delayq.recovery.sweep import PARKED
+from django_delayq.recovery.sweep import DEFERRED
 from tests.integration.operations.conftest import BY, dead, pending, said
 from tests.testapp.models import Order
 
@@ -30,7 +30,7 @@ def state() -> controls.PolicyState:
 
 
 def stops() -> set[str]:
-    return set(controls.read_stopped("default"))
+    return set(controls.stop_cache.read("default"))
 
 
 def changes() -> list[tuple[str, str, str]]:
@@ -48,7 +48,7 @@ def test_a_paused_policy_is_planned_for_later_and_the_others_are_not(order: Orde
     works, report = plan({paused.pk: 1, other.pk: 1}, "default")
     assert [work.ids for work in works] == [(other.pk,)]
     assert report.now is not None
-    assert PARKED / 2 <= report.again[paused.pk] - report.now <= PARKED * 1.5
+    assert DEFERRED / 2 <= report.again[paused.pk] - report.now <= DEFERRED * 1.5
     assert resume(REMIND, by=BY) is not None
     works, _ = plan({paused.pk: 1}, "default")
     assert [work.ids for work in works] == [(paused.pk,)]
@@ -73,7 +73,7 @@ def test_a_pause_ends_by_itself_at_its_moment(order: Order) -> None:
     assert report.again[row.pk] <= until
     assert state().until == until
     with clock.set_to(until):
-        controls.forget()
+        controls.stop_cache.forget()
         assert stops() == set()
         assert not state().is_stopped
         works, _ = plan({row.pk: 1}, "default")
@@ -313,7 +313,7 @@ def test_what_is_undone_was_never_in_force(order: Order) -> None:
         pause(REMIND, by=BY)
         assert stops() == {REMIND}
         raise RuntimeError
-    controls.forget()
+    controls.stop_cache.forget()
     works, _ = plan({row.pk: 1}, "default")
     assert len(works) == 1
     assert changes() == []

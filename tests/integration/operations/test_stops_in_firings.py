@@ -16,11 +16,11 @@ from django.db import connection
 from django.utils import timezone
 
 from django_delayq import Retry, clock, get_policy
-from django_delayq.firing import plan, points, run
+from django_delayq.firing import checkpoints, plan, run
 from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.recovery.sweep import PARKED
+from django_delayq.recovery.sweep import DEFERRED
 from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
@@ -36,7 +36,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture(autouse=True)
 def nobody_looks_on() -> Iterator[None]:
     yield
-    points.look_on(None)
+    checkpoints.set_hook(None)
 
 
 def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
@@ -48,7 +48,7 @@ def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
         if reached == step and coming[0] == time:
             in_another_thread(act)
 
-    points.look_on(look)
+    checkpoints.set_hook(look)
 
 
 def waits(row: Timeout) -> bool:
@@ -83,7 +83,7 @@ def test_what_is_put_aside_so_comes_again_when_its_pause_ends() -> None:
         report = run(works[0], "default")
         assert report.now is not None
         if until is None:
-            assert PARKED / 2 <= report.again[target.pk] - report.now <= PARKED * 1.5
+            assert DEFERRED / 2 <= report.again[target.pk] - report.now <= DEFERRED * 1.5
             resume(REMIND, by=BY)
         else:
             assert report.again[target.pk] <= until
@@ -139,16 +139,16 @@ def controls_of(label: str) -> list[PolicyControl]:
 
 
 def test_a_firing_means_the_same_by_stopped_as_everybody_else(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controls, "REMEMBERED_SECONDS", 600.0)
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 600.0)
     policy = declare(Order, name="new_name", aliases=["old_name"])
     [row] = due_orders(policy)
     outcomes = []
     for control in [each for label in (*policy.labels, REMIND) for each in controls_of(label)]:
-        assert controls.read_stopped("default") == {}  # and so it is remembered
+        assert controls.stop_cache.read("default") == {}  # and so it is remembered
         control.save()
         works, _ = plan({row.pk: 1}, "default")
         fires = bool(run(works[0], "default").fired)
-        assert fires is (policy.label not in controls.read_stopped("default")), vars(control)
+        assert fires is (policy.label not in controls.stop_cache.read("default")), vars(control)
         outcomes.append(fires)
         control.delete()
         Timeout.objects.filter(pk=row.pk).update(state="pending", cause="", settled_at=None, slot_taken=1)
@@ -156,7 +156,7 @@ def test_a_firing_means_the_same_by_stopped_as_everybody_else(declare: Any, monk
 
 
 def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controls, "REMEMBERED_SECONDS", 0.05)
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.05)
 
     def slow(execute: Any, *arguments: Any) -> Any:
         result = execute(*arguments)
@@ -164,10 +164,10 @@ def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypa
         return result
 
     with connection.execute_wrapper(slow):
-        assert controls.stopped_lately("default") == {}
+        assert controls.stop_cache.cached("default") == {}
     PolicyControl.objects.create(policy=REMIND, stop="paused", changed_at=timezone.now())
-    monkeypatch.setattr(controls, "REMEMBERED_SECONDS", 0.08)
-    assert set(controls.stopped_lately("default")) == {REMIND}
+    monkeypatch.setattr(controls, "CACHE_SECONDS", 0.08)
+    assert set(controls.stop_cache.cached("default")) == {REMIND}
 
 
 def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_look() -> None:
@@ -176,6 +176,6 @@ def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_loo
     pause(REMIND, by=BY)
     assert not claiming.is_any_claimable("default", None)
     PolicyControl.objects.update(stop="")  # another process: this one still remembers
-    assert set(controls.stopped_lately("default")) == {REMIND}
+    assert set(controls.stop_cache.cached("default")) == {REMIND}
     assert claiming.is_any_claimable("default", None)
     assert claiming.claim("default", None, 10, MINUTE).claims == {row.pk: 1}

@@ -14,12 +14,12 @@ from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, resume
 from django_delayq.operations.replan import ABANDONED_AFTER
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
-from django_delayq.worker.link import Link
+from django_delayq.worker.health import RedisHealth
 from tests.integration.operations.conftest import BY, pending
 from tests.integration.worker.running import RunningWorker, due_orders, states, wait_until
 from tests.testapp.models import Effect, Order
@@ -51,8 +51,8 @@ def without_redis(settings: Settings) -> None:
 @pytest.fixture
 def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
     """One that, left alone, would look at a stopped policy once an hour: what comes earlier was brought back."""
-    monkeypatch.setattr(controls, "LOOKED_AT_AGAIN", timedelta(hours=1))
-    monkeypatch.setattr("django_delayq.recovery.sweep.PARKED", timedelta(hours=1))
+    monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
+    monkeypatch.setattr("django_delayq.recovery.sweep.DEFERRED", timedelta(hours=1))
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
     running = RunningWorker(concurrency=2)
     yield running
@@ -152,7 +152,9 @@ def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
 
 @pytest.mark.usefixtures("without_redis")
 def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
-    background = Background(Link(None), "default", Clocks("default"), serve=None, known_queues=[], wake=lambda: None)
+    background = Background(
+        RedisHealth(None), "default", ClockSkew("default"), serve=None, known_queues=[], wake=lambda: None
+    )
     rows = due_orders("remind", 2)
     claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
     pause(REMIND, by=BY)
@@ -171,7 +173,7 @@ def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) 
     rows = due_orders("remind", 2)
     queue = engine.queue("default", 0)
     queue.remove([row.pk for row in rows])
-    clocks = Clocks("default")
+    clocks = ClockSkew("default")
     sweep = Sweep(engine, "default", clocks)
     sweep.run_once(everything=True)
     assert queue.stats().due == 0

@@ -10,7 +10,7 @@ import pytest
 
 from django_delayq.engine import Engine
 from django_delayq.recovery import turns as locks
-from django_delayq.recovery.turns import take_turn
+from django_delayq.recovery.turns import try_claim_turn
 from django_delayq.redis_clients import forget_engine, get_worker_engine
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def engine(redis_client: redis.Redis) -> Iterator[Engine]:
 
 def test_a_turn_is_one_workers(engine: Engine) -> None:
     other = get_worker_engine()
-    assert [take_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
-    assert take_turn(other, "sync", MINUTE)
+    assert [try_claim_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
+    assert try_claim_turn(other, "sync", MINUTE)
 
 
 @pytest.mark.parametrize("forged", ["for ever", "for a year", "another type"])
@@ -43,7 +43,7 @@ def test_a_turn_that_lasts_longer_than_any_is_taken_back(
         redis_client.rpush(key, "x")
     else:
         redis_client.set(key, 1, ex=None if forged == "for ever" else 365 * 86_400)
-    assert [take_turn(engine, "sweep", MINUTE) for _ in range(3)] == [True, False, False]
+    assert [try_claim_turn(engine, "sweep", MINUTE) for _ in range(3)] == [True, False, False]
 
 
 def test_who_never_has_a_turn_takes_one_in_the_end(
@@ -55,7 +55,7 @@ def test_who_never_has_a_turn_takes_one_in_the_end(
     def asked_after(seconds: float) -> bool:
         redis_client.set(f"{engine.prefix}:turn:sweep", 1, px=50_000)
         now[0] += seconds
-        return take_turn(engine, "sweep", MINUTE)
+        return try_claim_turn(engine, "sweep", MINUTE)
 
-    turns = [asked_after(60.0) for _ in range(2 * locks.PATIENCE + 2)]
-    assert [number for number, turn in enumerate(turns) if turn] == [locks.PATIENCE, 2 * locks.PATIENCE]
+    turns = [asked_after(60.0) for _ in range(2 * locks.MAX_MISSED + 2)]
+    assert [number for number, turn in enumerate(turns) if turn] == [locks.MAX_MISSED, 2 * locks.MAX_MISSED]

@@ -168,7 +168,7 @@ def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(seconds:
     server.speaks.set()
     wait_until(lambda: server.answered == 1)
     assert breaker.is_open
-    assert breaker._asks_again_at == seconds.now + FIRST_PAUSE_SECONDS
+    assert breaker._backoff.retry_at == seconds.now + FIRST_PAUSE_SECONDS
 
 
 def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(
@@ -180,7 +180,7 @@ def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(
         began, asked = seconds.now, server.asked
         while server.asked == asked:
             seconds.now += 0.5
-            if seconds.now < breaker._asks_again_at:
+            if seconds.now < breaker._backoff.retry_at:
                 assert refused(breaker, server)
             else:
                 probe(breaker, server)
@@ -194,15 +194,15 @@ def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
     pauses = []
     for _ in range(4):
         fail(breaker, server)
-        pauses.append(breaker._asks_again_at - seconds.now)
+        pauses.append(breaker._backoff.retry_at - seconds.now)
         server.error = None
-        seconds.now = breaker._asks_again_at
+        seconds.now = breaker._backoff.retry_at
         probe(breaker, server)
         seconds.now += 1
     assert pauses == [1, 2, 4, 5]
     seconds.now += LONGEST_PAUSE_SECONDS
     fail(breaker, server)
-    assert breaker._asks_again_at - seconds.now == FIRST_PAUSE_SECONDS
+    assert breaker._backoff.retry_at - seconds.now == FIRST_PAUSE_SECONDS
 
 
 def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: Seconds) -> None:
@@ -229,7 +229,7 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: 
     for thread in threads:
         thread.join()
     assert breaker.is_open
-    assert breaker._asks_again_at == seconds.now + FIRST_PAUSE_SECONDS
+    assert breaker._backoff.retry_at == seconds.now + FIRST_PAUSE_SECONDS
 
 
 def test_an_error_that_nobody_thought_of_opens_it_and_ends_no_probing(
@@ -255,10 +255,10 @@ def test_an_outage_is_logged_once_at_each_end_however_often_it_is_interrupted(
     with caplog.at_level(logging.INFO, "django_delayq"):
         for _ in range(5):
             fail(breaker, server)
-            seconds.now = breaker._asks_again_at
+            seconds.now = breaker._backoff.retry_at
             probe(breaker, server)
             server.error = None
-            seconds.now = breaker._asks_again_at
+            seconds.now = breaker._backoff.retry_at
             probe(breaker, server)
             breaker.call(server)
         assert [vars(record)["event"] for record in caplog.records] == ["redis_away"]

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_delayq.ledger.outbox import due_ms_of
-from django_delayq.recovery import clocks as clocks_module
-from django_delayq.recovery.clocks import ENOUGH, TOLERATED_MS, WINDOW_SECONDS, Clocks
+from django_delayq.recovery import clock_skew as clocks_module
+from django_delayq.recovery.clock_skew import MIN_SAMPLES, TOLERATED_MS, WINDOW_SECONDS, ClockSkew
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 NOON_MS = due_ms_of(NOON)
@@ -28,39 +28,39 @@ def steady() -> Steady:
 
 
 @pytest.fixture
-def clocks(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    made = Clocks("default", monotonic=steady)
+def clocks(steady: Steady, monkeypatch: pytest.MonkeyPatch) -> ClockSkew:
+    made = ClockSkew("default", monotonic=steady)
     monkeypatch.setattr(made, "_is_ours", False)
     return made
 
 
-def look(clocks: Clocks, *, redis_ahead_ms: int, times: int = ENOUGH, delay_ms: float = 0.0) -> None:
+def look(clocks: ClockSkew, *, redis_ahead_ms: int, times: int = MIN_SAMPLES, delay_ms: float = 0.0) -> None:
     for _ in range(times):
-        clocks.saw_database(NOON - timedelta(milliseconds=delay_ms))
-        clocks.saw_redis(NOON_MS + redis_ahead_ms)
+        clocks.note_database(NOON - timedelta(milliseconds=delay_ms))
+        clocks.note_redis(NOON_MS + redis_ahead_ms)
 
 
-def test_a_redis_that_is_ahead_is_told_moments_by_its_own_clock(clocks: Clocks) -> None:
+def test_a_redis_that_is_ahead_is_told_moments_by_its_own_clock(clocks: ClockSkew) -> None:
     look(clocks, redis_ahead_ms=120_000)
     assert clocks.redis_ms(NOON) == NOON_MS + 120_000
 
 
-def test_a_redis_that_is_behind_too(clocks: Clocks) -> None:
+def test_a_redis_that_is_behind_too(clocks: ClockSkew) -> None:
     look(clocks, redis_ahead_ms=-3000)
     assert clocks.redis_ms(NOON) == NOON_MS - 3000
 
 
-def test_small_differences_count_for_nothing(clocks: Clocks) -> None:
+def test_small_differences_count_for_nothing(clocks: ClockSkew) -> None:
     look(clocks, redis_ahead_ms=int(TOLERATED_MS))
     assert clocks.redis_ms(NOON) == NOON_MS
 
 
-def test_a_single_answer_counts_for_nothing(clocks: Clocks) -> None:
-    look(clocks, redis_ahead_ms=120_000, times=ENOUGH - 1)
+def test_a_single_answer_counts_for_nothing(clocks: ClockSkew) -> None:
+    look(clocks, redis_ahead_ms=120_000, times=MIN_SAMPLES - 1)
     assert clocks.redis_ms(NOON) == NOON_MS
 
 
-def test_of_many_answers_the_quickest_counts(clocks: Clocks) -> None:
+def test_of_many_answers_the_quickest_counts(clocks: ClockSkew) -> None:
     look(clocks, redis_ahead_ms=0, delay_ms=80)
     look(clocks, redis_ahead_ms=0, times=1)
     look(clocks, redis_ahead_ms=0, delay_ms=500)
@@ -68,48 +68,48 @@ def test_of_many_answers_the_quickest_counts(clocks: Clocks) -> None:
     assert clocks.now() == NOON
 
 
-def test_the_databases_clock_goes_on_between_two_answers(clocks: Clocks, steady: Steady) -> None:
+def test_the_databases_clock_goes_on_between_two_answers(clocks: ClockSkew, steady: Steady) -> None:
     look(clocks, redis_ahead_ms=0)
     steady.seconds += 90
     assert clocks.now() == NOON + timedelta(seconds=90)
 
 
-def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: Clocks, steady: Steady) -> None:
+def test_a_clock_that_was_set_back_is_believed_after_a_while(clocks: ClockSkew, steady: Steady) -> None:
     look(clocks, redis_ahead_ms=600_000)
     for _ in range(3):
         steady.seconds += WINDOW_SECONDS + 1
         elapsed = int((steady.seconds - 1000) * 1000)
-        for _ in range(ENOUGH):
-            clocks.saw_database(NOON + timedelta(milliseconds=elapsed))
-            clocks.saw_redis(NOON_MS + elapsed)
+        for _ in range(MIN_SAMPLES):
+            clocks.note_database(NOON + timedelta(milliseconds=elapsed))
+            clocks.note_redis(NOON_MS + elapsed)
     assert clocks.redis_ahead_ms() == 0
 
 
 def test_redis_whose_clock_was_set_back_by_minutes_is_believed_after_a_few_answers(
-    clocks: Clocks, steady: Steady
+    clocks: ClockSkew, steady: Steady
 ) -> None:
     look(clocks, redis_ahead_ms=0)
-    clocks.saw_redis(NOON_MS - 600_000)
-    clocks.saw_redis(NOON_MS - 600_000)
+    clocks.note_redis(NOON_MS - 600_000)
+    clocks.note_redis(NOON_MS - 600_000)
     assert clocks.redis_ahead_ms() == 0, "it may have been the machine that stood still"
-    clocks.saw_redis(NOON_MS - 600_000)
+    clocks.note_redis(NOON_MS - 600_000)
     assert clocks.redis_ahead_ms() == -600_000
 
 
-def test_answers_that_were_long_on_their_way_are_no_clock_that_was_set_back(clocks: Clocks) -> None:
+def test_answers_that_were_long_on_their_way_are_no_clock_that_was_set_back(clocks: ClockSkew) -> None:
     look(clocks, redis_ahead_ms=0)
     for _ in range(10):
-        clocks.saw_redis(NOON_MS - 2500)
-        clocks.saw_database(NOON - timedelta(minutes=10))
-    clocks.saw_redis(NOON_MS - 600_000)
-    clocks.saw_redis(NOON_MS - 600_000)
-    clocks.saw_redis(NOON_MS)
-    clocks.saw_redis(NOON_MS - 600_000)
+        clocks.note_redis(NOON_MS - 2500)
+        clocks.note_database(NOON - timedelta(minutes=10))
+    clocks.note_redis(NOON_MS - 600_000)
+    clocks.note_redis(NOON_MS - 600_000)
+    clocks.note_redis(NOON_MS)
+    clocks.note_redis(NOON_MS - 600_000)
     assert clocks.redis_ahead_ms() == 0
 
 
 def test_a_database_whose_clock_was_set_back_is_believed_when_it_is_asked(
-    clocks: Clocks, steady: Steady, monkeypatch: pytest.MonkeyPatch
+    clocks: ClockSkew, steady: Steady, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a failover to a server whose clock is behind."""
     look(clocks, redis_ahead_ms=0)

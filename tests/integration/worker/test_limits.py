@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.core.checks import run_checks
+from django.core import checks
 from django.db import connection
 
 from django_delayq.conf import ConfigError
 from django_delayq.ledger.db_connections import Limit, pool_limit, server_limit
-from django_delayq.monitoring.doctor import Level, databases
+from django_delayq.monitoring import doctor
 from django_delayq.worker import Worker
 from tests.settings import POOL
 
@@ -75,15 +75,15 @@ def test_check_doctor_and_worker_say_that_a_pool_is_too_small(
     settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    assert [each.level for each in databases.room("default")] == [Level.OK]
+    assert [each.level for each in doctor.connection_limit("default")] == [checks.INFO]
     with pool(True):
         assert Worker().concurrency == 2
-        found = [message for message in run_checks() if message.id == "django_delayq.W020"]
-        assert [each.level for each in databases.room("default")] == [Level.WARNING]
+        found = [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
+        assert [each.level for each in doctor.connection_limit("default")] == [checks.WARNING]
     assert found
     assert "allows 4 connections, but a worker with 4 handler threads needs 6." in found[0].msg
     assert "allows 4 connections, but a worker with 4 handler threads needs 6." in caplog.text
-    assert not [message for message in run_checks() if message.id == "django_delayq.W020"]
+    assert not [message for message in checks.run_checks() if message.id == "django_delayq.W020"]
 
 
 @on_postgresql

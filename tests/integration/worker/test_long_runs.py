@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connection
 
-from django_delayq.firing.long_runs import forget_long_runs
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.integration.worker.running import StartWorker, all_are, due_orders, wait_until
 from tests.testapp.models import Order
@@ -27,7 +27,7 @@ LEASE = timedelta(milliseconds=400)
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> None:
     """No test inherits that a policy was in the log within the last minute."""
-    forget_long_runs()
+    firing_state.forget()
 
 
 @pytest.mark.usefixtures("with_redis")

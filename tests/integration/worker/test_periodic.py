@@ -13,11 +13,11 @@ from django.db import OperationalError, connection, connections
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import background as background_module
 from django_delayq.worker.background import Background
-from django_delayq.worker.link import Link
+from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.periodic import Job, PeriodicThread
 from tests.integration.worker.running import StartWorker, all_are, due_orders, events, wait_until
 from tests.settings import POOL, POOLER
@@ -156,7 +156,7 @@ def test_a_sync_that_failed_is_retried_although_its_turn_was_taken(
 
     monkeypatch.setattr(background_module, "sync_all", sync_all)
     background = Background(
-        Link(get_engine()), "default", Clocks("default"), serve=None, known_queues=[], wake=lambda: None
+        RedisHealth(get_engine()), "default", ClockSkew("default"), serve=None, known_queues=[], wake=lambda: None
     )
     with pytest.raises(OperationalError):
         background.sync()

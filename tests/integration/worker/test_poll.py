@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock, reschedule_timeout
 from django_delayq.models import Timeout
-from django_delayq.recovery.clocks import Clocks
-from django_delayq.worker.sources.ledger import Poll
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.sources.ledger import LedgerSource
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.integration.worker.running import due_orders
@@ -30,8 +30,8 @@ def without_redis(settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
-def poll(queues: list[str] | None = None) -> Poll:
-    return Poll("default", queues, Clocks("default"))
+def poll(queues: list[str] | None = None) -> LedgerSource:
+    return LedgerSource("default", queues, ClockSkew("default"))
 
 
 def lapse_claims() -> None:
@@ -68,7 +68,7 @@ def test_it_looks_once_a_second_when_there_is_no_more() -> None:
     taken = one.take(5)
     assert taken.deliveries == {}
     assert 0 < taken.wait_seconds <= 1
-    assert one.look(5).deliveries
+    assert one.take_now(5).deliveries
 
 
 def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None:
@@ -77,7 +77,7 @@ def test_a_claim_given_back_is_not_counted_and_free_from_its_moment_on() -> None
     one.take(10)
     soon, later = clock.now(), clock.now() + timedelta(minutes=1)
     Timeout.objects.filter(pk=moved.pk).update(run_at=later)
-    one.settle((), {now_free.pk: soon, later_free.pk: later, moved.pk: later})
+    one.resolve((), {now_free.pk: soon, later_free.pk: later, moved.pk: later})
     one.flush()
     assert poll().take(10).deliveries == {now_free.pk: 1}
     moved.refresh_from_db()
@@ -90,7 +90,7 @@ def test_a_claim_that_somebody_else_has_by_now_is_not_given_back() -> None:
     late.take(10)
     lapse_claims()
     poll().take(10)
-    late.settle((), {row.pk: clock.now()})
+    late.resolve((), {row.pk: clock.now()})
     late.flush()
     assert poll().take(10).deliveries == {}
 
@@ -100,12 +100,12 @@ def test_claims_are_extended_as_long_as_they_are_held() -> None:
     one = poll()
     one.take(10)
     before: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
-    one.settle([done.pk], {})
+    one.resolve([done.pk], {})
     one.extend()
     after: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
     assert after[kept.pk] > before[kept.pk]
     assert after[done.pk] == before[done.pk]
-    one.settle((), {kept.pk: clock.now()})
+    one.resolve((), {kept.pk: clock.now()})
     one.flush()
     assert poll().take(10).deliveries == {kept.pk: 1}, "it is given back under its new expiry"
 
@@ -116,7 +116,7 @@ def test_giving_back_waits_for_nobody_and_is_made_good_later() -> None:
     held, other = due_orders("remind", 2)
     one = poll()
     one.take(10)
-    one.settle((), dict.fromkeys([held.pk, other.pk], clock.now()))
+    one.resolve((), dict.fromkeys([held.pk, other.pk], clock.now()))
     with locking(held), impatient():
         one.flush()
         assert poll().take(10).deliveries == {other.pk: 1}
@@ -136,7 +136,7 @@ def test_extending_waits_for_no_handler_that_runs() -> None:
     after: dict[int, Any] = dict(Timeout.objects.values_list("pk", "claimed_until"))
     assert after[runs.pk] == before[runs.pk]
     assert after[other.pk] > before[other.pk]
-    one.settle((), dict.fromkeys([runs.pk, other.pk], clock.now()))
+    one.resolve((), dict.fromkeys([runs.pk, other.pk], clock.now()))
     one.flush()
     assert poll().take(10).deliveries == {runs.pk: 1, other.pk: 1}, "each is given back under its own expiry"
 
@@ -146,7 +146,7 @@ def test_a_claim_of_a_row_that_is_gone_is_given_back_once() -> None:
     one = poll()
     one.take(10)
     Timeout.objects.all().delete()
-    one.settle((), {row.pk: clock.now()})
+    one.resolve((), {row.pk: clock.now()})
     one.flush()
     with CaptureQueriesContext(connection) as queries:
         one.flush()
@@ -172,7 +172,7 @@ def test_many_pollers_at_once_share_without_waiting_for_each_other() -> None:
     def drain(_: int) -> list[int]:
         try:
             one, found = poll(), []
-            while taken := one.look(7).deliveries:
+            while taken := one.take_now(7).deliveries:
                 found += list(taken)
             return found
         finally:

@@ -58,12 +58,14 @@ def test_many_rows_go_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_row_locks
 def test_a_row_that_somebody_holds_stays_until_the_next_time() -> None:
+    # Other rows, or MariaDB may read the whole table to delete most of it, and wait for the locked row on the way.
+    kept = due_orders("remind", 50, hours=1)
     held, *others = due_orders("remind", 3, hours=1)
     for row in (held, *others):
         settle(row, settled=40, due=40)
     with locking(held), impatient():
         assert prune("default") == len(others)
-    assert list(Timeout.objects.values_list("pk", flat=True)) == [held.pk]
+    assert set(Timeout.objects.values_list("pk", flat=True)) == {held.pk, *(row.pk for row in kept)}
     assert prune("default") == 1
 
 

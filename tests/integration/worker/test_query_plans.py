@@ -20,7 +20,7 @@ from django_delayq.clock import database_now
 from django_delayq.ledger import claiming, forgetting, settling
 from django_delayq.models import Timeout
 from django_delayq.recovery.sweep import PAGE, Row, page_of
-from django_delayq.worker.queues import forgotten_queues
+from django_delayq.worker.background import forgotten_queues
 
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]

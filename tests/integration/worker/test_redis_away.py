@@ -16,9 +16,9 @@ from django_delayq.checks import check_redis
 from django_delayq.engine.faults import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_worker_engine
-from django_delayq.worker.link import Link
+from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS
-from django_delayq.worker.sources.redis import LONGEST_WAIT_SECONDS
+from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire
@@ -142,7 +142,7 @@ def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longe
             # Ten seconds of silence would have the subscriber ask for a sign of life: what comes before was not its.
             wait_until(all_are("fired"), seconds=9)
             assert wire.dropped > dropped, "Redis has called, and the call was lost"
-    assert LONGEST_WAIT_SECONDS <= 1
+    assert MAX_WAIT_SECONDS <= 1
 
 
 class Steady:
@@ -159,50 +159,50 @@ def steady() -> Steady:
 
 
 @pytest.fixture
-def link(steady: Steady, own_redis: RedisProcess) -> Iterator[Link]:
+def health(steady: Steady, own_redis: RedisProcess) -> Iterator[RedisHealth]:
     engine = get_worker_engine()
     assert engine is not None
-    yield Link(engine, monotonic=steady)
+    yield RedisHealth(engine, monotonic=steady)
     engine.close()
 
 
-def test_outages_that_follow_close_upon_each_other_are_probed_ever_more_rarely(link: Link, steady: Steady) -> None:
+def test_outages_that_follow_soon_on_each_other_double_the_delay(health: RedisHealth, steady: Steady) -> None:
     pauses = []
     for _ in range(5):
-        link.lost(EngineUnavailable("away"))
-        pauses.append(link.pause_seconds)
-        link.probe(["default"])
-        link.back()
+        health.lost(EngineUnavailable("away"))
+        pauses.append(health.probe_seconds)
+        health.probe(["default"])
+        health.recovered()
         steady.seconds += 1
     assert pauses == [0.5, 1, 2, 4, 5]
     steady.seconds += 60
-    link.lost(EngineUnavailable("away"))
-    assert link.pause_seconds == 0.5
+    health.lost(EngineUnavailable("away"))
+    assert health.probe_seconds == 0.5
 
 
-def test_a_probe_asks_what_a_worker_needs_of_every_queue(link: Link, own_redis: RedisProcess) -> None:
-    link.probe(["default", "mail"])
+def test_a_probe_asks_what_a_worker_needs_of_every_queue(health: RedisHealth, own_redis: RedisProcess) -> None:
+    health.probe(["default", "mail"])
     with own_redis.client() as client:
         assert client.dbsize() == 0, "it changes nothing"
         client.replicaof("127.0.0.1", "1")
         assert client.ping()
         with pytest.raises(EngineUnavailable, match="read only replica"):
-            link.probe(["default"])
+            health.probe(["default"])
         client.replicaof("NO", "ONE")
 
 
 def test_a_redis_at_its_limit_is_full_until_it_has_refused_nothing_for_a_while(
-    link: Link, steady: Steady, caplog: pytest.LogCaptureFixture
+    health: RedisHealth, steady: Steady, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(10):
-        link.failed(EngineFull("OOM"))
-        assert link.is_up and link.is_full
+        health.failed(EngineFull("OOM"))
+        assert health.is_up and health.is_full
         steady.seconds += 10
-        link.took_all()
-    assert link.is_full
+        health.accepted()
+    assert health.is_full
     steady.seconds += 30
-    link.took_all()
-    assert not link.is_full
+    health.accepted()
+    assert not health.is_full
     assert events(caplog) == ["redis_full", "redis_has_room"]
 
 

@@ -12,12 +12,12 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import TimeoutPolicy, clock
 from django_delayq.models import Timeout
-from django_delayq.recovery.clocks import Clocks
-from django_delayq.worker.link import Link
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources import fairness as module
-from django_delayq.worker.sources.both import Sources
-from django_delayq.worker.sources.fairness import LEAST, Shares
-from django_delayq.worker.sources.ledger import Poll
+from django_delayq.worker.sources.fairness import MIN_SHARE, Fairness
+from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.switch import Sources
 from tests.integration.worker.running import due_orders
 from tests.testapp.models import Order
 
@@ -32,14 +32,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
 
 
-def poll(only: list[str] | None = None) -> Poll:
-    return Poll("default", only, Clocks("default"))
+def poll(only: list[str] | None = None) -> LedgerSource:
+    return LedgerSource("default", only, ClockSkew("default"))
 
 
-def behind(only: list[str] | None = None) -> Shares:
-    shares = Shares(poll(only), only)
-    shares.saw(is_behind=True)
-    return shares
+def behind(only: list[str] | None = None) -> Fairness:
+    fairness = Fairness(poll(only), only)
+    fairness.note_backlog(True)
+    return fairness
 
 
 def crowd(count: int = 60) -> list[Timeout]:
@@ -50,10 +50,10 @@ def crowd(count: int = 60) -> list[Timeout]:
 
 def test_who_keeps_up_asks_nothing() -> None:
     due_orders("linger")
-    shares = Shares(poll(), None)
-    shares.saw(is_behind=False)
+    fairness = Fairness(poll(), None)
+    fairness.note_backlog(False)
     with CaptureQueriesContext(connection) as queries:
-        assert shares.take(100, {}) == {}
+        assert fairness.take(100, {}) == {}
     assert len(queries) == 0
 
 
@@ -62,22 +62,22 @@ def test_what_is_due_of_others_is_claimed_past_a_crowd() -> None:
     others = [*due_orders("linger", 2), *due_orders("cancel_unpaid", 3)]
     taken = behind().take(10, {REMIND: 90})
     assert taken == {row.pk: 1 for row in others}
-    assert poll().labels_with_more([REMIND, LINGER, UNPAID]) == [REMIND], "claimed, so that colleagues leave it alone"
+    assert poll().labels_with_due([REMIND, LINGER, UNPAID]) == [REMIND], "claimed, so that colleagues leave it alone"
 
 
 def test_nobody_gets_more_than_there_is_room_for() -> None:
     due_orders("linger", 80)
     due_orders("cancel_unpaid", 80)
-    shares = behind()
-    first = shares.take(40, {REMIND: 60})
+    fairness = behind()
+    first = fairness.take(40, {REMIND: 60})
     assert len(first) == 40
     labels = [*Timeout.objects.filter(pk__in=first).values_list("policy", flat=True)]
     assert (labels.count(LINGER), labels.count(UNPAID)) == (20, 20)
 
 
 def test_without_room_every_policy_still_gets_a_little() -> None:
-    due_orders("linger", 2 * LEAST)
-    assert len(behind().take(0, {REMIND: 100})) == LEAST
+    due_orders("linger", 2 * MIN_SHARE)
+    assert len(behind().take(0, {REMIND: 100})) == MIN_SHARE
 
 
 def test_a_worker_that_may_take_three_more_takes_three() -> None:
@@ -90,7 +90,7 @@ def test_a_worker_that_may_take_three_more_takes_three() -> None:
 def test_who_has_its_share_already_is_not_asked_for() -> None:
     due_orders("linger", 100)
     assert behind().take(0, {REMIND: 100, LINGER: 100}) == {}
-    assert len(behind().take(0, {REMIND: 1000, LINGER: 10})) == LEAST
+    assert len(behind().take(0, {REMIND: 1000, LINGER: 10})) == MIN_SHARE
 
 
 def test_what_waits_under_a_former_name_is_found(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
@@ -107,12 +107,12 @@ def test_queues_that_this_worker_does_not_serve_are_left_alone(declare: Callable
 
 
 def test_many_policies_take_turns(declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_LABELS", 3)
+    monkeypatch.setattr(module, "MAX_LABELS", 3)
     rows = [due_orders(declare(Order, name=f"policy_{number}"))[0] for number in range(7)]
-    shares = behind()
+    fairness = behind()
     found: dict[int, int] = {}
     for _ in range(10):
-        found |= shares.take(0, {REMIND: 100})
+        found |= fairness.take(0, {REMIND: 100})
     assert found == {row.pk: 1 for row in rows}
 
 
@@ -125,18 +125,18 @@ def test_a_claim_that_lapsed_makes_a_suspect_here_too() -> None:
 
 def test_looks_in_vain_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST_SECONDS", 3600.0)
-    shares = behind()
-    shares._pause = 900.0
-    assert shares.take(0, {REMIND: 100}) == {}
-    assert 900 < shares.seconds_left <= 1800
-    shares.saw(is_behind=False)
-    assert shares.seconds_left == float("inf")
+    fairness = behind()
+    fairness._pause = 900.0
+    assert fairness.take(0, {REMIND: 100}) == {}
+    assert 900 < fairness.seconds_left <= 1800
+    fairness.note_backlog(False)
+    assert fairness.seconds_left == float("inf")
 
 
 @pytest.fixture
 def sources(settings: Any) -> Sources:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    return Sources(Link(None), [], None, "default", Clocks("default"))
+    return Sources(RedisHealth(None), [], None, "default", ClockSkew("default"))
 
 
 def test_the_crowd_gets_the_rest_of_the_room(sources: Sources) -> None:
@@ -164,7 +164,7 @@ def test_what_was_claimed_is_given_back_when_the_rest_fails(sources: Sources, mo
         raise RuntimeError("the connection broke")
 
     with monkeypatch.context() as broken, pytest.raises(RuntimeError):
-        broken.setattr(sources._poll, "take", fail)
+        broken.setattr(sources._ledger, "take", fail)
         sources.take(10, {REMIND: 100})
     sources.flush()
-    assert poll().look(10).deliveries == {other.pk: 1}
+    assert poll().take_now(10).deliveries == {other.pk: 1}

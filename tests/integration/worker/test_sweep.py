@@ -14,9 +14,9 @@ from django_delayq.engine import Engine
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
 from django_delayq.recovery import sweep
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep, Swept
-from django_delayq.recovery.turns import take_turn
+from django_delayq.recovery.turns import try_claim_turn
 from django_delayq.redis_clients import get_worker_engine
 from tests.integration.worker.running import due_orders
 from tests.testapp.models import Order
@@ -59,22 +59,22 @@ def move(row: Timeout, moment: datetime) -> None:
 def test_a_sweep_adds_what_is_due_from_a_minute_ago_to_two_intervals_ahead(
     engine: Engine, forgotten: list[Timeout]
 ) -> None:
-    take_turn(engine, "full-sweep", timedelta(minutes=1))
+    try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
     now = database_now("default")
     move(forgotten[0], now - timedelta(seconds=58))
     move(forgotten[1], now - timedelta(seconds=62))
     move(forgotten[9], now + timedelta(seconds=11))
     with clock.set_to(now):  # a second on a slow machine would let one of them in and another one out
-        swept = Sweep(engine, "default", Clocks("default")).run_once()
+        swept = Sweep(engine, "default", ClockSkew("default")).run_once()
     expected = [row for row in forgotten if row not in (forgotten[1], forgotten[9])]
     assert set(in_redis(engine)) == {row.pk for row in expected}
-    assert (swept.looked, swept.changed) == (8, 8)
+    assert (swept.checked, swept.changed) == (8, 8)
     assert in_redis(engine)[forgotten[5].pk] == due_ms_of(forgotten[5].run_at)
 
 
 def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: list[Timeout]) -> None:
     move(forgotten[0], clock.now() - timedelta(days=400))
-    made = Sweep(engine, "default", Clocks("default"))
+    made = Sweep(engine, "default", ClockSkew("default"))
     made.run_once()
     assert forgotten[0].pk in in_redis(engine)
     engine.queue("default", 0).remove(in_redis(engine))
@@ -86,10 +86,10 @@ def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: lis
 def test_of_several_workers_one_sweeps_at_a_time_and_everybody_may_if_he_must(
     engine: Engine, forgotten: list[Timeout]
 ) -> None:
-    first, second = (Sweep(engine, "default", Clocks("default")) for _ in range(2))
-    assert first.run_once().looked == 10
+    first, second = (Sweep(engine, "default", ClockSkew("default")) for _ in range(2))
+    assert first.run_once().checked == 10
     assert second.run_once() == Swept()
-    assert second.run_once(everything=True).looked == 10
+    assert second.run_once(everything=True).checked == 10
 
 
 @pytest.mark.parametrize("seconds", [600, None], ids=["its clock was set back", "by hand"])
@@ -97,8 +97,8 @@ def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int
     """Redis counts the end of a turn by its clock: set back by ten minutes, nobody would sweep for as long."""
     key, interval = f"{engine.prefix}:turn:sweep", timedelta(seconds=5)
     engine.client.set(key, 1, ex=seconds)
-    assert take_turn(engine, "sweep", interval)
-    assert not take_turn(engine, "sweep", interval)
+    assert try_claim_turn(engine, "sweep", interval)
+    assert not try_claim_turn(engine, "sweep", interval)
     assert 0 < engine.client.pttl(key) <= 5000
 
 
@@ -110,11 +110,11 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
     reserved = queue.reserve(1, 60_000)
     assert [entry.id for entry in reserved.entries] == [leased.pk]
     expiry = in_redis(engine)[leased.pk]
-    swept = Sweep(engine, "default", Clocks("default")).run_once()
+    swept = Sweep(engine, "default", ClockSkew("default")).run_once()
     assert in_redis(engine)[early.pk] == due_ms_of(early.run_at) - 500
     assert in_redis(engine)[late.pk] == due_ms_of(late.run_at)
     assert in_redis(engine)[leased.pk] == expiry
-    assert (swept.looked, swept.changed) == (10, 8)
+    assert (swept.checked, swept.changed) == (10, 8)
 
 
 def restored(caplog: pytest.LogCaptureFixture) -> list[int]:
@@ -126,7 +126,7 @@ def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     due_orders("remind", 8, seconds=4)
-    made = Sweep(engine, "default", Clocks("default"))
+    made = Sweep(engine, "default", ClockSkew("default"))
     made.run_once(everything=True)
     assert restored(caplog) == []
     for _ in range(2):
@@ -146,7 +146,7 @@ def test_loading_what_comes_within_the_horizon_and_single_losses_are_not_logged(
     Timeout.objects.update(run_at=clock.now() + timedelta(seconds=3), created_at=clock.now() - timedelta(hours=3))
     near = due_orders("remind", lost, seconds=3)
     engine.queue("default", 0).remove([row.pk for row in near])
-    Sweep(engine, "default", Clocks("default")).run_once()
+    Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 8 + lost
     assert restored(caplog) == []
 
@@ -155,7 +155,7 @@ def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) ->
     Timeout.objects.filter(pk=forgotten[0].pk).update(
         state="cancelled", cause="hand", settled_at=clock.now(), slot_taken=None
     )
-    Sweep(engine, "default", Clocks("default")).run_once()
+    Sweep(engine, "default", ClockSkew("default")).run_once()
     assert forgotten[0].pk not in in_redis(engine)
 
 
@@ -166,7 +166,7 @@ def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_re
     rows = due_orders("remind", 6, hours=2)
     Timeout.objects.update(run_at=clock.now())
     Timeout.objects.filter(pk=rows[0].pk).update(queue="mail")
-    Sweep(engine, "default", Clocks("default")).run_once()
+    Sweep(engine, "default", ClockSkew("default")).run_once()
     for row in rows:
         queue = "mail" if row is rows[0] else "default"
         assert row.pk in dict(engine.queue(queue, engine.shard_of(row.pk)).peek())
@@ -180,19 +180,19 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     monkeypatch.setattr(sweep, "PASS", 10)
     due_orders("remind", 34, hours=2)
     Timeout.objects.update(run_at=clock.now() - timedelta(seconds=5))
-    made = Sweep(engine, "default", Clocks("default"))
+    made = Sweep(engine, "default", ClockSkew("default"))
     swept = made.run_once(everything=True)
-    assert (swept.looked, swept.changed) == (34, 34)
-    assert made.run_once(everything=True).looked == 10, "Redis is as it should be: one pass is enough"
+    assert (swept.checked, swept.changed) == (34, 34)
+    assert made.run_once(everything=True).checked == 10, "Redis is as it should be: one pass is enough"
     engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
-    assert made.run_once(everything=True).looked == 24, "the next one goes on where that one ended"
+    assert made.run_once(everything=True).checked == 24, "the next one goes on where that one ended"
     assert len(in_redis(engine)) == 34
 
 
 def test_redis_with_another_clock_is_told_the_moment_by_its_clock(
     engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocks = Clocks("default")
+    clocks = ClockSkew("default")
     monkeypatch.setattr(clocks, "redis_ahead_ms", lambda: 120_000.0)
     Sweep(engine, "default", clocks).run_once()
     assert in_redis(engine)[forgotten[3].pk] == due_ms_of(forgotten[3].run_at) + 120_000

@@ -10,10 +10,10 @@ import pytest
 
 from django_delayq import clock
 from django_delayq.engine import Engine
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.appetite import Appetite
-from django_delayq.worker.sources.redis import AHEAD_MS, LONGEST_WAIT_SECONDS, Transfer
+from django_delayq.worker.dispatch import Prefetch
+from django_delayq.worker.sources.redis import AHEAD_MS, MAX_WAIT_SECONDS, RedisSource
 
 if TYPE_CHECKING:
     import redis
@@ -28,8 +28,8 @@ def engine(with_redis: redis.Redis) -> Iterator[Engine]:
     made.close()
 
 
-def transfer(engine: Engine, *queues: str) -> Transfer:
-    return Transfer(engine, queues, Clocks("default"))
+def transfer(engine: Engine, *queues: str) -> RedisSource:
+    return RedisSource(engine, queues, ClockSkew("default"))
 
 
 def fill(engine: Engine, queue: str, ids: range, due_ms: int = 0) -> None:
@@ -76,10 +76,10 @@ def test_every_shard_is_looked_at(settings: Settings, with_redis: redis.Redis) -
 
 def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(engine: Engine) -> None:
     one = transfer(engine, "a", "b")
-    assert LONGEST_WAIT_SECONDS * 0.9 < one.take(10).wait_seconds <= LONGEST_WAIT_SECONDS
+    assert MAX_WAIT_SECONDS * 0.9 < one.take(10).wait_seconds <= MAX_WAIT_SECONDS
     fill(engine, "b", range(1, 2), now_ms(engine) + 400)
     assert one.take(10).deliveries == {}, "nobody has told it yet"
-    one.look_now()
+    one.check_now()
     assert 0 < one.take(10).wait_seconds <= (400 - AHEAD_MS) / 1000
 
 
@@ -88,7 +88,7 @@ def test_what_is_about_to_be_due_is_taken(engine: Engine) -> None:
     fill(engine, "a", range(1, 2), now_ms(engine) + 60_000)
     assert one.take(10).deliveries == {}
     engine.queue("a", 0).reschedule([(1, now_ms(engine) + AHEAD_MS)])
-    one.look_now()
+    one.check_now()
     assert one.take(10).deliveries == {1: 1}
 
 
@@ -97,13 +97,13 @@ def test_what_is_settled_is_acknowledged_or_released(engine: Engine) -> None:
     one = transfer(engine, "a")
     one.take(10)
     later = clock.now() + timedelta(minutes=5)
-    one.settle([1, 2], {3: later})
+    one.resolve([1, 2], {3: later})
     one.flush()
     queue = engine.queue("a", 0)
     assert {id for id, _ in queue.peek()} == {3, 4, 5}
     assert queue.stats().leased == 2
-    one.settle([4], {})
-    one.settle([5], {})
+    one.resolve([4], {})
+    one.resolve([5], {})
     one.flush()
     assert {id for id, _ in queue.peek()} == {3}
 
@@ -115,10 +115,10 @@ def test_an_id_that_was_lost_and_taken_again_is_settled_under_its_new_lease(engi
     assert one.take(10).deliveries == {1: 1, 2: 1}
     deliveries: dict[int, int] = {}
     while len(deliveries) < 2:  # the leases lapse by the server's clock
-        one.look_now()
+        one.check_now()
         deliveries.update(one.take(10).deliveries)
     assert deliveries == {1: 2, 2: 2}
-    one.settle([1, 2], {})
+    one.resolve([1, 2], {})
     one.flush()
     assert engine.queue("a", 0).stats().total == 0
 
@@ -134,19 +134,19 @@ def test_a_lease_that_was_lost_is_told_of_once(engine: Engine, caplog: pytest.Lo
 
 
 def test_a_worker_holds_what_it_can_do_soon() -> None:
-    appetite = Appetite(4)
-    assert appetite.room(0) == 100
+    prefetch = Prefetch(4)
+    assert prefetch.room(0) == 100
     for _ in range(20):
-        appetite.ate(held=100, seconds=0.01)
-    assert appetite.size > 900
+        prefetch.completed(in_flight=100, seconds=0.01)
+    assert prefetch.size > 900
     for _ in range(20):
-        appetite.ate(held=4, seconds=10)
-    assert appetite.size == 4
-    assert appetite.room(4) == 0
-    assert appetite.room(2) == 2
+        prefetch.completed(in_flight=4, seconds=10)
+    assert prefetch.size == 4
+    assert prefetch.room(4) == 0
+    assert prefetch.room(2) == 2
 
 
 def test_little_room_in_a_large_appetite_is_not_worth_asking() -> None:
-    appetite = Appetite(4)
-    assert appetite.room(90) == 0
-    assert appetite.room(70) == 30
+    prefetch = Prefetch(4)
+    assert prefetch.room(90) == 0
+    assert prefetch.room(70) == 30

@@ -16,11 +16,11 @@ from django_delayq.firing.report import Work
 from django_delayq.firing.unknown import unknown
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
-from django_delayq.recovery.clocks import Clocks
+from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.sources.ledger import Poll
-from django_delayq.worker.sources.redis import HANDICAP_SECONDS, Transfer
+from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.redis import HANDICAP_SECONDS, RedisSource
 from tests.integration.worker.running import due_orders
 from tests.testapp.models import Order
 
@@ -79,29 +79,29 @@ def test_with_very_many_rows_the_others_come_back_after_a_minute(
     stranger: Timeout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_ROWS", 1)
-    unknown.again_at("testapp.order.other", 1, timezone.now())
+    unknown.again_at("testapp.order.other", stranger.pk + 1, timezone.now())
     assert pause_of(stranger) == 60
 
 
 def test_without_redis_a_worker_claims_no_more_rows_of_a_label_that_it_has_met(stranger: Timeout) -> None:
-    poll = Poll("default", None, Clocks("default"))
-    assert poll.look(10).deliveries == {stranger.pk: 1}
+    poll = LedgerSource("default", None, ClockSkew("default"))
+    assert poll.take_now(10).deliveries == {stranger.pk: 1}
     again = plan({stranger.pk: 1}, "default")[1].again
-    poll.settle((), again)
+    poll.resolve((), again)
     poll.flush()
     Timeout.objects.update(claimed_until=None)
     [known] = due_orders("remind")
-    assert poll.look(10).deliveries == {known.pk: 1}
+    assert poll.take_now(10).deliveries == {known.pk: 1}
 
 
 @pytest.mark.usefixtures("with_redis")
 def test_a_worker_that_has_met_one_looks_later_than_others(stranger: Timeout) -> None:
     engine = get_worker_engine()
     assert engine is not None
-    transfer = Transfer(engine, ["default"], Clocks("default"))
+    transfer = RedisSource(engine, ["default"], ClockSkew("default"))
     assert transfer.take(10).deliveries == {stranger.pk: 1}
     pause_of(stranger)
-    transfer.look_now()
+    transfer.check_now()
     taken = transfer.take(10)
     assert taken.deliveries == {}
     assert 0 < taken.wait_seconds <= HANDICAP_SECONDS
@@ -125,7 +125,7 @@ def test_the_sweep_brings_rows_on_time_that_this_worker_has_not_met(stranger: Ti
     assert engine is not None
     queue = engine.queue("default", 0)
     queue.remove([stranger.pk])
-    sweep = Sweep(engine, "default", Clocks("default"))
+    sweep = Sweep(engine, "default", ClockSkew("default"))
     sweep.run_once(everything=True)
     assert queue.stats().due == 1
 
@@ -138,5 +138,5 @@ def test_the_sweep_leaves_rows_parked_that_this_worker_has_met(stranger: Timeout
     queue.remove([stranger.pk])
     for _ in range(4):
         pause_of(stranger)
-    Sweep(engine, "default", Clocks("default")).run_once(everything=True)
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     assert (queue.stats().total, queue.stats().due) == (1, 0)

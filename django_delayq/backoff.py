@@ -1,0 +1,114 @@
+"""Back off from a component that fails, and log the beginning and the end of its failure once.
+
+Used by everything that calls a server which may be unavailable: the circuit breaker, the worker's record of Redis and
+the database, periodic jobs, executors and the wake-up thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+
+
+class Backoff:
+    """The delay before the next try: `first` seconds, doubled with each failure in a row up to `longest`.
+
+    Not thread-safe: threads that share an instance need a lock.
+
+    Args:
+        first: seconds after the first failure.
+        longest: seconds after many failures.
+        jitter: the largest part of a delay that is left out at random, so that processes do not retry all at once.
+        steady_seconds: a failure within this time after a recovery belongs to the former outage and doubles its delay.
+        monotonic: the clock.
+    """
+
+    def __init__(
+        self,
+        first: float,
+        longest: float,
+        *,
+        jitter: float = 0.5,
+        steady_seconds: float = 0.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._first = first
+        self._longest = longest
+        self._jitter = jitter
+        self._steady_seconds = steady_seconds
+        self._monotonic = monotonic
+        self._recovered_at = -math.inf
+        self.delay = 0.0
+        """Seconds, without jitter. 0 before the first failure."""
+        self.retry_at = -math.inf
+        """When the next try may begin, by the given clock."""
+        self.is_failing = False
+        """Whether the last try failed."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Return how long to wait before the next try. 0: it may begin."""
+        return max(0.0, self.retry_at - self._monotonic())
+
+    def failed(self) -> None:
+        """Start the next delay."""
+        now = self._monotonic()
+        if not self.is_failing and now - self._recovered_at >= self._steady_seconds:
+            self.delay = 0.0
+        self.is_failing = True
+        self.delay = min(max(2 * self.delay, self._first), self._longest)
+        self.retry_at = now + self.delay * (1 - random.uniform(0, self._jitter))
+
+    def succeeded(self) -> None:
+        """Let the next try begin at once."""
+        if self.is_failing:
+            self.is_failing = False
+            self._recovered_at = self._monotonic()
+        self.retry_at = -math.inf
+
+
+class StateLog:
+    """Log once that a component fails, and once that it works again. Thread-safe.
+
+    Args:
+        logger: the destination.
+        failed: the `event` of the first line.
+        recovered: the `event` of the second line.
+        extra: further fields of both lines.
+    """
+
+    def __init__(self, logger: logging.Logger, failed: str, recovered: str = "", **extra: object) -> None:
+        self._logger = logger
+        self._failed = {**extra, "event": failed}
+        self._recovered = {**extra, "event": recovered}
+        self._lock = threading.Lock()
+        self._kind: object = None
+        self.is_failing = False
+        """Whether a failure was logged, and its end was not."""
+
+    def failed(
+        self,
+        message: str,
+        *args: object,
+        kind: object = None,
+        level: int = logging.WARNING,
+        exc_info: BaseException | bool | None = None,
+    ) -> None:
+        """Log a failure at `level`, or at DEBUG if it has the `kind` of the last one."""
+        with self._lock:
+            is_known = self.is_failing and self._kind == kind
+            self.is_failing, self._kind = True, kind
+        if is_known:
+            level, exc_info = logging.DEBUG, None
+        self._logger.log(level, message, *args, exc_info=exc_info, extra=self._failed, stacklevel=2)
+
+    def recovered(self, message: str = "", *args: object, level: int = logging.WARNING) -> None:
+        """Log the end of a failure that was logged. An empty message logs nothing."""
+        with self._lock:
+            was_failing, self.is_failing = self.is_failing, False
+        if was_failing and message:
+            self._logger.log(level, message, *args, extra=self._recovered, stacklevel=2)

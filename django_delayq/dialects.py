@@ -1,0 +1,259 @@
+"""The peculiarities of each supported database: one class a vendor, each peculiarity named and explained once.
+
+Django's own `connection.features` are used where they tell enough. No other module asks for a connection's vendor.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from django.conf import settings
+from django.db import connections
+from django.db.models import Value
+from django.db.models.functions import Concat
+from django.utils import timezone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+
+class Dialect:
+    """Behave as the SQL standard and Django say, which is also how an unsupported database is treated."""
+
+    is_supported: bool = False
+
+    server_time: str = ""
+    """SQL of the server's clock in UTC; empty if the database runs in this process and shares its clock."""
+
+    locks_what_it_reads: bool = False
+    """Whether a locking read or an UPDATE locks all rows that it reads, and not only those that it finds.
+
+    The optimizer of such a database may read a small table from end to end, or by an index that does not identify the
+    row, and then waits for rows that the statement does not name.
+    """
+
+    plain_reads_may_be_stale: bool = False
+    """Whether, under REPEATABLE READ, a locking read returns the latest rows and a plain read those of the snapshot.
+
+    Other databases raise a serialization failure when a lock meets a newer row.
+    """
+
+    compares_rows_by_index: bool = True
+    """Whether `(a, b) > (x, y)` searches an index.
+
+    If not, the index is read from its beginning. Then the alternatives `a > x OR (a = x AND b > y)` search it, and a
+    condition `state = x` must be written as the range `state >= x AND state <= x`: for an equality all rows of that
+    state are read again for each page.
+    """
+
+    compares_across_collations: bool = True
+    """Whether texts of different collations can be compared, and by an index."""
+
+    exact_digits: int | None = None
+    """The number of digits up to which decimals are stored exactly; None: all."""
+
+    has_pool: bool = False
+    """Whether Django offers a connection pool, by `OPTIONS["pool"]`."""
+
+    connection_limits: str = ""
+    """SQL for how many connections this account may open: rows of (limit or NULL, name of the setting)."""
+
+    key_as_text: ClassVar[dict[str, str]] = {}
+    """SQL for the text of a key `{0}`, by type of key, where a plain cast would give another text."""
+
+    text_as_key: ClassVar[dict[str, tuple[str, str]]] = {}
+    """Regular expression and SQL for the key of a text `{0}`, by type of key, where casting other texts would fail."""
+
+    def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
+        """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
+        return self.server_time, ()
+
+    def datetime_literal(self, sql: str) -> str:
+        """Return the SQL of a datetime parameter so that a selected one comes back as a datetime."""
+        return sql
+
+    def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the settings ask for REPEATABLE READ or stricter, under which reads see a snapshot."""
+        return False
+
+    def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
+        """Make the current transaction a writing one, where that cannot wait until the first write."""
+
+    def begins_as_reader(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether the settings let transactions begin as readers, of which `begin_write` tells the danger."""
+        return False
+
+    @contextmanager
+    def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
+        yield
+
+    def in_state(self, rows: Any, state: str) -> Any:
+        """Return those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE."""
+        return rows.filter(state=state)
+
+    def hidden_from_indexes(self, column: str) -> str:
+        """Return the SQL of a text column so that no index on it is used."""
+        return column
+
+    def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
+        """Return `sql`, a text, so that it can be compared with a column."""
+        return sql
+
+
+class PostgreSQL(Dialect):
+    """PostgreSQL 14 and later, with psycopg."""
+
+    is_supported = True
+    server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
+    has_pool = True
+    connection_limits = (
+        "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
+        " FROM pg_roles WHERE rolname = session_user AND NOT rolsuper"
+        " UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
+        " FROM pg_database JOIN pg_roles ON rolname = session_user AND NOT rolsuper WHERE datname = current_database()"
+    )
+    _iso = "'YYYY-MM-DD\"T\"HH24:MI:SS.US'"
+    _last_32_bits = "({0} - inet '::')"
+    key_as_text: ClassVar[dict[str, str]] = {
+        "date": "to_char({0}, 'YYYY-MM-DD')",  # a cast follows the server's DateStyle
+        "datetime": f"(replace(to_char({{0}} AT TIME ZONE 'UTC', {_iso}), '.000000', '') || '+00:00')",
+        "naive datetime": f"replace(to_char({{0}}, {_iso}), '.000000', '')",
+        # A cast appends /32. PostgreSQL writes the last 32 bits of ::/96 as IPv4, and Python does not.
+        "ip": (
+            "(CASE WHEN {0} <<= inet '::/96' AND {0} > inet '::ffff'"
+            f" THEN '::' || to_hex({_last_32_bits} >> 16) || ':' || to_hex({_last_32_bits} & 65535)"
+            " ELSE host({0}) END)"
+        ),
+    }
+    text_as_key: ClassVar[dict[str, tuple[str, str]]] = {
+        "integer": (
+            "^-?[0-9]{1,19}$",
+            f"CASE WHEN {{0}}::numeric BETWEEN {-(2**63) + 1} AND {2**63 - 1} THEN {{0}}::bigint END",
+        ),
+        "uuid": ("^[0-9a-f-]{36}$", "{0}::uuid"),
+    }
+
+    def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
+        if settings.USE_TZ:
+            return self.server_time, ()
+        return f"({self.server_time} AT TIME ZONE %s)", (settings.TIME_ZONE,)
+
+    def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        from django.db.backends.postgresql.psycopg_any import IsolationLevel
+
+        level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", IsolationLevel.READ_COMMITTED)
+        return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
+
+
+class MySQL(Dialect):
+    """MySQL 8.0.1 and MariaDB 10.6, and later, with InnoDB."""
+
+    is_supported = True
+    server_time = "UTC_TIMESTAMP(6)"
+    locks_what_it_reads = True
+    plain_reads_may_be_stale = True
+    compares_rows_by_index = False
+    compares_across_collations = False
+    connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
+    _iso = "REPLACE(REPLACE(CAST({0} AS CHAR), ' ', 'T'), '.000000', '')"
+    key_as_text: ClassVar[dict[str, str]] = {"datetime": f"CONCAT({_iso}, '+00:00')", "naive datetime": _iso}
+
+    def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
+        """Convert UTC to the time zone of the columns.
+
+        That is the one that DATABASES names, UTC if it names none, or Django's own without USE_TZ. Many servers lack
+        the tables of named zones, so the zone is written as its present offset.
+        """
+        offset = datetime.now(connection.timezone or timezone.get_default_timezone()).utcoffset()
+        if not offset:
+            return self.server_time, ()
+        return f"({self.server_time} + INTERVAL %s SECOND)", (int(offset.total_seconds()),)
+
+    def datetime_literal(self, sql: str) -> str:
+        """Cast the parameter: a bare one is selected as a text."""
+        return f"CAST({sql} AS DATETIME(6))"
+
+    def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", "read committed")
+        return level is None or level.lower() not in {"read committed", "read uncommitted"}  # None: the server's own
+
+    @contextmanager
+    def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+        """On MariaDB, whose unique indexes lock gaps between rows, set the lock timeout of each statement to zero."""
+        if not connection.mysql_is_mariadb:  # type: ignore[attr-defined]
+            yield
+            return
+
+        def at_once(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+            return execute(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {sql}", *rest)
+
+        with connection.execute_wrapper(at_once):
+            yield
+
+    def in_state(self, rows: Any, state: str) -> Any:
+        """Hide the column from the index of states and times.
+
+        The optimizer prefers that index to the primary key while few rows are in `state`. An UPDATE of one row then
+        reads the next one in the index, too, and waits for the transaction that has locked it. Pending rows are found
+        by `slot_taken=1`, which is in no such index.
+        """
+        return rows.alias(unindexed_state=Concat("state", Value(""))).filter(unindexed_state=state)
+
+    def hidden_from_indexes(self, column: str) -> str:
+        """Concatenate the column with nothing, for the reason given in `in_state`."""
+        return f"CONCAT({column}, '')"
+
+    def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
+        """Convert the text to the collation of the column: the server refuses to compare two different ones."""
+        collation = _collation(connection.alias, table, column)
+        return f"(CONVERT({sql} USING {collation.partition('_')[0]}) COLLATE {collation})"
+
+
+class SQLite(Dialect):
+    """SQLite, of which a writing transaction holds the whole database."""
+
+    is_supported = True
+    exact_digits = 15  # decimals are floating point numbers
+    key_as_text: ClassVar[dict[str, str]] = {
+        "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
+        "naive datetime": "(replace({0}, ' ', 'T') || '')",
+        "decimal": "printf('%%.{places}f', {0})",
+    }
+
+    def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
+        """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
+
+    def begins_as_reader(self, connection: BaseDatabaseWrapper) -> bool:
+        mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", ""))
+        return mode.upper() not in {"IMMEDIATE", "EXCLUSIVE"}
+
+
+_UNSUPPORTED = Dialect()
+_DIALECTS: dict[str, Dialect] = {"postgresql": PostgreSQL(), "mysql": MySQL(), "sqlite": SQLite()}
+
+
+def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
+    """Return the dialect of the database behind `connection`, without connecting."""
+    return _DIALECTS.get(connection.vendor, _UNSUPPORTED)
+
+
+@functools.cache
+def _collation(using: str, table: str, column: str) -> str:
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT collation_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s AND column_name = %s",
+            [table, column],
+        )
+        name = str(cursor.fetchone()[0])
+    if not name.replace("_", "").isalnum():
+        raise ValueError(f"Column {table}.{column} has the collation {name!r}, which is not a plain name.")
+    return name

@@ -1,0 +1,183 @@
+"""What this process learns while it fires: group sizes, backoff, running handlers. Losing it costs time only."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from django_delayq.firing.unknown import unknown
+
+if TYPE_CHECKING:
+    from django_delayq.firing.report import Work
+
+logger = logging.getLogger("django_delayq.firing")
+
+MAX_GROUP: Final = 50
+LOCK_SECONDS: Final = 0.02
+"""A group should hold its locks no longer than this."""
+WORK_SECONDS: Final = 0.2
+"""How long one piece of work should take, so that threads share a backlog and the worker can stop soon."""
+_WEIGHT: Final = 0.1
+_ACCEPTED_FAILURE_RATE: Final = 0.3
+"""The rate of groups that may be rolled back because a member raises."""
+
+FIRST_BACKOFF_SECONDS: Final = 0.1
+LOCKED_MAX_SECONDS: Final = 5.0
+"""The longest backoff for an object that another transaction has locked."""
+LOCKED_INTERVAL_SECONDS: Final = 2.5
+"""Backoffs of `LOCKED_MAX_SECONDS` end at multiples of this interval."""
+TRANSIENT_MAX_SECONDS: Final = 60.0
+"""The longest backoff after a transient database error: the handler may have run unnecessarily."""
+_LOG_INTERVAL_SECONDS: Final = 30.0
+_MAX_BACKOFFS: Final = 10_000
+
+
+@dataclass(slots=True)
+class GroupSize:
+    """How many timeouts of one policy share a transaction: many if its handlers are quick and rarely fail.
+
+    All members of a group stay locked until it commits, and all run again if one of them raises.
+    """
+
+    seconds: float | None = None
+    """What one handler took recently; None: none has run."""
+    failure_rate: float = 0.0
+    proven: int = 1
+    """Four times the size of the largest group that committed, which the next group may have."""
+    alone_until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def size(self) -> int:
+        """Return how many to fire in one transaction."""
+        if self.is_alone or self.seconds is None:
+            return 1
+        by_time = LOCK_SECONDS / max(self.seconds, 1e-6)
+        by_failures = _ACCEPTED_FAILURE_RATE / max(self.failure_rate, 1e-6)
+        return max(1, min(MAX_GROUP, int(by_time), int(by_failures), self.proven))
+
+    def work_size(self) -> int:
+        """Return how many to pass to one thread at once."""
+        if self.seconds is None:
+            return MAX_GROUP
+        return max(1, min(MAX_GROUP, int(WORK_SECONDS / max(self.seconds, 1e-6))))
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether each timeout is fired in a transaction of its own for now."""
+        return time.monotonic() < self.alone_until
+
+    def record_success(self, count: int, seconds: float) -> None:
+        """Note that a transaction with `count` handlers, which took `seconds`, committed."""
+        with self._lock:
+            each = seconds / count
+            before = each if self.seconds is None else self.seconds
+            self.seconds = max(each, before + _WEIGHT * (each - before))  # adapt to slow handlers at once
+            self.failure_rate *= (1 - _WEIGHT) ** min(count, MAX_GROUP)
+            self.proven = max(self.proven, min(MAX_GROUP, 4 * count))
+
+    def record_failure(self, seconds: float) -> None:
+        """Note that a handler, which took `seconds`, raised."""
+        with self._lock:
+            self.failure_rate += _WEIGHT * (1 - self.failure_rate)
+            self.seconds = max(self.seconds or 0.0, seconds)
+
+    def fire_alone_for(self, seconds: float) -> None:
+        """Fire each timeout in a transaction of its own for the next `seconds`."""
+        with self._lock:
+            self.alone_until = max(self.alone_until, time.monotonic() + seconds)
+
+
+class _Waiting(NamedTuple):
+    times: int
+    since: float
+    logged_at: float
+
+
+class Backoff:
+    """How long timeouts wait that could not be fired because of a lock or a transient error. Bounded in size."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], _Waiting] = {}
+        self._lock = threading.Lock()
+
+    def next_wait(self, using: str, timeout_id: int, why: str, max_seconds: float) -> timedelta:
+        """Return the next wait: 50 to 150 ms first, doubling up to `max_seconds`. Log a long one every 30 s.
+
+        The wait is random, so that two workers that deadlocked do not meet again.
+        """
+        now = time.monotonic()
+        with self._lock:
+            before = self._waiting.pop((using, timeout_id), _Waiting(0, now, now))
+            logs = now - before.logged_at >= _LOG_INTERVAL_SECONDS
+            if len(self._waiting) >= _MAX_BACKOFFS:
+                del self._waiting[next(iter(self._waiting))]
+            logged_at = now if logs else before.logged_at
+            self._waiting[using, timeout_id] = _Waiting(before.times + 1, before.since, logged_at)
+        if logs:
+            logger.warning(
+                "Timeout %s has waited %.0f s to be fired: %s",
+                timeout_id,
+                now - before.since,
+                why,
+                extra={"event": "timeout_waits", "timeout_id": timeout_id},
+            )
+        base = min(FIRST_BACKOFF_SECONDS * 2 ** min(before.times, 20), max_seconds)
+        if base == max_seconds == LOCKED_MAX_SECONDS:  # so that thousands of locked timeouts come back in few groups
+            seconds = base * random.uniform(1.0, 1.5)
+            return timedelta(seconds=seconds - (now + seconds) % LOCKED_INTERVAL_SECONDS)
+        return timedelta(seconds=base * random.uniform(0.5, 1.5))
+
+    def reset(self, using: str, timeout_id: int) -> None:
+        """Begin with the shortest wait again, because the timeout was fired or waits for another reason."""
+        if self._waiting:
+            with self._lock:
+                self._waiting.pop((using, timeout_id), None)
+
+
+@dataclass(slots=True)
+class RunningWork:
+    """A piece of work that a thread of this process runs now."""
+
+    work: Work
+    began: float = field(default_factory=time.monotonic)
+    checkpoint: str = "planned"
+    timeout_ids: tuple[int, ...] = ()
+    """The timeouts of the handler call that is running; empty: none is."""
+    awaited: Any = None
+    """The awaitable that an async handler returned."""
+    is_logged: bool = False
+    logged_after: float = 0.0
+    """After how many seconds it was last logged as longer than a lease."""
+
+
+class FiringState:
+    """The state of firing in this process, shared by all of its threads.
+
+    Attributes:
+        backoff: how long timeouts wait that could not be fired.
+        running: the running work of each thread, by thread id.
+        slow_logged_at: when a slow handler of a policy was last logged, by label.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Return to the state of a new process. For tests."""
+        self.backoff = Backoff()
+        self.running: dict[int, RunningWork] = {}
+        self.slow_logged_at: dict[str, float] = {}
+        self._group_sizes: dict[str, GroupSize] = {}
+        unknown.forget_all()
+
+    def group_size(self, label: str) -> GroupSize:
+        """Return the group size of the policy `label`."""
+        return self._group_sizes.get(label) or self._group_sizes.setdefault(label, GroupSize())
+
+
+firing_state = FiringState()

@@ -1,0 +1,224 @@
+"""Options of the commands, and the timeouts that they select.
+
+`call_command` passes typed values (a list, a datetime) or strings as from a shell; both are accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, cast
+
+from django.apps import apps
+from django.conf import settings
+from django.contrib.contenttypes.models import ContentType
+from django.core.management.base import CommandError, CommandParser
+from django.db import router
+from django.db.models import Model, Q
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from django_delayq import clock
+from django_delayq.delays import UNITS
+from django_delayq.exceptions import UnknownPolicy
+from django_delayq.key_types import object_id_of
+from django_delayq.ledger.search import labels_in
+from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
+
+SELECTING: Final = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
+_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+\Z")
+
+
+class OptionError(CommandError):
+    """An option has a wrong value. The exit code is 2, as for errors that argparse finds."""
+
+    def __init__(self, option: str, value: Any, rule: str) -> None:
+        super().__init__(f"argument {option}: {value!r} {rule}", returncode=2)
+
+
+def each(value: Any) -> list[Any]:
+    """Return the values of an option that can be repeated."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+
+
+def number(option: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
+    """Return an integer. Raises OptionError."""
+    if not str(value).isdecimal():
+        raise OptionError(option, value, "is not a number")
+    if int(value) < minimum or (maximum is not None and int(value) > maximum):
+        raise OptionError(option, value, f"must be {minimum} to {maximum}" if maximum else f"must be {minimum} or more")
+    return int(value)
+
+
+def duration(option: str, value: str | timedelta) -> timedelta:
+    """Return a duration: `90m`, `1h30m`, `2d`. Raises OptionError."""
+    if isinstance(value, timedelta):
+        return value
+    if not _DURATION.match(value):
+        raise OptionError(option, value, "is not a duration, such as 45m, 1h30m, 2d or 1w")
+    units = {name[0]: name for name in UNITS}
+    try:
+        return sum((timedelta(**{units[unit]: float(count)}) for count, unit in _PART.findall(value)), timedelta(0))
+    except OverflowError as error:
+        raise OptionError(option, value, "is too long") from error
+
+
+def moment(option: str, value: str | datetime) -> datetime:
+    """Return a time: `now`, `2h` (from now), `30m ago`, or a date and time. Raises OptionError.
+
+    A date and time without a zone is in the time zone of the project.
+    """
+    if isinstance(value, datetime):
+        return value
+    words = value.strip().lower()
+    head = words.removesuffix("ago").strip()
+    try:
+        if words == "now":
+            return clock.now()
+        if _DURATION.match(head):
+            return clock.now() + duration(option, head) * (-1 if words.endswith("ago") else 1)
+        found = parse_datetime(value.strip())
+    except (ValueError, OverflowError) as error:
+        raise OptionError(option, value, f"is not a time: {error}") from error
+    if found is None:
+        raise OptionError(option, value, "is not a time, such as 2026-03-01T18:00, now, 2h or '30m ago'")
+    if settings.USE_TZ:
+        return timezone.make_aware(found) if timezone.is_naive(found) else found
+    return timezone.make_naive(found) if timezone.is_aware(found) else found
+
+
+def policy_named(label: str, model: type[Model] | None = None) -> TimeoutPolicy[Any]:
+    """Return the declared policy with this label, or with this name for `model`. Raises CommandError."""
+    try:
+        return get_policy(label if model is None else (model, label))
+    except UnknownPolicy as error:
+        raise CommandError(str(error)) from error
+
+
+def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
+    """Add the options that select timeouts.
+
+    Args:
+        parser: of the command.
+        states: the states that may be selected.
+        default: the states that are selected without `--state`.
+    """
+    group = parser.add_argument_group("which timeouts (all conditions together)")
+    group.add_argument("--id", action="append", metavar="N", help="this one; may be repeated")
+    group.add_argument(
+        "--policy",
+        action="append",
+        metavar="LABEL",
+        help="of this policy (with --model, its name is enough); may be repeated",
+    )
+    group.add_argument("--model", metavar="APP.MODEL", help="of objects of this model")
+    group.add_argument(
+        "--object", action="append", metavar="ID", help="of this object; with --policy or --model; may be repeated"
+    )
+    group.add_argument("--key", help="with this key")
+    group.add_argument("--queue", metavar="Q", help="in this queue")
+    group.add_argument(
+        "--state",
+        action="append",
+        help=f"in this state: {', '.join(states)}; may be repeated (default: {', '.join(default)})",
+    )
+    group.add_argument("--due-before", metavar="WHEN", help="next attempt before: 2h, '30m ago', a date and time")
+    group.add_argument("--due-after", metavar="WHEN", help="next attempt at or after")
+    group.add_argument("--all", action="store_true", help="all in such a state, if no other condition is given")
+    parser.set_defaults(states=states, default_states=default)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The timeouts that the options select."""
+
+    rows: TimeoutQuerySet
+    states: list[str]
+    labels: list[str]
+    """Those of the selected policies, present and former ones; empty: all policies."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Selection:
+        """Return the selection. Raises CommandError for an unknown name, and if no option restricts it."""
+        if not options["all"] and not any(options[name] is not None for name in SELECTING):
+            raise CommandError("Which timeouts? Give --policy, --id, --object ... or --all.")
+        using = router.db_for_write(Timeout)
+        states = each(options["state"]) or list(options["default_states"])
+        for state in states:
+            if state not in options["states"]:
+                raise OptionError("--state", state, f"must be one of {', '.join(options['states'])}")
+        rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=states)
+        labels = _labels(options, using)
+        if labels:
+            rows = rows.of_labels(labels)
+        if options["model"] is not None or options["object"] is not None:
+            rows = rows.filter(_about(options, using))
+        if options["id"] is not None:
+            rows = rows.filter(pk__in=[number("--id", value) for value in each(options["id"])])
+        for name, lookup in (("due_before", "run_at__lt"), ("due_after", "run_at__gte")):
+            if options[name] is not None:
+                rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
+        plain = {name: options[name] for name in ("key", "queue") if options[name] is not None}
+        return cls(rows.filter(**plain), states, labels)
+
+    def first(self, limit: int) -> list[Timeout]:
+        """Return the first `limit` rows by their next attempt.
+
+        They are read state by state, and settled ones label by label, in the order of an index: sorting a million rows
+        to show fifty would take a second.
+        """
+        found: list[Timeout] = []
+        for state in self.states:
+            part = self.rows.filter(state=state).order_by("run_at", "id").defer("history", "payload")
+            if self.labels or Timeout.State(state).is_settled:
+                parts = [
+                    part.filter(policy=label) for label in self.labels or labels_in(Timeout.objects.using(part.db))
+                ]
+            else:
+                parts = [part.filter(settled_at__isnull=True)]
+            found += [row for part in parts for row in part[:limit]]
+        return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
+
+
+def _labels(options: dict[str, Any], using: str) -> list[str]:
+    """Return present and former labels. The label of a policy that is no longer declared must be in the ledger."""
+    found: list[str] = []
+    for name in each(options["policy"]):
+        if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
+            found.append(name)
+        elif "." not in name and options["model"] is not None:
+            found += policy_named(name, _model(options["model"])).labels
+        else:
+            found += policy_named(name).labels
+    return found
+
+
+def _model(label: str) -> type[Model]:
+    try:
+        return cast("type[Model]", apps.get_model(label)._meta.concrete_model)
+    except (LookupError, ValueError) as error:
+        raise CommandError(f"There is no model {label!r}: give app.Model.") from error
+
+
+def _about(options: dict[str, Any], using: str) -> Q:
+    """Return the condition on the object: its model, and its key if one is given."""
+    models = [policy_named(name).concrete_model for name in each(options["policy"]) if registry.get(name)]
+    if options["model"] is not None:
+        models = [_model(options["model"])]
+    if not models:
+        raise CommandError("--object needs --policy or --model: objects of several models may have the same id.")
+    wanted, ids = Q(pk__in=[]), each(options["object"])
+    for model in models:
+        kind = Q(content_type=ContentType.objects.db_manager(using).get_for_model(model).pk)
+        if ids:
+            try:
+                kind &= Q(object_id__in=[object_id_of(model, str(object_id)) for object_id in ids])
+            except Exception as error:
+                raise CommandError(f"{', '.join(map(str, ids))} is not a key of {model.__name__}.") from error
+        wanted |= kind
+    return wanted

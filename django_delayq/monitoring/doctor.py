@@ -1,0 +1,324 @@
+"""Examine an installation: what is wrong, and what to do about it.
+
+The findings are Django's `CheckMessage`s. `Error`: timeouts are late, will be late, or never fire. `Warning`: an
+operator should check. `Info`: nothing is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import django
+from django.core.checks import CheckMessage, Error, Info, Warning
+from django.db import connections, router
+from django.db.migrations.loader import MigrationLoader
+from django.utils import timezone
+
+import django_delayq
+from django_delayq.arming.sync import count_too_old
+from django_delayq.clock import database_now, to_ms
+from django_delayq.conf import get_settings
+from django_delayq.engine.faults import translated
+from django_delayq.exceptions import EngineError
+from django_delayq.ledger.controls import policy_states
+from django_delayq.ledger.db_connections import pool_limit, server_limit
+from django_delayq.ledger.locking import database_of
+from django_delayq.models import PolicyChange, Timeout
+from django_delayq.monitoring.redis import redis_status
+from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, workers_alive
+from django_delayq.policies import get_policies
+from django_delayq.redis_clients import get_engine
+
+SKEW_WARNING_SECONDS: Final = 1.0
+SKEW_ERROR_SECONDS: Final = 30.0
+"""Below this nothing fires early, but deadlines that application code computes are wrong by the skew."""
+STUCK_SECONDS: Final = 30.0
+MAX_OVERDUE_ROWS: Final = 1_000
+OVERDUE_ERROR: Final = timedelta(minutes=10)
+STOPPED_WARNING: Final = timedelta(days=1)
+UNFINISHED_ERROR: Final = timedelta(minutes=2)
+MIN_REDIS: Final = (6, 2)
+MEMORY_WARNING: Final = 0.9
+
+
+def examine(using: str | None = None, *, quick: bool = False) -> list[CheckMessage]:
+    """Run all checks and return their findings, the most serious first. Changes nothing and raises nothing.
+
+    `quick`: skip what reads whole tables, for a probe that runs every few seconds.
+    """
+    using = using or router.db_for_write(Timeout)
+    found: list[CheckMessage] = []
+    for name, check in (QUICK if quick else QUICK | SLOW).items():
+        try:
+            found += check(using)
+        except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others still run
+            found.append(Error(f"The check failed: {type(error).__name__}: {error}", id=name))
+    return sorted(found, key=lambda finding: -finding.level)
+
+
+def versions(using: str) -> Iterator[CheckMessage]:
+    """Report the versions of this package, Django and the database."""
+    connection = connections[using]
+    version = ".".join(str(part) for part in connection.get_database_version())
+    words = f"django-delayq {django_delayq.__version__}, Django {django.get_version()}"
+    yield Info(f"{words}, {connection.display_name} {version}", id="versions")
+
+
+def migrations(using: str) -> Iterator[CheckMessage]:
+    """Find migrations that are not applied."""
+    loader = MigrationLoader(connections[using])
+    own = {node for node in loader.graph.nodes if node[0] == "django_delayq"}
+    missing = sorted(name for _, name in own - set(loader.applied_migrations))
+    if missing:
+        text = f"Not applied: {', '.join(missing)}."
+        yield Error(text, hint="Run manage.py migrate django_delayq.", id="migrations")
+    else:
+        yield Info("All migrations are applied.", id="migrations")
+
+
+def indexes(using: str) -> Iterator[CheckMessage]:
+    """Find missing indexes. Without one, a query of milliseconds takes minutes with a million rows."""
+    connection = connections[using]
+    missing: list[str] = []
+    for model in (Timeout, PolicyChange):
+        with connection.cursor() as cursor:
+            existing = connection.introspection.get_constraints(cursor, model._meta.db_table)
+        missing += [each.name for each in (*model._meta.indexes, *model._meta.constraints) if each.name not in existing]
+    if missing:
+        hint = "They were dropped. Create them again as the migrations do."
+        yield Error(f"Missing: {', '.join(missing)}.", hint=hint, id="indexes")
+    else:
+        yield Info("All indexes exist.", id="indexes")
+
+
+def machine_clock(using: str) -> Iterator[CheckMessage]:
+    """Compare this machine's clock, which computes deadlines, with the database's, which decides what is due."""
+    before = timezone.now()
+    now = database_now(using)
+    aware = now if timezone.is_aware(now) else timezone.make_aware(now)
+    yield skew("clock", "This machine's clock", (before - aware).total_seconds())
+
+
+def connection_limit(using: str) -> Iterator[CheckMessage]:
+    """Find a limit that does not allow a worker as many connections as it needs."""
+    limit = pool_limit(using) or server_limit(using)
+    settings = get_settings()
+    shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
+    if shortage:
+        hint = "Raise the limit. Until then workers run fewer threads."
+        yield Warning(shortage, hint=hint, id="connections")
+    else:
+        yield Info("A worker may open as many connections as it needs.", id="connections")
+
+
+def redis_server(using: str) -> Iterator[CheckMessage]:
+    """Check each Redis server: reachable, new enough, not evicting, with enough memory."""
+    engine = get_engine()
+    if engine is None:
+        yield Info("No Redis is configured: workers poll the ledger once a second.", id="redis")
+        return
+    try:
+        engine.ping()
+    except EngineError as error:
+        hint = "Start it again. Meanwhile workers poll the ledger, so timeouts are up to a second late."
+        yield Error(str(error), hint=hint, id="redis")
+        return
+    yield Info("Redis answers.", id="redis")
+    try:
+        with translated(engine.client):
+            info = engine.client.info()
+    except EngineError as error:
+        # Only this report needs INFO, so the ACL user that the docs recommend may not run it.
+        text = f"Redis refused INFO, so version, memory and persistence are unknown. {error}"
+        yield Warning(text, hint="To check them, allow the user INFO: ACL SETUSER ... +info", id="redis.info")
+        return
+    for server in redis_servers(info):
+        yield from examine_redis_server(server)
+
+
+def redis_servers(info: Any) -> list[dict[str, Any]]:
+    """Split the answer to INFO by server: a cluster answers for each node."""
+    nodes = [value for value in info.values() if isinstance(value, dict) and "redis_version" in value]
+    return nodes or [info]
+
+
+def examine_redis_server(info: dict[str, Any]) -> Iterator[CheckMessage]:
+    """Check what one server answers to INFO."""
+    version = str(info.get("redis_version", "0"))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_REDIS:
+        yield Error(f"Redis {version} is too old.", hint="Use Redis 6.2 or newer, or Valkey.", id="redis.version")
+    else:
+        yield Info(f"Redis {info.get('valkey_version') or version}.", id="redis.version")
+    policy = str(info.get("maxmemory_policy", ""))
+    if policy.startswith("allkeys"):
+        text = f"maxmemory-policy is {policy}: when memory is short, Redis evicts due times."
+        hint = "CONFIG SET maxmemory-policy noeviction, or use a Redis that is not a cache."
+        yield Error(text, hint=hint, id="redis.eviction")
+    elif policy:
+        yield Info(f"maxmemory-policy is {policy}: Redis evicts no due times.", id="redis.eviction")
+    limit, used = int(info.get("maxmemory", 0) or 0), int(info.get("used_memory", 0) or 0)
+    if limit and used > MEMORY_WARNING * limit:
+        hint = "Add memory, or shorten HORIZON. The ledger keeps the timeouts that Redis refuses."
+        yield Warning(f"{used / limit:.0%} of maxmemory are used.", hint=hint, id="redis.memory")
+    # INFO reports snapshots unreliably: without a snapshot, "last save" is the start of the server.
+    state = "on" if info.get("aof_enabled") else "off"
+    text = f"Its append-only file is {state}; either is fine: the sweep refills an empty Redis."
+    yield Info(text, id="redis.persistence")
+
+
+def redis_clock(using: str) -> Iterator[CheckMessage]:
+    """Compare Redis's clock, which wakes workers, with the database's. Workers correct a small skew."""
+    engine = get_engine()
+    if engine is None:
+        return
+    try:
+        stats = engine.queue("default", 0).stats()
+    except EngineError:
+        return  # `redis_server` reports it
+    yield skew("redis.clock", "Redis's clock", (stats.now_ms - to_ms(database_now(using))) / 1000)
+
+
+def skew(name: str, clock: str, ahead: float) -> CheckMessage:
+    """Return the finding for a clock that is `ahead` seconds ahead of the database's."""
+    seconds = abs(ahead)
+    if seconds < SKEW_WARNING_SECONDS:
+        return Info(f"{clock} agrees with the database's.", id=name)
+    kind = Error if seconds >= SKEW_ERROR_SECONDS else Warning
+    text = f"{clock} is {seconds:.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's."
+    return kind(text, hint="Synchronize both machines by NTP.", id=name)
+
+
+def redis_in_step(using: str) -> Iterator[CheckMessage]:
+    """Check that Redis has the timeouts that are due next."""
+    status = redis_status(using, database_now(using))
+    if not status.is_reachable:
+        return
+    text = f"Redis has {status.compared - status.missing} of the {status.compared} timeouts that are due next."
+    if status.missing:
+        hint = "If a worker is running, its sweep adds them within seconds."
+        yield Warning(text, hint=hint, id="redis.in_step")
+    else:
+        yield Info(text, id="redis.in_step")
+
+
+def workers(using: str) -> Iterator[CheckMessage]:
+    """Check that workers run, that none hangs, and that every queue with overdue timeouts has one."""
+    found = workers_alive(using)
+    if not found:
+        hint = "Start one: manage.py delayq_worker."
+        yield Error("No worker is running: nothing fires.", hint=hint, id="workers")
+        return
+    releases = sorted({worker.version for worker in found})
+    names = ", ".join(worker.name for worker in found)
+    if len(releases) > 1:
+        text = f"{len(found)} running, of versions {', '.join(releases)}: {names}."
+        yield Warning(text, hint="Restart the older ones, unless a deployment is in progress.", id="workers")
+    else:
+        yield Info(f"{len(found)} running: {names}.", id="workers")
+    for worker in found:
+        if worker.stuck_seconds > STUCK_SECONDS:
+            text = f"{worker.name} has not checked for due timeouts for {worker.stuck_seconds:.0f} s."
+            hint = "Restart it. Its timeouts fire when their leases expire."
+            yield Error(text, hint=hint, id="workers.stuck")
+    if any(worker.queues is None for worker in found):
+        return
+    served = {queue for worker in found for queue in worker.queues or ()}
+    rows = Timeout.objects.using(using).pending().filter(run_at__lte=database_now(using) - OVERDUE)
+    overdue = rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_OVERDUE_ROWS]
+    for queue in sorted(set(overdue) - served):
+        text = f"No worker serves the queue {queue!r}, and timeouts in it are overdue."
+        hint = f"Start delayq_worker --queue {queue}, or a worker without --queue."
+        yield Error(text, hint=hint, id="workers.queues")
+
+
+def policies(using: str) -> Iterator[CheckMessage]:
+    """Find timeouts that are overdue, dead, or name a policy that is not declared."""
+    now = database_now(using)
+    statuses = policy_statuses(using, hours=False)
+    is_late = False
+    for policy in statuses:
+        if policy.state is None or policy.is_stopped or policy.oldest_due_at is None:
+            continue
+        waited = now - policy.oldest_due_at
+        if waited > OVERDUE:
+            is_late = True
+            text = f"{policy.overdue} of {policy.label} are overdue, the oldest for {_duration(waited)}."
+            hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
+            yield (Error if waited > OVERDUE_ERROR else Warning)(text, hint=hint, id="overdue")
+    if not is_late:
+        text = "No timeout that may fire has been overdue for longer than a minute."
+        yield Info(text, id="overdue")
+    for policy in statuses:
+        counts = (policy.pending, policy.firing, policy.dead)
+        if policy.state is None and any(count.value for count in counts):
+            words = "{} pending, {} firing and {} dead timeouts".format(*counts)
+            text = f"{policy.label} is not declared, but has {words}."
+            hint = "Declare it, name it in aliases= of its successor, or cancel them."
+            yield Warning(text, hint=hint, id="unknown_policy")
+        if policy.dead.value:
+            hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
+            yield Warning(f"{policy.dead} of {policy.label} are dead.", hint=hint, id="dead")
+
+
+def stopped(using: str) -> Iterator[CheckMessage]:
+    """Report policies that operators have paused or put on hold, so that they are not forgotten."""
+    now = database_now(using)
+    for state in policy_states(using):
+        if state.is_stopped and state.stopped_at is not None:
+            since = now - state.stopped_at
+            text = f"{state.label} is {state.stop} for {_duration(since)}, by {state.by}. {state.reason}".strip()
+            if since > STOPPED_WARNING:
+                yield Warning(text, hint=f"delayq_resume {state.label}", id="stopped")
+            else:
+                yield Info(text, id="stopped")
+
+
+def unfinished_changes(using: str) -> Iterator[CheckMessage]:
+    """Find changes of policies that have stopped moving rows before their end."""
+    left = PolicyChange.objects.using(using).filter(finished_at__isnull=True)
+    for change in left.filter(touched_at__lt=database_now(using) - UNFINISHED_ERROR):
+        text = f"The change {change.what} of {change.policy} has moved {change.moved} rows and stopped."
+        hint = f"A worker continues it. Without a worker, run delayq_resume {change.policy}."
+        yield Error(text, hint=hint, id="changes")
+
+
+def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
+    """Find objects whose deadlines had passed long ago when their policy was declared. Only a backfill arms them."""
+    for policy in get_policies():
+        if policy.is_automatic and database_of(policy.concrete_model) == using:
+            count = count_too_old(policy, using, get_settings().sync_interval * 2)
+            if count.value:
+                text = f"{count} objects match {policy.label}, but their deadlines passed too long ago to arm them."
+                hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
+                yield Warning(text, hint=hint, id="too_old")
+
+
+def _duration(value: timedelta) -> str:
+    seconds = int(value.total_seconds())
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} seconds"
+
+
+Check = Callable[[str], Iterator[CheckMessage]]
+
+QUICK: dict[str, Check] = {
+    "databases.versions": versions,
+    "databases.migrations": migrations,
+    "databases.indexes": indexes,
+    "databases.clock": machine_clock,
+    "databases.room": connection_limit,
+    "redis.server": redis_server,
+    "redis.clock": redis_clock,
+    "redis.in_step": redis_in_step,
+    "workers.alive": workers,
+    "rounds.waiting": policies,
+    "rounds.stopped": stopped,
+    "rounds.unfinished_changes": unfinished_changes,
+}
+"""The checks, by the id of the finding that one of them failed."""
+SLOW: dict[str, Check] = {"rounds.too_old_to_arm": too_old_to_arm}
+"""These read the tables of the policies, as a sync does."""

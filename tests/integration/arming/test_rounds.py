@@ -1,0 +1,110 @@
+"""What saving and syncing leave alone, refuse and lock."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_delayq import pending_timeouts, schedule_timeout, sync_timeouts
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def order() -> Order:
+    """An order whose timeout is armed by saving it, due in thirty minutes."""
+    return Order.objects.create(status="unpaid", created_at=timezone.now())
+
+
+def automatic(order: Order) -> Timeout:
+    """Return the newest round that was armed by the policy."""
+    return Timeout.objects.filter(object_id=str(order.pk), policy="testapp.order.cancel_unpaid", key="").latest("pk")
+
+
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_a_round_with_a_key_is_left_alone_when_the_condition_stops_holding(order: Order, how: str) -> None:
+    keyed = schedule_timeout(order, "cancel_unpaid", key="by hand", minutes=90)
+    order.status = "paid"
+    if how == "save":
+        order.save()
+    else:
+        Order.objects.update(status="paid")
+        assert sync_timeouts(order) == 1
+    assert list(pending_timeouts(order)) == [keyed]
+    assert automatic(order).state == "cancelled"
+
+
+def test_a_round_with_a_key_does_not_stand_in_for_the_automatic_one() -> None:
+    [order] = Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    order = Order.objects.get()
+    schedule_timeout(order, "cancel_unpaid", key="by hand", minutes=90)
+    assert sync_timeouts(order) == 1
+    assert automatic(order).state == "pending"
+
+
+def test_a_sync_counts_only_what_it_changes(order: Order) -> None:
+    assert sync_timeouts(order) == 0
+    assert sync_timeouts(Order.objects.all()) == 0
+
+
+@pytest.mark.parametrize(("ago", "state", "cause"), [(2, "pending", ""), (4, "cancelled", "late")])
+def test_a_start_that_moves_back_beyond_catch_up_cancels_as_too_late(
+    order: Order, settings: Settings, ago: int, state: str, cause: str
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "CATCH_UP": timedelta(days=3)}
+    order.created_at = timezone.now() - timedelta(days=ago)
+    order.save()
+    row = automatic(order)
+    assert (row.state, row.cause) == (state, cause)
+
+
+def test_a_moved_round_begins_anew(order: Order) -> None:
+    row = automatic(order)
+    Timeout.objects.update(attempts=3, extensions=2, claims=1)
+    key = row.idempotency_key
+    order.created_at = timezone.now() + timedelta(minutes=5)
+    order.save()
+    row.refresh_from_db()
+    assert (row.attempts, row.extensions, row.claims) == (0, 0, 0)
+    assert row.since_at == order.created_at
+    assert row.first_due_at == row.due_at == row.run_at == order.created_at + timedelta(minutes=30)
+    assert row.idempotency_key != key
+
+
+def test_a_sync_locks_the_rows_before_it_decides(order: Order) -> None:
+    """Otherwise it would arm what a transaction that commits in between has just paid."""
+    Order.objects.update(status="paid")
+    with CaptureQueriesContext(connection) as queries:
+        sync_timeouts(Order.objects.all())
+    reads = [query["sql"] for query in queries if re.search(r"FROM [`\"]testapp_order[`\"]", query["sql"])]
+    locking, deciding = (next(i for i, sql in enumerate(reads) if word(sql)) for word in (_locks, _decides))
+    assert locking < deciding
+
+
+def _locks(sql: str) -> bool:
+    if connection.features.has_select_for_update:
+        return "FOR UPDATE" in sql or "FOR NO KEY UPDATE" in sql
+    return bool(re.search(r"WHERE [`\"]testapp_order[`\"]\.[`\"]id[`\"] IN \(\d+\)", sql)) and not _decides(sql)
+
+
+def _decides(sql: str) -> bool:
+    """Whether the statement evaluates the condition of the policy."""
+    return Timeout._meta.db_table in sql and "CASE" in sql
+
+
+def test_a_save_that_changes_nothing_writes_nothing(order: Order) -> None:
+    fields = [field.attname for field in Timeout._meta.concrete_fields]
+    before = Timeout.objects.values(*fields).get()
+    order.save()
+    assert Timeout.objects.values(*fields).get() == before

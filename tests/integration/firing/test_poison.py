@@ -1,0 +1,166 @@
+"""Poison: whoever kills its process ends in `dead`; whoever was only near it fires, and is not charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.firing import checkpoints, plan, run
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, locking, make_due, needs_row_locks, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+
+
+def die_in_handler(*rows: Timeout, deliveries: int) -> None:
+    """The process of the firing of `rows` is gone before the first handler's work is committed."""
+
+    def look(step: str) -> None:
+        if step == "handled":
+            raise KeyboardInterrupt
+
+    works, _ = plan({row.pk: deliveries for row in rows}, "default")
+    checkpoints.set_hook(look)
+    for work in works:
+        with pytest.raises(KeyboardInterrupt):
+            run(work, "default")
+    checkpoints.set_hook(None)
+    for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):  # and its lease has ended
+        for event in row.history:
+            event["at"] = "2020-01-01T00:00:00+00:00"
+        row.save(update_fields=["history"])
+
+
+def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(
+    orders: list[Order], declare: Declare
+) -> None:
+    seen: list[tuple[int, int]] = []
+    begun: list[str] = []
+    policy = declare(
+        Order,
+        lambda obj, timeout: seen.append(
+            (timeout.attempts, Timeout.objects.values_list("attempts", flat=True).get(pk=timeout.pk))
+        ),
+        name="watched",
+    )
+    rows = [due(order, policy) for order in orders]
+    checkpoints.set_hook(lambda step: begun.append(step) if step in {"charged", "begun"} else None)
+    fire(*rows, deliveries=2)
+    assert seen == [(1, 1)] * 5
+    assert begun == ["charged", "begun"] * 5
+    assert {(state(row), row.attempts, row.history[0]["what"]) for row in rows} == {(("fired", "due"), 1, "suspected")}
+
+
+def test_a_first_delivery_charges_nobody(orders: list[Order]) -> None:
+    rows = [due(order) for order in orders]
+    die_in_handler(*rows, deliveries=1)
+    assert {(state(row), row.attempts, len(row.history)) for row in rows} == {(("pending", ""), 0, 0)}
+
+
+def test_a_killer_ends_dead_and_its_history_says_why(order: Order, declare: Declare) -> None:
+    dead: list[int] = []
+    row = due(order, declare(Order, name="killer", retry=dq.Retry([0, 0])))
+    die_in_handler(row, deliveries=1)
+    for delivery in (2, 3, 4):
+        die_in_handler(row, deliveries=delivery)
+        state(row)
+        assert row.attempts == delivery - 1
+    receiver = lambda timeout, **_: dead.append(timeout.pk)  # noqa: E731 - a weak reference needs a name
+    dq.timeout_dead.connect(receiver)
+    try:
+        assert fire(row, deliveries=5).done == (row.pk,)
+    finally:
+        dq.timeout_dead.disconnect(receiver)
+    assert (state(row), row.attempts, dead) == (("dead", "retries"), 3, [row.pk])
+    assert [event["what"] for event in row.history] == ["suspected", "suspected", "suspected", "failed"]
+    assert row.errors[0]["error"] == "WorkerDied"
+    assert row.reason.startswith("WorkerDied")
+
+
+def test_a_killer_without_any_retry_ends_dead(order: Order, declare: Declare) -> None:
+    row = due(order, declare(Order, name="killer", retry=dq.Retry.never()))
+    die_in_handler(row, deliveries=1)
+    die_in_handler(row, deliveries=2)
+    fire(row, deliveries=3)
+    assert (state(row), row.attempts) == (("dead", "retries"), 1)
+
+
+def test_innocents_that_a_killer_took_along_fire_with_one_attempt(orders: list[Order], declare: Declare) -> None:
+    policy = declare(Order, lambda obj, timeout: Effect.objects.create(what="x", object_id=obj.pk), name="near")
+    rows = [due(order, policy) for order in orders]
+    die_in_handler(*rows, deliveries=1)
+    fire(*rows, deliveries=2)
+    assert {(state(row), row.attempts) for row in rows} == {(("fired", "due"), 1)}
+    assert Effect.objects.count() == 5
+
+
+def test_a_failure_of_a_charged_attempt_is_not_charged_twice(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError
+
+    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0, 0])))
+    for attempts in (1, 2):
+        fire(row, deliveries=2)
+        assert (state(row), row.attempts, row.errors[-1]["attempt"]) == (("pending", ""), attempts, attempts)
+    fire(row, deliveries=2)
+    assert (state(row), row.attempts, len(row.errors)) == (("dead", "retries"), 3, 3)
+
+
+@pytest.mark.parametrize("error", [dq.Snooze(minutes=5), dq.Skip(), dq.GiveUp()])
+def test_outcomes_of_a_suspect_count_as_those_of_anybody(order: Order, declare: Declare, error: Exception) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise error
+
+    row = due(order, declare(Order, handler, name="outcomes"))
+    fire(row, deliveries=2)
+    state(row)
+    assert row.attempts == (0 if isinstance(error, dq.Snooze) else 1)
+
+
+@needs_row_locks
+def test_a_suspect_whose_object_is_held_gets_its_attempt_back(order: Order) -> None:
+    row = due(order)
+    with locking(order):
+        for _ in range(15):  # more often than the ladder has steps
+            assert list(fire(row, deliveries=2).again) == [row.pk]
+            state(row)
+            assert row.attempts == 0
+    assert fire(row, deliveries=2).fired
+
+
+@needs_row_locks
+def test_a_suspect_whose_row_is_held_is_put_back(order: Order) -> None:
+    row = due(order)
+    with locking(row):
+        assert list(fire(row, deliveries=2).again) == [row.pk]
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+
+
+def test_suspects_that_need_not_run_are_not_charged(declare: Declare) -> None:
+    policy = declare(Order, name="unmet", when=Q(status="unpaid"))
+    later = dq.schedule_timeout(Order.objects.create(), policy, minutes=5)
+    fired = due(Order.objects.create(), policy)
+    fire(fired)
+    cancelled = due(Order.objects.create(), policy)
+    dq.cancel_timeout(cancelled)
+    report = fire(later, fired, cancelled, deliveries=7)
+    assert (sorted(report.done), list(report.again)) == ([fired.pk, cancelled.pk], [later.pk])
+    assert [one.attempts for one in Timeout.objects.order_by("id")] == [0, 1, 0]
+
+
+def test_a_suspect_that_is_moved_between_plan_and_charge_is_not_charged(order: Order) -> None:
+    row = due(order)
+    [work], _ = plan({row.pk: 2}, "default")
+    dq.reschedule_timeout(order, "remind", minutes=5)
+    assert run(work, "default").again[row.pk] - timezone.now() > timedelta(minutes=4)
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    make_due(row)
+    assert fire(row).fired

@@ -1,0 +1,42 @@
+"""A change of delay moves what was pending when it was asked for, once, and nothing that came later."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection, transaction
+from django.utils import timezone
+
+from django_delayq import operations, pending_timeouts, schedule_timeout
+from django_delayq.models import PolicyChange
+from tests.integration.operations.conftest import BY
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MINUTE = timedelta(minutes=1)
+UNPAID = "testapp.order.cancel_unpaid"
+
+
+def unpaid() -> Order:
+    return Order.objects.create(status="unpaid", created_at=timezone.now())
+
+
+def test_a_finished_change_does_not_run_again() -> None:
+    order = unpaid()
+    operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")
+    due_at = pending_timeouts(order).get().due_at
+    assert operations.continue_moves(connection.alias) == 0
+    assert pending_timeouts(order).get().due_at == due_at
+    assert PolicyChange.objects.get().finished_at is not None
+
+
+def test_what_is_scheduled_after_the_change_and_before_its_move_is_left_alone() -> None:
+    earlier, later = unpaid(), Order.objects.create(status="new")
+    before = pending_timeouts(earlier).get().due_at
+    with transaction.atomic():
+        operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")
+        row = schedule_timeout(later, "cancel_unpaid", minutes=20)
+    assert pending_timeouts(earlier).get().due_at == before + 15 * MINUTE
+    assert pending_timeouts(later).get().due_at == row.due_at

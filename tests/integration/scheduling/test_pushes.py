@@ -1,0 +1,199 @@
+"""After each commit Redis has what the ledger says: an entry for each row that is due soon, and no other.
+
+Without the push a timeout would still fire, but late by up to one sweep; no other test would fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from django.db.models import F
+from django.utils import timezone
+
+from django_delayq import (
+    before_deadline,
+    cancel_timeout,
+    cancel_timeouts,
+    clock,
+    extend_timeout,
+    extend_timeouts,
+    operations,
+    pending_timeouts,
+    reschedule_timeout,
+    reschedule_timeouts,
+    schedule_timeout,
+    schedule_timeouts,
+    sync_timeouts,
+)
+from django_delayq.models import Timeout
+from django_delayq.redis_clients import forget_engine, get_engine
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
+
+MINUTE = timedelta(minutes=1)
+UNPAID = "testapp.order.cancel_unpaid"
+BY = "script:test"
+
+
+@pytest.fixture(autouse=True)
+def a_horizon_beyond_all_deadlines(settings: Settings) -> Iterator[None]:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(hours=12)}
+    forget_engine()
+    yield
+    forget_engine()
+
+
+@pytest.fixture
+def order() -> Order:
+    """An order that no policy arms by itself."""
+    return Order.objects.create(status="new")
+
+
+@pytest.fixture
+def unpaid() -> Order:
+    """An order with one timeout, armed by saving, due in thirty minutes."""
+    return Order.objects.create(status="unpaid", created_at=timezone.now())
+
+
+def in_redis() -> dict[int, int]:
+    """Return the milliseconds at which Redis has each row due."""
+    engine = get_engine()
+    assert engine is not None
+    return dict(engine.queue("default", 0).peek())
+
+
+def in_ledger() -> dict[int, int]:
+    """Return the milliseconds at which the pending rows are due."""
+    return {row.pk: clock.to_ms(row.run_at) for row in Timeout.objects.filter(state="pending")}
+
+
+def change(order: Order, **values: object) -> None:
+    for name, value in values.items():
+        setattr(order, name, value)
+    order.save()
+
+
+def replan(order: Order) -> None:
+    operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="recompute")
+
+
+def hold_and_resume(order: Order) -> None:
+    operations.hold(UNPAID, by=BY)
+    operations.resume(UNPAID, by=BY)
+
+
+def retry(order: Order) -> None:
+    row = schedule_timeout(order, "remind", minutes=5)
+    cancel_timeout(row)
+    Timeout.objects.filter(pk=row.pk).update(state="dead", cause="retries", attempts=3)
+    assert operations.retry(row, by=BY).changed == 1
+
+
+def by_hand(verb: Callable[[Order], object]) -> Callable[[Order], object]:
+    """After a timeout was scheduled, to be moved or replaced by `verb`."""
+
+    def do(order: Order) -> None:
+        schedule_timeout(order, "remind", minutes=5)
+        before = in_redis()
+        verb(order)
+        assert in_redis() != before
+
+    return do
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda order: schedule_timeout(order, "remind", minutes=5),
+        by_hand(lambda order: schedule_timeout(order, "remind", minutes=9)),
+        by_hand(lambda order: schedule_timeout(order, "remind", minutes=2)),
+        by_hand(lambda order: reschedule_timeout(order, "remind", minutes=9)),
+        by_hand(lambda order: reschedule_timeout(order, "remind", minutes=2)),
+        by_hand(lambda order: extend_timeout(order, "remind", minutes=9)),
+        lambda order: schedule_timeouts([order], "remind", minutes=5),
+        by_hand(lambda order: schedule_timeouts([order], "remind", minutes=9)),
+        by_hand(lambda order: reschedule_timeouts(pending_timeouts(order), minutes=9)),
+        by_hand(lambda order: extend_timeouts(pending_timeouts(order), minutes=9)),
+        by_hand(lambda order: operations.postpone(pending_timeouts(order), minutes=9, by=BY)),
+        by_hand(lambda order: operations.fire_now(pending_timeouts(order), by=BY)),
+        retry,
+    ],
+    ids=[
+        *("schedule", "replace_later", "replace_earlier", "reschedule_later", "reschedule_earlier", "extend"),
+        *("schedule_many", "replace_many", "reschedule_many", "extend_many", "postpone", "fire_now", "retry"),
+    ],
+)
+def test_what_is_scheduled_by_hand_is_in_redis_after_the_commit(order: Order, act: Callable[[Order], object]) -> None:
+    act(order)
+    assert in_redis() == in_ledger()
+    assert len(in_ledger()) == 1
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda order: order.save(),
+        lambda order: change(order, created_at=F("created_at") + 9 * MINUTE),
+        lambda order: change(order, created_at=F("created_at") - 9 * MINUTE),
+        lambda order: [
+            Order.objects.update(created_at=F("created_at") + 9 * MINUTE),
+            sync_timeouts(Order.objects.all()),
+        ],
+        replan,
+        hold_and_resume,
+    ],
+    ids=["save", "save_later", "save_earlier", "sync", "change_delay", "hold_and_resume"],
+)
+def test_what_a_policy_arms_is_in_redis_after_the_commit(unpaid: Order, act: Callable[[Order], object]) -> None:
+    assert in_redis() == in_ledger()
+    act(unpaid)
+    assert in_redis() == in_ledger()
+    assert len(in_ledger()) == 1
+
+
+def test_what_a_sync_arms_is_in_redis_after_the_commit() -> None:
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    assert sync_timeouts(Order.objects.all()) == 1
+    assert in_redis() == in_ledger()
+    assert len(in_ledger()) == 1
+
+
+def pay_inside(order: Order) -> None:
+    with before_deadline(order, "cancel_unpaid"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda order: cancel_timeout(order, "cancel_unpaid"),
+        lambda order: cancel_timeouts(pending_timeouts(order)),
+        lambda order: operations.cancel(pending_timeouts(order), by=BY),
+        lambda order: change(order, status="paid"),
+        lambda order: [Order.objects.update(status="paid"), sync_timeouts(order)],
+        lambda order: order.delete(),
+        pay_inside,
+    ],
+    ids=["cancel", "cancel_many", "operator", "save", "sync", "delete", "before_deadline"],
+)
+def test_what_is_cancelled_is_gone_from_redis_after_the_commit(unpaid: Order, act: Callable[[Order], object]) -> None:
+    assert len(in_redis()) == 1
+    act(unpaid)
+    assert in_redis() == in_ledger() == {}
+
+
+def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone(order: Order, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(minutes=3)}
+    schedule_timeout(order, "remind", minutes=4)
+    assert in_redis() == {}
+    reschedule_timeout(order, "remind", minutes=2)
+    assert in_redis() == in_ledger()
+    extend_timeout(order, "remind", minutes=9)
+    assert in_redis() == {}

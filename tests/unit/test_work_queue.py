@@ -1,0 +1,194 @@
+"""Works in line for a thread: by turns between policies, by what is under way, first come within one.
+
+And the last free thread is not for slow ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from django_delayq import executors
+from django_delayq.executors import WorkQueue
+from django_delayq.firing import Report, Work
+
+
+def work(policy: str, number: int) -> Work:
+    return Work(policy, (number,), (str(number),))
+
+
+def done(_work: Work, _report: Report) -> None:
+    """Nobody wants to know."""
+
+
+def line(*works: Work, threads: int = 100, reserves_one: bool = True) -> WorkQueue:
+    made = WorkQueue(threads, lambda: reserves_one)
+    for one in works:
+        made.put(one, done)
+    return made
+
+
+def next_of(one: WorkQueue) -> tuple[str, int]:
+    item = one.get()
+    assert item is not None
+    return item[0].policy, item[0].ids[0]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the line takes for the time; a test sets it."""
+    now = [1000.0]
+    monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def lasted(one: WorkQueue, policy: str, seconds: float, clock: list[float], times: int = 1) -> None:
+    """Works of `policy` have run, `seconds` each."""
+    for _ in range(times):
+        one.put(work(policy, 0), done)
+        item = one.get()
+        assert item is not None
+        clock[0] += seconds
+        one.finished(item[0])
+
+
+def is_kept(one: WorkQueue) -> bool:
+    """Whether nothing that waits may be taken now."""
+    return one._next_policy() is None
+
+
+def test_a_crowd_shares_its_turns_with_whoever_comes_later() -> None:
+    one = line(*(work("crowd", number) for number in range(5)), work("late", 9), work("late", 10))
+    taken = [next_of(one) for _ in range(7)]
+    assert taken == [
+        ("crowd", 0), ("late", 9), ("crowd", 1), ("late", 10), ("crowd", 2), ("crowd", 3), ("crowd", 4),
+    ]  # fmt: skip
+
+
+def test_the_next_free_thread_is_for_the_policy_with_the_fewest_under_way() -> None:
+    works = [work("slow", number) for number in range(8)]
+    one = line(*works)
+    for number in range(4):
+        assert next_of(one) == ("slow", number)
+    one.put(work("quick", 50), done)
+    one.put(work("quick", 51), done)
+    one.finished(works[0])
+    assert [next_of(one), next_of(one)] == [("quick", 50), ("quick", 51)]
+
+
+def test_the_last_free_thread_is_not_given_to_a_slow_policy(clock: list[float]) -> None:
+    one = line(threads=4)
+    lasted(one, "slow", 12.0, clock)
+    for number in range(8):
+        one.put(work("slow", number), done)
+    assert [next_of(one)[1] for _ in range(3)] == [0, 1, 2]
+    assert is_kept(one)
+    one.put(work("quick", 9), done)
+    assert next_of(one) == ("quick", 9)
+
+
+def test_the_first_works_of_a_policy_do_not_take_every_thread(clock: list[float]) -> None:
+    works = [work("new", number) for number in range(8)]
+    one = line(*works, threads=4)
+    assert [next_of(one)[1] for _ in range(3)] == [0, 1, 2]
+    assert is_kept(one), "nothing is known yet of how long they take"
+    clock[0] += 0.1
+    one.finished(works[0])
+    assert [next_of(one)[1] for _ in range(2)] == [3, 4], "now it is known that they are quick"
+
+
+def test_slow_policies_together_leave_a_thread_free(clock: list[float]) -> None:
+    one = line(threads=4)
+    for name in ("a", "b", "c"):
+        lasted(one, name, 2.0, clock)
+    for name in ("a", "b", "c"):
+        one.put(work(name, 1), done)
+        one.put(work(name, 2), done)
+    assert {next_of(one)[0] for _ in range(3)} == {"a", "b", "c"}
+    assert is_kept(one)
+
+
+def test_a_policy_that_has_not_run_here_may_have_the_last_thread_once(clock: list[float]) -> None:
+    one = line(*(work("slow", number) for number in range(8)), threads=4)
+    assert [next_of(one)[0] for _ in range(3)] == ["slow"] * 3
+    one.put(work("new", 1), done)
+    assert next_of(one) == ("new", 1)
+
+
+def test_a_quick_policy_whose_work_hangs_does_not_get_the_last_thread(clock: list[float]) -> None:
+    one = line(threads=4)
+    lasted(one, "mostly quick", 0.01, clock, times=20)
+    for number in range(8):
+        one.put(work("mostly quick", number), done)
+    assert [next_of(one)[1] for _ in range(3)] == [0, 1, 2]
+    clock[0] += 1.1
+    assert is_kept(one)
+
+
+def test_a_dozen_quick_works_make_up_for_a_slow_one(clock: list[float]) -> None:
+    one = line(threads=2)
+    lasted(one, "was slow", 12.0, clock)
+    lasted(one, "was slow", 0.01, clock, times=12)
+    one.put(work("was slow", 1), done)
+    one.put(work("was slow", 2), done)
+    assert [next_of(one)[1], next_of(one)[1]] == [1, 2]
+
+
+@pytest.mark.parametrize(("threads", "reserves_one"), [(1, True), (4, False)], ids=["one thread", "one policy"])
+def test_no_thread_is_kept_free_where_it_is_of_no_use(threads: int, reserves_one: bool, clock: list[float]) -> None:
+    one = line(threads=threads, reserves_one=reserves_one)
+    lasted(one, "slow", 12.0, clock)
+    for number in range(threads):
+        one.put(work("slow", number), done)
+    assert [next_of(one)[1] for _ in range(threads)] == [*range(threads)]
+
+
+def test_no_thread_is_kept_free_when_the_worker_ends(clock: list[float]) -> None:
+    one = line(*(work("slow", number) for number in range(4)), threads=4)
+    one.close()
+    assert [next_of(one)[1] for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_thread_that_was_kept_free_is_woken_when_its_policy_proves_quick() -> None:
+    first, second, third = (work("new", number) for number in range(3))
+    one, taken = line(first, second, third, threads=2), []
+    assert next_of(one) == ("new", 0)
+    thread = threading.Thread(target=lambda: taken.append(one.get()), daemon=True)
+    thread.start()
+    one.finished(first)
+    thread.join(20)
+    assert [item and item[0].ids for item in taken] == [(1,)]
+
+
+def test_one_policy_alone_has_every_thread() -> None:
+    one = line(*(work("only", number) for number in range(4)))
+    assert [next_of(one)[1] for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_what_is_withdrawn_is_not_taken() -> None:
+    one = line(work("a", 1), work("b", 2), work("a", 3))
+    assert next_of(one) == ("a", 1)
+    assert {left.ids[0] for left in one.withdraw()} == {2, 3}
+    one.close()
+    assert one.get() is None
+
+
+def test_what_is_in_line_when_it_closes_is_still_taken() -> None:
+    one = line(work("a", 1))
+    one.close()
+    assert next_of(one) == ("a", 1)
+    assert one.get() is None
+
+
+def test_who_waits_is_woken_by_a_work_and_by_the_end() -> None:
+    one, taken = WorkQueue(4), []
+    threads = [threading.Thread(target=lambda: taken.append(one.get()), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    one.put(work("a", 1), done)
+    one.close()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(item is None for item in taken) == [False, True, True]

@@ -1,0 +1,126 @@
+"""The mutation gate of the Python core: plant one small fault at a time, and require that a test of its room fails.
+
+    python3 tests/servers.py run -- .venv/bin/python tools/mutants.py                all of them
+    ... tools/mutants.py --only ledger                                              those whose name contains a word
+    ... tools/mutants.py --sample 12                                                every n-th, for CI
+
+The faults are listed in `tests/mutation/faults.py`. Each runs in a copy of the checkout, on SQLite, with `pytest -x`. A
+fault that no test notices makes the command fail, and so does one whose text does not occur exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.mutation.faults import FAULTS, Fault  # noqa: E402 - needs the path
+
+PACKAGE = "django_delayq"
+COPIED = (PACKAGE, "tests", "tools", "example_project", "pyproject.toml")
+SECONDS = 300
+"""A fault that makes the tests hang for this long counts as noticed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the gate; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="run the faults whose room, file or name contains this text")
+    parser.add_argument("--sample", type=int, help="run this many, spread evenly over the list")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(arguments)
+    chosen = [fault for fault in FAULTS if options.only in f"{fault.room} {fault.file} {fault.name}"]
+    if options.sample:
+        chosen = chosen[:: max(1, len(chosen) // options.sample)]
+    if wrong := [complaint for fault in FAULTS if (complaint := fault.complaint(ROOT / PACKAGE))]:
+        print("\n".join(wrong))
+        return 2
+    began = time.monotonic()
+    with _copies(options.workers) as copies:
+        tests = sorted({path for fault in chosen for path in fault.tests})
+        if not _passes(copies, tests):
+            print("The tests fail without any fault.")
+            return 2
+        with ThreadPoolExecutor(options.workers) as pool:
+            survivors = [fault for fault in pool.map(lambda fault: _survivor(copies, fault), chosen) if fault]
+    minutes = (time.monotonic() - began) / 60
+    print(f"{len(chosen)} faults, {len(chosen) - len(survivors)} noticed, {len(survivors)} not, {minutes:.1f} minutes")
+    return 1 if survivors else 0
+
+
+@contextmanager
+def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
+    """Give `count` copies of what the tests need, so that faults can be tried side by side."""
+    with tempfile.TemporaryDirectory(prefix="delayq-mutants-") as directory:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(count):
+            copy = Path(directory, str(number))
+            copy.mkdir()
+            for name in COPIED:
+                source = ROOT / name
+                if source.is_dir():
+                    shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(source, copy / name)
+            copies.put(copy)
+        yield copies
+
+
+def _passes(copies: SimpleQueue[Path], tests: Sequence[str]) -> bool:
+    copy = copies.get()
+    try:
+        return _pytest(copy, [*tests, "-n", str(os.cpu_count() or 1)]) == 0
+    finally:
+        copies.put(copy)
+
+
+def _survivor(copies: SimpleQueue[Path], fault: Fault) -> Fault | None:
+    """Plant `fault` in a free copy and run its tests; return it if they pass."""
+    copy = copies.get()
+    file = copy / PACKAGE / fault.file
+    sound = file.read_text(encoding="utf-8")
+    began = time.monotonic()
+    try:
+        file.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
+        code = _pytest(copy, fault.tests)
+    finally:
+        file.write_text(sound, encoding="utf-8")
+        copies.put(copy)
+    survives = code == 0
+    verdict = "NOT NOTICED" if survives else "noticed"
+    print(f"{verdict:12}{time.monotonic() - began:5.0f} s  {fault.room}: {fault.name}", flush=True)
+    if code not in {0, 1}:  # not a failed assertion: the fault is not even valid Python, or a test file is missing
+        raise RuntimeError(f"pytest ended with {code} for {fault.name!r}")
+    return fault if survives else None
+
+
+def _pytest(copy: Path, arguments: Sequence[str]) -> int:
+    """Run pytest in `copy`; return its exit code, and 1 if it does not end in time."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-m", "not browser", *arguments]
+    environment = {**os.environ, "DELAYQ_TEST_DB": "sqlite", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "example_project")])
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, check=False, timeout=SECONDS, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        return 1
+    if done.returncode not in {0, 1} or (done.returncode and "-n" in arguments):
+        print(done.stdout[-4000:], done.stderr[-2000:])
+    return done.returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
