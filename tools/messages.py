@@ -1,6 +1,6 @@
 """`make messages`: update the catalogues of all languages from the sources, and compile them. Needs GNU gettext.
 
-    .venv/bin/python tools/messages.py                  update and compile; then translate the empty texts, and run it again
+    .venv/bin/python tools/messages.py                  update and compile; translate the empty texts, and repeat
     .venv/bin/python tools/messages.py extract FILE     only write the texts of the sources to FILE
 
 New texts are left empty and never guessed from similar ones: a wrong guess looks like a translation.
