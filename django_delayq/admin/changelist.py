@@ -108,13 +108,13 @@ class WindowPaginator(_Paginator):
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        """The keys of all rows, in order."""
+        """Return the keys of all rows, in order."""
         rows: Any = self.object_list
         return self.ids_known if self.ids_known is not None else list(rows.values_list("pk", flat=True)[:WINDOW])
 
     @cached_property
     def count(self) -> int:
-        """The number of rows in the window."""
+        """Return the number of rows in the window."""
         return len(self.ids)
 
     def page(self, number: int | str) -> Page[Any]:
