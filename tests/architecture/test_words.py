@@ -47,7 +47,7 @@ _WORDS = {
     r"(workers?|process(es)?|leases?|threads?|connections?|rows?|locks?) lived?s?": "runs, exists, is valid",
     r"(orders?|rows?|timeouts?|leases?|rounds?) (die|dies|died)": "is cancelled, expires, ends",
     r"live and die": "are created and cancelled",
-    r"look(s|ed|ing)?(?! (like|for|up)|-up)": "check, recheck, read",
+    r"look(s|ed|ing)?(?! (like|for|(it |them )?up)|-up)": "check, recheck, read",
     r"what (is|was|are|were) ((over)?due|pending|waiting|running|left|settled|reserved|leased|committed|in flight)": (
         "due timeouts, pending timeouts, running handlers, settled entries"
     ),

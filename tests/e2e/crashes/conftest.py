@@ -1,4 +1,4 @@
-"""Real workers that are killed, stopped and terminated, and what their ledger says afterwards."""
+"""Real workers that are killed, suspended and stopped, and the ledger afterwards."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def start_worker(start_command: Callable[..., subprocess.Popen[bytes]]) -> Start
 
 
 def wait_until(holds: Callable[[], object], what: str, patience: float = 60) -> None:
-    """Returns as soon as `holds()` does; fails after `patience` seconds, saying what was waited for."""
+    """Wait until `holds()`; fail after `patience` seconds with the description."""
     deadline = time.monotonic() + patience
     while not holds():
-        assert time.monotonic() < deadline, f"waited {patience:g} s in vain until {what}; the ledger: {states()}"
+        assert time.monotonic() < deadline, f"not within {patience:g} s: {what}; the ledger: {states()}"
         time.sleep(0.02)
 
 
@@ -53,7 +53,7 @@ def effects(what: str) -> dict[int | None, int]:
 
 
 def due_now(policy: str, count: int = 1) -> list[Timeout]:
-    """Timeouts of so many new orders, due now; nobody has told Redis, the sweep has to."""
+    """Create due timeouts of new orders, without pushing them to Redis: the sweep must do it."""
     from django_delayq import clock
     from django_delayq.ledger import writing
     from django_delayq.ledger.subjects import subject_at

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(t
 
 SECONDS_SLOW = 3.0
 ON_TIME = {"redis": timedelta(seconds=1), "ledger": timedelta(seconds=2)}
-"""How late a quick timeout may be. Without Redis a worker looks once a second."""
+"""The maximum lateness of a fast timeout. Without Redis a worker polls once a second."""
 
 
 def trickle(seconds: float) -> Iterator[None]:

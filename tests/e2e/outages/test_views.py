@@ -45,7 +45,7 @@ def schedule_and_cancel(times: int) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What an operator reads: the events of all lines from warnings upwards."""
+    """Return the events of all log lines from warnings upwards."""
     return [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
 
 
