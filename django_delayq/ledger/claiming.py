@@ -140,7 +140,7 @@ def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> lis
 def free(ids: Sequence[int], using: str) -> int:
     """Let those of `ids` that were released until a later datetime be claimed now; return how many.
 
-    Rows that are claimed or locked at the moment stay as they are.
+    Rows that are claimed or locked stay as they are.
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
     with transaction_of(using):

@@ -115,7 +115,7 @@ def check_payload(payload: Any) -> Any:
         text = json.dumps(payload, allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"The payload is no plain JSON: {error}") from error
+        raise InvalidPayload(f"The payload is not plain JSON: {error}") from error
     if size > MAX_PAYLOAD_BYTES:
         raise InvalidPayload(
             f"The payload has {size} bytes; at most {MAX_PAYLOAD_BYTES}. Keep big things in rows of your own."
@@ -132,7 +132,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise InvalidPayload(f"Keys of the payload must be texts, not {key!r}.")
+                raise InvalidPayload(f"Keys of the payload must be strings, not {key!r}.")
             _check_values(key, depth + 1)
             _check_values(inner, depth + 1)
     elif isinstance(value, list | tuple):

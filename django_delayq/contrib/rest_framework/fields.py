@@ -9,7 +9,7 @@ from django.db.models import Manager, Model, QuerySet
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.scheduling.countdown import Countdown, pending_countdowns
+from django_delayq.scheduling.queries import Countdown, pending_countdowns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
