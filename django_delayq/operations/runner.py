@@ -7,20 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
-from django.db.models import TextChoices
+from django.db.models import QuerySet, TextChoices
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.clock import database_now
-from django_delayq.ledger import paging
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.history import clean, record
+from django_delayq.ledger.history import clean
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.paging import Page, each_page
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from django.db.models import QuerySet
     from django.dispatch import Signal
 
     Target = Timeout | QuerySet[Timeout] | Iterable[Timeout]
@@ -94,10 +93,10 @@ class Result:
 
 
 @dataclass(slots=True)
-class Page:
-    """The context of one page: one transaction in which objects and rows are locked, unless it is a dry run."""
+class Context:
+    """What an operation knows about the page whose rows it changes."""
 
-    locked: paging.Page
+    page: Page
     by: str
     reason: str
     now: datetime
@@ -108,11 +107,21 @@ class Page:
 
     @property
     def using(self) -> str:
-        return self.locked.using
+        """The database."""
+        return self.page.using
 
-    def note(self, row: Timeout, what: str, **details: Any) -> None:
-        """Add an event with actor and reason to the history of `row`, in memory."""
-        record(row, what, self.now, by=self.by, reason=self.reason, **details)
+    @property
+    def event(self) -> EventDetails:
+        """The part of an event that is the same for all rows."""
+        return {"at": self.now, "by": self.by, "reason": self.reason}
+
+
+class EventDetails(TypedDict):
+    """When, who and why."""
+
+    at: datetime
+    by: str
+    reason: str
 
 
 class Action(NamedTuple):
@@ -120,9 +129,9 @@ class Action(NamedTuple):
 
     name: str
     signal: Signal
-    refuse: Callable[[Timeout, Page], Refusal | None]
+    refuse: Callable[[Timeout, Context], Refusal | None]
     """Return why a row must stay unchanged, or None."""
-    write: Callable[[list[Timeout], list[Timeout], Page], None]
+    write: Callable[[list[Timeout], list[Timeout], Context], None]
     """Change the first rows in ledger and Redis. The second ones were refused."""
 
 
@@ -136,28 +145,28 @@ def run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, 
     if isinstance(target, Timeout) and target.pk is None:
         raise ValueError("This Timeout is not a row of the ledger.")
 
-    def change(locked: paging.Page) -> Result:
-        page = Page(locked, by, reason, database_now(locked.using), stop_cache.read(locked.using))
-        missing = sorted(set(locked.ids) - {row.pk for row in locked.rows})
-        refusals = [Refused(row_id, Refusal.MISSING) for row_id in missing]
+    def change(page: Page) -> Result:
+        context = Context(page, by, reason, database_now(page.using), stop_cache.read(page.using))
+        refusals = [
+            Refused(row_id, Refusal.MISSING) for row_id in sorted(set(page.ids) - {row.pk for row in page.rows})
+        ]
         accepted, refused = [], []
-        for row in sorted(locked.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
-            if why := action.refuse(row, page):
+        for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
+            if why := action.refuse(row, context):
                 refused.append(row)
                 refusals.append(Refused(row.pk, why))
             else:
                 accepted.append(row)
         accepted.sort(key=lambda row: (row.slot, row.pk))
         if not dry_run:
-            action.write(accepted, refused, page)
+            action.write(accepted, refused, context)
             for row in accepted if isinstance(target, Timeout) else ():
-                announce(action.signal, row, locked.using)
+                announce(action.signal, row, page.using)
         counts = dict(Counter(why for _, why in refusals))
-        changed = tuple(row.pk for row in accepted)
-        return Result(action.name, len(changed), counts, changed, tuple(refusals), dry_run)
+        return Result(action.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 
     total = Result(action.name, dry_run=dry_run)
-    for result in paging.each_page(target, change, pending_only=False, by_id=True, dry_run=dry_run):
+    for result in each_page(target, change, pending_only=False, by_id=True, dry_run=dry_run):
         total += result
         if progress is not None:
             progress(result)

@@ -11,10 +11,10 @@ from django_delayq import clock, signals
 from django_delayq.delays import check_length, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.history import record_death
+from django_delayq.ledger.history import record, record_death
 from django_delayq.ledger.settling import slot_is_taken
 from django_delayq.models import Timeout, slot_of
-from django_delayq.operations.runner import Action, Page, Refusal, Result, run
+from django_delayq.operations.runner import Action, Context, Refusal, Result, run
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
@@ -48,18 +48,18 @@ def cancel(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_cancel(row: Timeout, page: Page) -> Refusal | None:
+def _refuse_cancel(row: Timeout, context: Context) -> Refusal | None:
     return None if row.state == State.DEAD else _refuse_unless_pending(row)
 
 
-def _write_cancel(rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
+def _write_cancel(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
     for row in rows:
-        record_death(row, page.now)
-        page.note(row, "cancel_requested")
+        record_death(row, context.now)
+        record(row, "cancel_requested", **context.event)
     for row in refused:
         if row.state == State.FIRING:
-            writing.forbid_attempts(row, page.reason, by=page.by)
-    writing.cancel_rows(rows, page.using, page.reason, page.now)
+            writing.forbid_attempts(row, context.reason, by=context.by)
+    writing.cancel_rows(rows, context.using, context.reason, context.now)
 
 
 def fire_now(
@@ -74,19 +74,18 @@ def fire_now(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_fire(row: Timeout, page: Page) -> Refusal | None:
+def _refuse_fire(row: Timeout, context: Context) -> Refusal | None:
     if why := _refuse_unless_pending(row):
         return why
     policy = registry.get(row.policy)
     if policy is None:
         return Refusal.POLICY_UNKNOWN
-    return Refusal.POLICY_STOPPED if policy.label in page.stopped else None
+    return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
 
 
-def _write_fire(rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
-    moves = [(row, min(row.due_at, page.now), page.now) for row in rows]
-    at, by, reason = page.now, page.by, page.reason
-    writing.move_rows(moves, page.using, what="fire_requested", at=at, by=by, reason=reason, to=page.now)
+def _write_fire(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
+    writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
 
 def postpone(
@@ -119,20 +118,19 @@ def postpone(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_postpone(given: Delay, row: Timeout, page: Page) -> Refusal | None:
+def _refuse_postpone(given: Delay, row: Timeout, context: Context) -> Refusal | None:
     if why := _refuse_unless_pending(row):
         return why
     try:
-        return None if _postponed(given, row, page.now) > row.due_at else Refusal.NOT_LATER
+        return None if _postponed(given, row, context.now) > row.due_at else Refusal.NOT_LATER
     except InvalidDelay:
         return Refusal.TOO_FAR
 
 
-def _write_postpone(given: Delay, rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
-    deadlines = [(row, _postponed(given, row, page.now)) for row in rows]
+def _write_postpone(given: Delay, rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    deadlines = [(row, _postponed(given, row, context.now)) for row in rows]
     moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-    at, by, reason = page.now, page.by, page.reason
-    writing.move_rows(moves, page.using, what="postponed", at=at, by=by, reason=reason)
+    writing.move_rows(moves, context.using, what="postponed", **context.event)
 
 
 def _postponed(given: Delay, row: Timeout, now: datetime) -> datetime:
@@ -152,26 +150,26 @@ def retry(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_retry(row: Timeout, page: Page) -> Refusal | None:
+def _refuse_retry(row: Timeout, context: Context) -> Refusal | None:
     policy = registry.get(row.policy)
     if row.state != State.DEAD:
         return Refusal.NOT_DEAD
     if policy is None:
         return Refusal.POLICY_UNKNOWN
-    if page.locked.object_of(row) is None:
+    if context.page.object_of(row) is None:
         return Refusal.OBJECT_GONE
     slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels}
-    if slots & page.slots or slot_is_taken(row, policy.labels, page.using):
+    if slots & context.slots or slot_is_taken(row, policy.labels, context.using):
         return Refusal.SLOT_TAKEN
-    page.slots |= slots
+    context.slots |= slots
     return None
 
 
-def _write_retry(rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
+def _write_retry(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
     for row in rows:
-        record_death(row, page.now)
-        page.note(row, "retried", to=page.now)
-    writing.revive(rows, page.using, page.now)
+        record_death(row, context.now)
+        record(row, "retried", to=context.now, **context.event)
+    writing.revive(rows, context.using, context.now)
 
 
 def _refuse_unless_pending(row: Timeout) -> Refusal | None:
