@@ -106,28 +106,20 @@ def transaction_of(using: str) -> Iterator[None]:
     Joining keeps the caller's transaction usable after an error: `atomic(savepoint=False)` would mark it for rollback.
     So an error inside must be raised before anything is written.
     """
-    connection = connections[using]
+    connection, dialect = connections[using], dialect_of(connections[using])
     if connection.in_atomic_block:
-        begin_write(using)
+        dialect.begin_write(connection, Timeout._meta.db_table)
         yield
-    else:
-        is_new = may_read_stale(using) and connection.get_autocommit()
-        with transaction.atomic(using=using):
-            if is_new:
-                with connection.cursor() as cursor:
-                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            begin_write(using)
-            yield
-
-
-def may_read_stale(using: str) -> bool:
-    """Return whether the settings ask for REPEATABLE READ or stricter, where transactions see a snapshot.
-
-    The transactions of this library use READ COMMITTED. They lock the rows that they decide by and need to see them as
-    they are then. Under REPEATABLE READ, PostgreSQL would raise an error instead.
-    """
-    connection = connections[using]
-    return dialect_of(connection).repeats_reads(connection)
+        return
+    # Under REPEATABLE READ, PostgreSQL would raise an error where a locked row is newer than the snapshot, and MySQL
+    # would mix old and new rows. This library locks the rows that it decides by and needs them as they are then.
+    must_commit_reads = dialect.repeats_reads(connection) and connection.get_autocommit()
+    with transaction.atomic(using=using):
+        if must_commit_reads:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        dialect.begin_write(connection, Timeout._meta.db_table)
+        yield
 
 
 def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:

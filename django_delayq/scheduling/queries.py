@@ -129,9 +129,7 @@ def get_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str 
     return subject_of(obj, policy, key).pending().values_list("due_at", flat=True).first()
 
 
-async def aget_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> datetime | None:
-    """Do the same as `get_deadline`, for async code."""
-    return await sync_to_async(get_deadline)(obj, policy, key)
+aget_deadline = sync_to_async(get_deadline)
 
 
 @dataclass(frozen=True, slots=True)
