@@ -67,7 +67,7 @@ class _SameObject(Expression):
         self.model, self.key, self.ledger_alias = model, key, ledger_alias
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> tuple[str, Any]:
-        from django_delayq.ledger.object_ids import key_of, kind_of, object_id, tables_of
+        from django_delayq.ledger.subjects import key_of, kind_of, object_id, tables_of
         from django_delayq.models import Timeout
 
         kind: Any = Timeout._meta.get_field("content_type")
@@ -174,7 +174,7 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
 
 def _of_instance(manager: Any, queryset: Any) -> Any:
     """Filter `queryset` to the rows about the manager's instance."""
-    from django_delayq.ledger.object_ids import about, tables_of
+    from django_delayq.ledger.subjects import about, tables_of
 
     using = manager._db or router.db_for_read(manager.model, instance=manager.instance)
     return queryset.using(using).filter(about(tables_of(type(manager.instance)), [manager.instance], using))
@@ -183,7 +183,7 @@ def _of_instance(manager: Any, queryset: Any) -> Any:
 def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[Any] | None = None) -> Any:
     """Return what Django needs to prefetch: the rows about `instances`, and functions that match rows to instances."""
     from django_delayq.key_types import object_id_of
-    from django_delayq.ledger.object_ids import kind_of, tables_of
+    from django_delayq.ledger.subjects import kind_of, tables_of
     from django_delayq.models import RelatedTimeoutQuerySet
 
     if querysets and len(querysets) != 1:

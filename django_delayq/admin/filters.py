@@ -18,9 +18,8 @@ from django_delayq import clock
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about, kind_of, tables_of
 from django_delayq.ledger.search import labels_of
-from django_delayq.ledger.subjects import model_of_kind
+from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies, registry
 

@@ -48,7 +48,7 @@ class Caller:
                     raise reply
         return replies
 
-    def tell_once(self, event: str, queue: str, message: str, *args: object) -> None:
+    def log_once(self, event: str, queue: str, message: str, *args: object) -> None:
         """Logs a warning the first time that this happens to this queue: an attacker must not fill the log."""
         if (event, queue) not in self._told:
             self._told.add((event, queue))
@@ -65,4 +65,4 @@ class Caller:
                     raise renamed
                 if renamed:
                     names = ", ".join(name.decode() if isinstance(name, bytes) else name for name in renamed)
-                    self.tell_once("foreign_key", keys.entries, "Somebody else's data was moved aside as %s", names)
+                    self.log_once("foreign_key", keys.entries, "Somebody else's data was moved aside as %s", names)

@@ -77,7 +77,7 @@ class DelayQueue:
         args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), checked_ahead_ms(ahead_ms))
         now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
         if discarded:
-            self._caller.tell_once(
+            self._caller.log_once(
                 "foreign_members",
                 self.name,
                 "Queue %r held %d members that are no entries; they were removed, and later ones will be, quietly",

@@ -1,14 +1,14 @@
-"""What a firing may do with a row. Each transition is one UPDATE that compares before it sets.
+"""The statements with which workers write rows: fired, firing, skipped, retried, deleted. Each compares before it sets.
 
-All of it runs inside a transaction. Rows come from `lock_rows`, which waits for nobody, so that what a row
-says is still true when it is changed; the comparison in the UPDATE decides nevertheless, because SQLite locks
-no rows and a worker's clock proves nothing.
+All of it runs inside a transaction. Rows come from `lock_rows`, which does not wait, so that they are unchanged when
+they are written. The comparison in the UPDATE decides nevertheless, because SQLite locks no rows and the clock of a
+worker proves nothing.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db.models import F
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
+PRUNED_PAGE: Final = 500
 
 
 def lock_rows(
@@ -129,6 +130,25 @@ def extend(ids: Collection[int], until: datetime, using: str) -> None:
         Timeout.objects.using(using).filter(pk__in=free).update(run_at=until)
     for id in firing.exclude(pk__in=free).values_list("pk", flat=True):
         in_state(Timeout.objects.using(using).filter(pk=id), State.FIRING, using).update(run_at=until)
+
+
+def delete_settled(using: str, before: datetime, start: datetime | None) -> tuple[int, datetime | None]:
+    """Delete a page of the rows that were settled from `start` on, and settled and due before `before`.
+
+    Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
+    and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
+    were settled by one bulk call, for each page again.
+    """
+    old = Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before)
+    rows = old if start is None else old.filter(settled_at__gte=start)
+    page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:PRUNED_PAGE])
+    with transaction_of(using):
+        # Read again, because an operator may have revived one in between. A row that another transaction has locked
+        # stays until the next time: that transaction may be waiting for another row of the page.
+        found = old.filter(pk__in=[id for _, id in page]).order_by("pk")
+        free = list(for_update(found, using, wait=False).values_list("pk", flat=True))
+        count, _ = old.filter(pk__in=free).delete()
+    return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
 
 
 def _due(rows: Sequence[Timeout], using: str) -> Any:
