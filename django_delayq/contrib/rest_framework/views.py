@@ -34,7 +34,7 @@ from django_delayq.contrib.rest_framework.serializers import (
 )
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
-from django_delayq.ledger.db_errors import link_of, trouble_of
+from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import snapshot
@@ -78,7 +78,7 @@ class OperatorView(OptionalScope):
 
     def run_operation(self: Any, target: Any, using: str, parameters: dict[str, Any]) -> Any:
         """Run the operation of this request on `target`. Raises APIException: 400 for bad input, 409 for a conflict."""
-        link = link_of(using)
+        driver_connection = driver_connection_of(using)
         by = f"rest:{self.request.user.get_username()}"
         try:
             return self.operations[self.action].call(target, by=by, **parameters)
@@ -88,7 +88,8 @@ class OperatorView(OptionalScope):
             raise Conflict(str(error)) from error
         except DatabaseError as error:
             # After a deadlock or a lock timeout the client may try again. An unreachable database is a server error.
-            if trouble_of(error, using, link=link) is None or link is not link_of(using):
+            reason = transient_reason(error, using, driver_connection=driver_connection)
+            if reason is None or driver_connection is not driver_connection_of(using):
                 raise
             raise Conflict from error
 
