@@ -13,12 +13,13 @@ demo: ## Watch a shop whose orders cancel themselves (ORDERS=... REVIEWS=... for
 	@$(PYTHON) tools/environment.py demo
 	@$(BIN)/python example_project/demo.py
 
-test: ## Set up, then run the whole suite on every database this machine has
+test: ## Set up, then run the whole suite on every database this machine has (STAGES="lint sqlite": only these)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/suite.py $(STAGES)
 
-test-matrix: ## Unit and integration tests on the newest Python and Django found here (SQLite)
-	@$(PYTHON) tools/newest.py
+test-matrix: ## Unit, engine and integration tests on the newest Python and Django found here (SQLite)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/suite.py newest
 
 guarantees: ## Write the results of the last `make test` into docs/guarantees-tests.md
 	@$(BIN)/python tools/guarantees.py fill

@@ -1,7 +1,7 @@
-"""Unit and integration tests on SQLite, with the newest Python and Django that this machine can have.
+"""Run pytest with the newest Python and Django that this machine can have: `tools/newest.py <arguments of pytest>`.
 
 `make test` runs on the Python that is there, and so on the oldest supported one where that is Debian's. This is
-the other end. Without a newer Python there is nothing to do, and one line says so: also with `CI=true`.
+the other end. The stage `newest` of `tools/suite.py` uses it, and is left out where there is no newer Python.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".venv-newest"
 VERSIONS = ("3.13", "3.12")
 DJANGO = "Django>=6.1,<6.2"
-FOLDERS = ("tests/unit", "tests/engine", "tests/integration")
 
 
 def find_python() -> str | None:
-    """The newest supported Python above our own: on PATH, or one that pyenv keeps."""
+    """Return the newest supported Python above our own: on PATH, or one that pyenv keeps; None: there is none."""
     for version in VERSIONS:
         if tuple(map(int, version.split("."))) <= sys.version_info[:2]:
             continue
@@ -31,21 +31,19 @@ def find_python() -> str | None:
     return None
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    """Set up an environment of its own, and run pytest there; returns the exit code."""
     python = find_python()
     if python is None:
-        print(f"newest: left out, no Python {' or '.join(VERSIONS)} above this {sys.version.split()[0]} was found")
-        return 0
+        print(f"newest: no Python {' or '.join(VERSIONS)} above this {sys.version.split()[0]} was found")
+        return 2
     environment = {**os.environ, "DELAYQ_VENV": str(HOME)}
     if subprocess.run([python, "tools/environment.py", "test"], cwd=ROOT, env=environment, check=False).returncode:
-        return 1
+        return 2
     inside = str(HOME / "bin" / "python")
     subprocess.run([inside, "-m", "pip", "install", "--quiet", DJANGO], cwd=ROOT, check=True)
-    folders = [folder for folder in FOLDERS if (ROOT / folder).is_dir()]
-    tests = [inside, "-m", "pytest", "-n", "2", "-m", "not browser", *folders]
     print(f"newest: {python} with {DJANGO}", flush=True)
-    servers = [inside, "tests/servers.py", "run", "--only", "redis", "--", *tests]
-    return subprocess.run(servers, cwd=ROOT, check=False).returncode
+    return subprocess.run([inside, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
 
 
 def _runs(path: str) -> bool:
@@ -53,4 +51,4 @@ def _runs(path: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from django_delayq.admin.changelist import ReadOnlyAdmin
 from django_delayq.admin.filters import due_condition, rows_about
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about_each, kind_of, tables_of
+from django_delayq.ledger.subjects import about_each, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import told_reason
 

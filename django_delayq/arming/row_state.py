@@ -17,7 +17,7 @@ from django.db.models.fields import BigIntegerField, DateTimeField
 from django_delayq.key_types import key_type
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, may_read_stale, rows_of
-from django_delayq.ledger.object_ids import object_id
+from django_delayq.ledger.subjects import object_id
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.policy_rules import reads_other_rows

@@ -117,7 +117,7 @@ class Attempt:
         if self.expired:
             try:
                 self.report.add(settle_dead_attempts(self.using, len(self.expired), self.expired))
-            except Exception as error:  # noqa: BLE001 - what is committed above must be reported
+            except Exception as error:  # noqa: BLE001 - the commit above must be reported
                 self.report.release_unknown(self.policy.label, self.expired, error, self.using)
         return self.report
 
@@ -274,7 +274,7 @@ def _lock_objects_of(
 def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], using: str) -> dict[Any, Any]:
     """Return for each key of `asked` that exists how the table spells it.
 
-    MySQL finds "ABC" for "abc", so a set of found keys does not tell which question each answers.
+    MySQL finds "ABC" for "abc", so a set of found keys does not show which question each answers.
     """
     missing = asked - locked
     present = _present(policy, missing, using)

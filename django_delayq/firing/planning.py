@@ -42,7 +42,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     Args:
         deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect.
         using: the database.
-        ahead: what is due within this time counts as due; the report's `due_by` says when all of it is.
+        ahead: timeouts due within this time count as due; `due_by` of the report is the last deadline among them.
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.

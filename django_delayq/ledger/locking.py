@@ -224,5 +224,34 @@ def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
 
 
 def lock_object(model: type[M], pk: Any, using: str) -> M | None:
-    """The business row `pk`, fresh and locked; None if it is gone."""
-    return lock_objects(model, [pk], using).get(pk)
+    """Lock the business row `pk` and return it fresh; None if it does not exist any more."""
+    return next(iter(locking_rows(model, [pk], using)), None)
+
+
+def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
+    """Wait for `rows` and lock them, in the order of their slots, in which all callers lock several.
+
+    A database that locks what it reads would wait for rows that are none of them. There the rows that are free are
+    locked first, without waiting, and then the missing ones, one by one.
+    """
+    ordered = rows.order_by("slot", "id")
+    if not dialect_of(connections[using]).locks_what_it_reads:
+        return list(for_update(ordered, using))
+    found = {row.pk: row for row in for_update(ordered, using, wait=False)}
+    missing = [pk for pk in ordered.values_list("pk", flat=True) if pk not in found]
+    waited_for = (for_update(rows.filter(pk=pk), using).first() for pk in missing)
+    return [*found.values(), *(row for row in waited_for if row is not None)]
+
+
+def lock_newest(rows: TimeoutQuerySet, using: str) -> Timeout | None:
+    """Wait for the newest of `rows`, all of one subject, and lock it; return None if there are none.
+
+    A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
+    the ids alone, it reads them from the index of slots.
+    """
+    if dialect_of(connections[using]).locks_what_it_reads:
+        ids = list(for_update(rows.order_by(), using).values_list("pk", flat=True))
+        if not ids:
+            return None
+        rows = rows.filter(pk=max(ids))
+    return for_update(rows, using).first()

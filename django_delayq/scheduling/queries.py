@@ -11,8 +11,7 @@ from django.db.models.fields import DateTimeField
 
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about, kind_of, object_id, tables_of
-from django_delayq.ledger.subjects import instances, subject_of
+from django_delayq.ledger.subjects import about, instances, kind_of, object_id, subject_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, get_policy, resolve_policy
 

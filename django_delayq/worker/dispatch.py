@@ -14,7 +14,7 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
-from django_delayq.firing.report import is_moment
+from django_delayq.firing.report import suits_use_tz
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
@@ -184,7 +184,7 @@ class Dispatch:
         if not isinstance(report, Report):
             report = Report(lost=tuple(ids))
         done = [id for id in report.done if id in ids]
-        again = {id: due_at for id, due_at in report.again.items() if id in ids and is_moment(due_at)}
+        again = {id: due_at for id, due_at in report.again.items() if id in ids and suits_use_tz(due_at)}
         refused = [id for id in report.refused if id in ids and id not in done and id not in again]
         lost = [id for id in ids if id not in done and id not in again and id not in refused]
         if refused:

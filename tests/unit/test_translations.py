@@ -17,7 +17,7 @@ import django
 import pytest
 from django.utils import translation
 
-from django_delayq.admin import describing
+from django_delayq.admin import render
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import ACTORS, NAMES, REASONS, told_reason
 from tools.messages import LANGUAGES, PACKAGE, ROOT
@@ -182,7 +182,7 @@ def test_words_for_the_script_keep_their_separator(language: str) -> None:
 )
 def test_a_length_is_counted_as_the_language_counts(language: str, seconds: float, words: str) -> None:
     with translation.override(language):
-        assert describing.length(timedelta(seconds=seconds)).endswith(words)
+        assert render.delay(timedelta(seconds=seconds)).endswith(words)
 
 
 def test_a_row_is_named_in_the_readers_language() -> None:

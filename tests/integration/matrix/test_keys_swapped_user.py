@@ -6,8 +6,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("DELAYQ_TEST_DB", "sqlite") != "sqlite",
+    reason="the user's model is the same on each database, and each runs the matrix itself",
+)
 SUITES = ("test_keys.py", "test_keys_fired.py")
 
 
