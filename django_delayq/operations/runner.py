@@ -63,7 +63,7 @@ class Result:
         verb: `cancel`, `fire_now`, `postpone` or `retry`.
         changed: the number of changed rows.
         refused: the number of unchanged rows by reason.
-        ids: the first `MAX_IDS` changed rows. The pages that `progress` receives list all of theirs.
+        ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
         refusals: the first `MAX_IDS` unchanged rows.
         dry_run: nothing was written.
     """
