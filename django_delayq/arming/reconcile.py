@@ -165,8 +165,8 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     if changes.insert:
         writing.insert(changes.insert, using)
     if changes.move:
-        locked = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
-        moved = writing.restart_rows([(row, *changes.move[row.pk]) for row in locked], using)
+        moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
+        writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)
     if changes.cancel:
         _cancel(changes.cancel, using)
         if signals and timeout_cancelled.has_listeners():

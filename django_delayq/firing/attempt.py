@@ -18,7 +18,7 @@ from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.db_errors import link_of, trouble_of
+from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.locking import lock_objects
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
@@ -192,7 +192,7 @@ class Attempt:
         is_group = len(self.ready) > 1 and self.policy.batch is None
         group = OverlapDetector(self.policy, self.ready, self.using) if is_group else None
         self.monitor = StatementMonitor(self.using, group)
-        self.driver_connection = link_of(self.using)
+        self.driver_connection = driver_connection_of(self.using)
         with connections[self.using].execute_wrapper(self.monitor):
             if self.policy.batch:
                 self._call_batch()
@@ -240,7 +240,7 @@ class Attempt:
         elif isinstance(error, LostRace):
             report.release(ids, self.using, reason := "the database clock went back")
         elif not isinstance(error, Outcome):
-            reason = trouble_of(error, self.using, self.monitor, self.driver_connection)
+            reason = transient_reason(error, self.using, self.monitor, self.driver_connection)
             if reason is not None:
                 report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
         if reason is None or len(ids) > 1:

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import clock
 from django_delayq.firing.handler import guarded
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
-from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.db_errors import transient_reason
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
 
@@ -163,7 +163,7 @@ class ReportBuilder:
     def release_unknown(self, policy: str, ids: Iterable[int], error: BaseException, using: str) -> None:
         """Log that `error` prevented the outcome of `ids` from being known or written, and release them."""
         rest = [timeout_id for timeout_id in ids if timeout_id not in self.again and timeout_id not in self.done]
-        transient = trouble_of(error, using)
+        transient = transient_reason(error, using)
         logger.warning(
             "Timeouts %s of %s are released, because their outcome could not be determined or written: %s",
             rest,

@@ -234,10 +234,10 @@ def update_each(
     table = quoted(Timeout._meta.db_table)
     statement = f"UPDATE {table} SET {columns} WHERE {quoted('id')} = %s AND {state} IN ({marks})"
     known = [str(each) for each in states]
-    values = [
-        [*(field.get_db_prep_save(getattr(row, field.attname), connection) for field in fields), row.pk, *known]
-        for row in rows
-    ]
+    values = []
+    for row in rows:
+        new = [field.get_db_prep_save(getattr(row, field.attname), connection) for field in fields]
+        values.append([*new, row.pk, *known])
     with connection.cursor() as cursor:
         if len(rows) == 1:
             cursor.execute(statement, values[0])

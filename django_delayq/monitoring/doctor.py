@@ -94,7 +94,7 @@ def indexes(using: str) -> Iterator[CheckMessage]:
 
 
 def machine_clock(using: str) -> Iterator[CheckMessage]:
-    """Compare this machine's clock, which computes deadlines, with the database's, which decides what is due."""
+    """Compare this machine's clock, which computes deadlines, with the database's, which decides which rows are due."""
     before = timezone.now()
     now = database_now(using)
     aware = now if timezone.is_aware(now) else timezone.make_aware(now)

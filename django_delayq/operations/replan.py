@@ -16,7 +16,8 @@ from django_delayq.clock import database_now
 from django_delayq.delays import shifted
 from django_delayq.engine import Change
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger import claiming, controls, outbox, paging
+from django_delayq.ledger import claiming, outbox, paging
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -151,7 +152,7 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
 
     Only the first rows; if this fails or there are more, the sweep requeues the rest.
     """
-    controls.stop_cache.forget()
+    stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
     for chunk in paging.chunks(rows, REQUEUE_PAGE):

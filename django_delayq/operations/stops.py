@@ -20,7 +20,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.delays import check_moment
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import controls
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import database_of, for_update, transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
@@ -198,12 +198,12 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
                 control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)
         control.save(using=using)
-    controls.stop_cache.forget()
+    stop_cache.forget()
     transaction.on_commit(lambda: _after_commit(change), using=using, robust=True)
 
 
 def _after_commit(change: PolicyChange) -> None:
-    controls.stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
+    stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
     if change.what:
         logger.info(
             "%s by %s: %s %s",

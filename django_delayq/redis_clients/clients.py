@@ -31,11 +31,10 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_delayq.conf import ConfigError, Settings
+from django_delayq.conf import ConfigError
 from django_delayq.engine import Engine
-from django_delayq.engine.calls import Caller
 from django_delayq.engine.faults import Client, translated
-from django_delayq.engine.scripts import Call
+from django_delayq.engine.scripts import Call, Caller
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.breaker import LIMIT_SECONDS, Breaker, call_in_thread
 from django_delayq.redis_clients.urls import ClusterAddress, SentinelAddress, ServerAddress, parse_url
@@ -104,16 +103,6 @@ class _GuardedCaller(Caller):
 
     def send(self, calls: Sequence[Call]) -> list[Any]:
         return self._breaker.call(partial(super().send, calls))
-
-
-def make_producer_engine(settings: Settings) -> ProducerEngine:
-    """Return an engine for web requests. Opens no connection. Raises ConfigError for an invalid address."""
-    return ProducerEngine(make_client(settings.redis, PRODUCER), prefix=settings.prefix, shards=settings.shards)
-
-
-def make_worker_engine(settings: Settings) -> Engine:
-    """Return an engine for one worker. Opens no connection. Raises ConfigError for an invalid address."""
-    return Engine(make_client(settings.redis, WORKER), prefix=settings.prefix, shards=settings.shards)
 
 
 def evicting_policy(engine: Engine) -> str | None:

@@ -219,7 +219,7 @@ class Background:
         """Requeue the timeouts of policies that were resumed, by an operator or by the end of their pause."""
         before, self._stopped = self._stopped, stop_cache.read(self._using)
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
-        # later than its own time. So compare both, and look back some seconds.
+        # later than its own time. So compare both, and include the last seconds.
         last, self._followed_at = self._followed_at, database_now(self._using)
         resumed = resumed_since(last - LOOK_BACK, self._using)
         for label in (before.keys() - self._stopped.keys()) | resumed:

@@ -35,9 +35,9 @@ WEIGHT: Final = 0.5
 
 
 class Prefetch:
-    """How many timeouts a worker takes in advance: as many as it completes in half a second, so that others get more.
+    """How many timeouts a worker reserves in advance: as many as it completes in half a second.
 
-    That is a thousand fast ones, or one for each thread if handlers take minutes.
+    That is a thousand fast ones, or one for each thread if handlers take minutes. Other workers get the rest.
     """
 
     def __init__(self, concurrency: int) -> None:

@@ -21,7 +21,7 @@ from django.dispatch import Signal
 
 import django_delayq
 from django_delayq import Retry, TimeoutPolicy, checks, conf, relations
-from django_delayq.engine import limits
+from django_delayq.engine.records import MAX_DUE_MS
 from django_delayq.ledger import history, subjects
 from django_delayq.models import Timeout
 from tests.docs.pages import ROOT, Page, code, pages, read
@@ -208,7 +208,7 @@ def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
     scheduling, states, handlers = (_flat(read(DOCS / f"{name}.md")) for name in ("scheduling", "states", "handlers"))
     assert f"up to {subjects.MAX_KEY} characters" in scheduling
     assert "the last forty" in states and history.MAX_EVENTS == 40
-    assert limits.MAX_DUE_MS == 2**42 - 1 and "latest supported year is 2108" in scheduling
+    assert MAX_DUE_MS == 2**42 - 1 and "latest supported year is 2108" in scheduling
     assert "twice immediately, then after 2, 10 and 10 minutes, and 1, 2, 6 and 15 hours" in handlers
     ladder = [0, 0, *(60 * minutes for minutes in (2, 10, 10, 60, 120, 360, 900))]
     assert list(Retry().delays) == ladder

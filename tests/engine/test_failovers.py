@@ -141,7 +141,7 @@ def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gi
     migration.begin()
     takings: list[Callable[[], object]] = [lambda: queue.reserve(5, 60_000), queue.probe]
     for take in takings:
-        with pytest.raises(EngineUnavailable, match="a slot of the cluster is on its way"):
+        with pytest.raises(EngineUnavailable, match="a slot of the cluster is being moved"):
             take()
     assert queue.ensure([(1, 0)]) == 1
     assert migration.move_keys() == 1

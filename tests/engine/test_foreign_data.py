@@ -8,8 +8,7 @@ import pytest
 import redis
 
 from django_delayq.engine import Change, DelayQueue, Engine, Entry
-from django_delayq.engine.calls import Caller
-from django_delayq.engine.scripts import Scripts, read_texts
+from django_delayq.engine.scripts import Caller, Scripts, read_texts
 from django_delayq.exceptions import EngineError
 from tests.engine.virtual import VirtualQueue
 

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from django_delayq.engine import DelayQueue
-from django_delayq.engine.calls import Caller
-from django_delayq.engine.scripts import Scripts, read_texts
+from django_delayq.engine.scripts import Caller, Scripts, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve
 from tests.engine.model import machine

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_delayq.engine import DelayQueue
-from django_delayq.engine.calls import Caller
-from django_delayq.engine.scripts import Scripts, read_texts
+from django_delayq.engine.scripts import Caller, Scripts, read_texts
 
 START_MS = 1_700_000_000_000
 

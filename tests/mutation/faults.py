@@ -42,8 +42,8 @@ FAULTS = [
         "ledger",
         "cancel also cancels settled rows",
         "ledger/writing.py",
-        "pk__in=list(ids), slot_taken=1)\n    cancelled",
-        "pk__in=list(ids))\n    cancelled",
+        "pk__in=list(entries), slot_taken=1)\n    cancelled",
+        "pk__in=list(entries))\n    cancelled",
         LEDGER,
     ),
 ]

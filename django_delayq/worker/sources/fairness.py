@@ -53,7 +53,7 @@ class Fairness:
         return max(0.0, self._check_at - time.monotonic())
 
     def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Mapping[int, int]:
-        """Claim due rows of policies that have less than half their share; return their deliveries.
+        """Claim due rows of policies that have less than half of a fair share; return their deliveries.
 
         Raises the database's errors.
 
