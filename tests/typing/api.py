@@ -42,7 +42,7 @@ from django_delayq import (
     timeout_policy,
 )
 from django_delayq.models import Timeout
-from django_delayq.scheduling.countdown import countdown_of
+from django_delayq.scheduling.queries import countdown_of
 from tests.testapp.models import ExpressOrder, Order, Parcel
 
 
