@@ -34,10 +34,10 @@ EVENT_LABELS = {
     "snoozed": gettext_lazy("snoozed"),
     "retried": gettext_lazy("retried"),
     "postponed": gettext_lazy("postponed"),
-    "cancel_requested": gettext_lazy("cancelling asked for"),
-    "fire_requested": gettext_lazy("firing at once asked for"),
+    "cancel_requested": gettext_lazy("cancellation requested"),
+    "fire_requested": gettext_lazy("immediate firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
-    "suspected": gettext_lazy("a worker may have died of it"),
+    "suspected": gettext_lazy("a worker may have crashed because of it"),
     **{state.value: state.label for state in State},
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
@@ -70,7 +70,7 @@ class StoryEvent:
     def __str__(self) -> str:
         parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
         if "to" in self.details:
-            parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
+            parts.append(_("to {time}").format(time=_local(_datetime(self.details["to"]))))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
@@ -158,9 +158,9 @@ def _outlook(subject: Subject, newest: Timeout | None) -> str:
         if stopped:
             return stopped
         if newest.attempts:
-            text = _("Attempt {number} is due at {moment}.")
-            return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
-        return _("It is due at {moment}, unless something happens first.").format(moment=_local(newest.run_at))
+            text = _("Attempt {number} is due at {time}.")
+            return text.format(number=newest.attempts + 1, time=_local(newest.run_at))
+        return _("It is due at {time}, unless something happens first.").format(time=_local(newest.run_at))
     if newest is not None and newest.state == State.FIRING:
         return _("It is firing now.")
     return _why_nothing_is_pending(subject)
@@ -174,9 +174,9 @@ def _why_stopped(subject: Subject) -> str:
     words = {
         "paused": _("Its policy is paused until {until} by {who}: nothing fires.")
         if state.until
-        else _("Its policy is paused by {who}: nothing fires until somebody resumes it."),
-        "held": _("Its policy is held by {who}: nothing fires, and then its deadlines lie later by as much."),
-        "releasing": _("Its policy was held, and goes on as soon as all deadlines have been moved."),
+        else _("Its policy is paused by {who}: nothing fires until it is resumed."),
+        "held": _("Its policy is held by {who}: nothing fires, and its deadlines will move by the length of the hold."),
+        "releasing": _("Its policy was held, and continues as soon as all deadlines have been moved."),
     }
     text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
     return f"{text} ({state.reason})" if state.reason else text
@@ -189,14 +189,14 @@ def _why_skipped(subject: Subject, pending: Timeout) -> str:
         return ""
     is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
     text = (
-        _("It is due at {moment}, but the object is gone: it will be skipped.")
+        _("It is due at {time}, but the object is gone: it will be skipped.")
         if is_gone
         else _(
-            "It is due at {moment}, but the condition of the policy does not hold: "
+            "It is due at {time}, but the condition of the policy does not hold: "
             "unless that changes, it will be skipped."
         )
     )
-    return text.format(moment=_local(pending.run_at))
+    return text.format(time=_local(pending.run_at))
 
 
 def _why_nothing_is_pending(subject: Subject) -> str:
@@ -217,7 +217,7 @@ def _why_nothing_is_pending(subject: Subject) -> str:
         (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
         (
             bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
-            _("Nothing is pending: the moment that it counts from is not set."),
+            _("Nothing is pending: the time that its delay starts from is not set."),
         ),
         (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
     )
@@ -229,6 +229,6 @@ def _datetime(text: Any) -> datetime:
     return found if found is not None else clock.now()
 
 
-def _local(moment: datetime) -> str:
-    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+def _local(at: datetime) -> str:
+    shown = timezone.localtime(at) if timezone.is_aware(at) else at
     return f"{shown:%Y-%m-%d %H:%M:%S.%f}"[:-3]
