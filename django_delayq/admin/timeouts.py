@@ -35,7 +35,7 @@ class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
     list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts")
     list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
-    search_help_text = _("In full, as the ledger has it.")
+    search_help_text = _("Enter a complete object id or key.")
     # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
     date_hierarchy = "due_at"
     sortable_by = ()

@@ -35,9 +35,9 @@ EVENT_LABELS = {
     "retried": gettext_lazy("retried"),
     "postponed": gettext_lazy("postponed"),
     "cancel_requested": gettext_lazy("cancellation requested"),
-    "fire_requested": gettext_lazy("immediate firing requested"),
+    "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
-    "suspected": gettext_lazy("a worker may have crashed because of it"),
+    "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
 }
 """Names of the events in a history, translated; other events are displayed as they are stored."""
@@ -46,7 +46,7 @@ REASON_LABELS = {
     RENAMED: gettext_lazy("the policy was renamed"),
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
-ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a change of its object")}
+ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a save of its object")}
 """Actors that are not operators."""
 
 
@@ -70,7 +70,7 @@ class StoryEvent:
     def __str__(self) -> str:
         parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
         if "to" in self.details:
-            parts.append(_("to {time}").format(time=_local(_datetime(self.details["to"]))))
+            parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
@@ -158,9 +158,9 @@ def _outlook(subject: Subject, newest: Timeout | None) -> str:
         if stopped:
             return stopped
         if newest.attempts:
-            text = _("Attempt {number} is due at {time}.")
-            return text.format(number=newest.attempts + 1, time=_local(newest.run_at))
-        return _("It is due at {time}, unless something happens first.").format(time=_local(newest.run_at))
+            text = _("Attempt {number} is due at {moment}.")
+            return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
+        return _("It is due at {moment} unless it is cancelled or moved.").format(moment=_local(newest.run_at))
     if newest is not None and newest.state == State.FIRING:
         return _("It is firing now.")
     return _why_nothing_is_pending(subject)
@@ -172,11 +172,11 @@ def _why_stopped(subject: Subject) -> str:
     if state is None or not state.is_stopped:
         return ""
     words = {
-        "paused": _("Its policy is paused until {until} by {who}: nothing fires.")
+        "paused": _("Its policy is paused until {until} by {who}.")
         if state.until
-        else _("Its policy is paused by {who}: nothing fires until it is resumed."),
-        "held": _("Its policy is held by {who}: nothing fires, and its deadlines will move by the length of the hold."),
-        "releasing": _("Its policy was held, and continues as soon as all deadlines have been moved."),
+        else _("Its policy is paused by {who} until an operator resumes it."),
+        "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
+        "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }
     text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
     return f"{text} ({state.reason})" if state.reason else text
@@ -189,35 +189,35 @@ def _why_skipped(subject: Subject, pending: Timeout) -> str:
         return ""
     is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
     text = (
-        _("It is due at {time}, but the object is gone: it will be skipped.")
+        _("It is due at {moment}, but the object no longer exists: it will be skipped.")
         if is_gone
         else _(
-            "It is due at {time}, but the condition of the policy does not hold: "
-            "unless that changes, it will be skipped."
+            "It is due at {moment}, but the condition of the policy does not hold: "
+            "it will be skipped unless that changes."
         )
     )
-    return text.format(time=_local(pending.run_at))
+    return text.format(moment=_local(pending.run_at))
 
 
 def _why_nothing_is_pending(subject: Subject) -> str:
     policy = subject.policy
     if policy is None:
-        return _("Nothing is pending: the policy is not declared any more.")
+        return _("Nothing is pending: the policy is no longer declared.")
     if not policy.is_automatic or subject.key:
-        return _("Nothing is pending; this policy is scheduled by hand.")
+        return _("Nothing is pending: this policy is scheduled by hand.")
     seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
     changes = diff(seen, subject.using, get_settings().catch_up)
     reasons = (
-        (not seen, _("Nothing is pending: the object is gone.")),
+        (not seen, _("Nothing is pending: the object no longer exists.")),
         (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
         (
             bool(changes.too_old),
-            _("Nothing is pending: the deadline passed too long ago; arm it with delayq_sync --backfill."),
+            _("Nothing is pending: the deadline passed too long ago. Arm it with delayq_sync --backfill."),
         ),
         (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
         (
             bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
-            _("Nothing is pending: the time that its delay starts from is not set."),
+            _("Nothing is pending: the time that it counts from is not set."),
         ),
         (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
     )
