@@ -43,10 +43,10 @@ def test_an_extension_leaves_the_claim_of_another_worker(row: Timeout) -> None:
     lapse()
     present = claim()
     assert present.until != former.until
-    _, kept = claiming.keep([row.pk], former.until, 20 * LEASE, "default")
+    _, kept = claiming.extend([row.pk], former.until, 20 * LEASE, "default")
     row.refresh_from_db()
     assert (kept, row.claimed_until) == ([], present.until)
-    longer, kept = claiming.keep([row.pk], present.until, 20 * LEASE, "default")
+    longer, kept = claiming.extend([row.pk], present.until, 20 * LEASE, "default")
     row.refresh_from_db()
     assert (kept, row.claimed_until) == ([row.pk], longer)
 
@@ -55,7 +55,7 @@ def test_a_release_leaves_the_claim_of_another_worker(row: Timeout) -> None:
     former = claim()
     lapse()
     present = claim()
-    claiming.give_back({row.pk: timezone.now()}, former.until, "default")
+    claiming.release({row.pk: timezone.now()}, former.until, "default")
     row.refresh_from_db()
     assert (row.claims, row.claimed_until) == (2, present.until)
 
@@ -65,7 +65,7 @@ def test_a_released_claim_does_not_count_as_a_delivery(row: Timeout, seconds: in
     """Whether the row is free at once or, because it waits for something, only later."""
     claimed = claim()
     free_from = row.run_at - timedelta(seconds=seconds)
-    assert claiming.give_back({row.pk: free_from}, claimed.until, "default") == []
+    assert claiming.release({row.pk: free_from}, claimed.until, "default") == []
     row.refresh_from_db()
     assert row.claims == 0
     assert row.claimed_until in {None, free_from}

@@ -29,7 +29,8 @@ def due(**changed: Any) -> Timeout:
 
 
 def stored(row: Timeout) -> dict[str, Any]:
-    return Timeout.objects.filter(pk=row.pk).values("state", "cause", "attempts", "run_at", "settled_at").get()
+    names = ("state", "cause", "attempts", "run_at", "settled_at")
+    return {name: getattr(Timeout.objects.get(pk=row.pk), name) for name in names}
 
 
 SETTLED = {"state": State.FIRED, "cause": Cause.DUE, "slot_taken": None, "settled_at": timezone.now()}
