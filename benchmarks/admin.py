@@ -17,8 +17,10 @@ import re
 import statistics
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -115,7 +117,7 @@ def _numbered(vendor: str, word: str) -> str:
     return f"CONCAT('{word}', n)" if vendor == "mysql" else f"'{word}' || n"
 
 
-TODAY = "due_at__year={0.year}&due_at__month={0.month}&due_at__day={0.day}"
+TODAY = "due_at__gte={today}&due_at__lt={tomorrow}"
 LISTS = {
     "list": "",
     **{f"state {state}": f"state__exact={state}" for state in ("pending", "firing", "fired", "skipped", "cancelled")},
@@ -134,8 +136,8 @@ LISTS = {
     "search: key": "q=part-5007",
     "search: nothing there": "q=nothing",
     "search + state": "q=777&state__exact=pending",
-    "one year": "due_at__year={0.year}",
-    "one month": "due_at__year={0.year}&due_at__month={0.month}",
+    "one year": "due_at__gte={year}&due_at__lt={next_year}",
+    "one month": "due_at__gte={month}&due_at__lt={next_month}",
     "one day": TODAY,
     "one day, dead": f"{TODAY}&state__exact=dead",
     "one day, pending": f"{TODAY}&state__exact=pending",
@@ -156,8 +158,17 @@ def pages() -> dict[str, str]:
     detail, steer = "admin:django_delayq_timeout_change", "admin:django_delayq_timeout_steer"
     thousand = ",".join(map(str, Timeout.objects.order_by("-id").values_list("pk", flat=True)[:1000]))
     listed, today = reverse("admin:django_delayq_timeout_changelist"), timezone.localdate()
+    days = {
+        "today": today,
+        "tomorrow": today + timedelta(days=1),
+        "month": today.replace(day=1),
+        "next_month": (today.replace(day=1) + timedelta(days=32)).replace(day=1),
+        "year": today.replace(month=1, day=1),
+        "next_year": today.replace(year=today.year + 1, month=1, day=1),
+    }
+    moments = {name: quote(f"{day} 00:00:00+00:00") for name, day in days.items()}
     return {
-        **{name: f"{listed}?{query.format(today)}" for name, query in LISTS.items()},
+        **{name: f"{listed}?{query.format(**moments)}" for name, query in LISTS.items()},
         "detail, pending": reverse(detail, args=[newest]),
         "detail, dead": reverse(detail, args=[dead]),
         "confirmation of 1,000 rows": f"{reverse(steer, args=['cancel'])}?ids={thousand}",

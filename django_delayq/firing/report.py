@@ -147,6 +147,13 @@ class ReportBuilder:
         """Return the time of the database clock, or of this process if the database has not answered."""
         return self.now or clock.now()
 
+    def add_row(self, row: Timeout) -> None:
+        """Report `row` as done if it is settled, else have it checked again when it is due."""
+        if row.is_settled:
+            self.done.append(row.pk)
+        else:
+            self.again[row.pk] = row.run_at
+
     def release(self, ids: Iterable[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
         for timeout_id in ids:

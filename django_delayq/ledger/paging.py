@@ -1,4 +1,4 @@
-"""Change many rows, page by page: lock their objects, then the rows, change them, and go on with the next page."""
+"""Change many rows, page by page: lock their objects, then the rows, change them, and continue with the next page."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _pages_by_id(rows: Any) -> tuple[str, Iterator[Sequence[int]]]:
 def _pages_in_lock_order(rows: Rows) -> tuple[str, Iterator[Sequence[int]]]:
     """Return the writer, and pages of ids in the order of the objects' kinds and keys, in which all callers lock them.
 
-    Not of the keys' texts, of which 10 would come before 9. A queryset is evaluated again, by the writer.
+    Not in the order of the strings, where 10 comes before 9. A queryset is evaluated again, by the writer.
     """
     names = ("content_type_id", "object_id", "pk")
     if isinstance(rows, QuerySet):

@@ -128,7 +128,7 @@ def _checked(policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode) ->
     if mode not in MODES:
         raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
     if policy.after is None:
-        words = _("{policy} has no delay of its own: each scheduling names one, so none can be changed.")
+        words = _("{policy} declares no delay that could be changed: each call sets its own.")
         raise ValueError(words.format(policy=policy.label))
     if after is not None:
         check_length(after, "after")
@@ -137,7 +137,7 @@ def _checked(policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode) ->
 
 def _check_shift(policy: TimeoutPolicy[Any], mode: Mode, before: timedelta | None, new: timedelta | None) -> None:
     if mode == "shift" and (new is None or before is None):
-        words = _("The delay of {policy} differs from object to object: there is no one shift for all.")
+        words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")
         raise ValueError(words.format(policy=policy.label))
 
 

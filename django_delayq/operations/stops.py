@@ -63,7 +63,7 @@ def pause(
         PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
     """
     if isinstance(until, datetime) and check_moment(until, "until") <= clock.now():
-        raise InvalidDelay(_("{moment} has passed already.").format(moment=until))
+        raise InvalidDelay(_("{moment} is in the past.").format(moment=until))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
@@ -92,7 +92,7 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     """
     with control_of(policy, by, reason) as (control, change):
         if control.stop == Stop.RELEASING:
-            words = _("{policy} is {stop} already.")
+            words = _("{policy} is already {stop}.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
@@ -163,7 +163,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     with transaction_of(using), transaction.atomic(using=using):
         control = _lock_control(found, using)
         if unfinished(found, using):
-            words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
+            words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))

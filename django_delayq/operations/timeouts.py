@@ -103,9 +103,9 @@ def postpone(
     """
     given = parse_delay(dict(delay))
     if given is None:
-        raise InvalidDelay(_("By how much, or to when? Give units, after= or at=."))
+        raise InvalidDelay(_("The new deadline is missing: give units, after= or at=."))
     if given.at is not None and given.at <= clock.now():
-        words = _("{moment} has passed already. To have it fire now is another verb: fire_now.")
+        words = _("{moment} is in the past. To fire it now, use fire_now.")
         raise InvalidDelay(words.format(moment=given.at))
     action = Action(
         "postpone", signals.timeout_rescheduled, partial(_refuse_postpone, given), partial(_write_postpone, given)
