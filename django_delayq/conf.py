@@ -87,16 +87,13 @@ def get_settings() -> Settings:
         raise ConfigError(f"DELAYQ must be a dict, not {type(raw).__name__}.")
     for key in raw:
         if key not in KEYS:
-            raise ConfigError(f"Unknown DELAYQ setting {key!r}.{_hint(str(key))}")
+            near = difflib.get_close_matches(str(key).upper(), KEYS, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(sorted(KEYS))}."
+            raise ConfigError(f"Unknown DELAYQ setting {key!r}. {hint}")
     values = {KEYS[key].name: _checked(key, value) for key, value in raw.items()}
     if "redis" not in values:
         values["redis"] = "default" if _is_redis_alias("default") else None
     return Settings(**values)
-
-
-def _hint(key: str) -> str:
-    near = difflib.get_close_matches(key.upper(), KEYS, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(sorted(KEYS))}."
 
 
 def _is_redis_alias(alias: str) -> bool:

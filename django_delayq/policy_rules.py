@@ -143,26 +143,21 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     if words := refusal(model):
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if isinstance(policy.since, str):
-        _check_since(policy, policy.since)
+        dates = [field.name for field in model._meta.concrete_fields if _is_datetime(field)]
+        try:
+            is_date = _is_datetime(model._meta.get_field(policy.since))
+        except FieldDoesNotExist:
+            is_date = False
+        if not is_date:
+            near = difflib.get_close_matches(policy.since, dates, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
+            words = f"since={policy.since!r} is not a DateTimeField of {model.__name__}. {hint}"
+            raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if policy.when is not None:
         try:
             model._base_manager.filter(policy.when)
         except (FieldError, ValueError, TypeError) as error:
             raise PolicyError(f"Timeout policy {policy.label}: when={policy.when} does not fit: {error}") from error
-
-
-def _check_since(policy: TimeoutPolicy[Any], since: str) -> None:
-    dates = [field.name for field in policy.model._meta.concrete_fields if _is_datetime(field)]
-    try:
-        field = policy.model._meta.get_field(since)
-    except FieldDoesNotExist:
-        field = None
-    if not _is_datetime(field):
-        near = difflib.get_close_matches(since, dates, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
-        raise PolicyError(
-            f"Timeout policy {policy.label}: since={since!r} is not a DateTimeField of {policy.model.__name__}. {hint}"
-        )
 
 
 def _is_datetime(field: Any) -> bool:

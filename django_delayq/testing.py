@@ -13,8 +13,8 @@ def fire_due(using: str = "default", limit: int | None = None) -> int:
     """Fire everything due in this thread, in due order; return how many handlers returned normally.
 
     This includes what a firing makes due, also a retry that follows at once. What cannot be fired now (its object is
-    locked, its policy not declared) is tried once. `django_delayq.clock.set_to` changes what is due. Handlers
-    that raise are recorded as a worker does: see `Timeout.errors`.
+    locked, its policy not declared) is tried once. `django_delayq.clock.set_to` changes the time. Handlers that
+    raise are recorded as a worker does: see `Timeout.errors`.
 
     Args:
         using: the database.

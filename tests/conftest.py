@@ -26,6 +26,14 @@ pytest_plugins = ["tests.testapp.fixtures"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def databases_are_emptied_quickly() -> Iterator[None]:
+    from tests import emptying
+
+    with emptying.quick():
+        yield
+
+
 @pytest.fixture
 def prefix() -> str:
     """Return a Redis key prefix that no other test, worker or run uses, so that no test needs FLUSHALL."""

@@ -19,7 +19,7 @@ from django.utils.translation import ngettext
 
 from django_delayq import clock
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.scheduling.story import NAMES, explain_timeout, precise, told_by, told_reason
+from django_delayq.scheduling.story import EVENT_LABELS, actor_label, explain_timeout, precise, reason_label
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
@@ -171,11 +171,11 @@ def _event(event: StoryEvent) -> SafeString:
     if isinstance(event.details.get("late"), float):
         parts.append(_("{seconds} s after the deadline").format(seconds=precise(event.details["late"])))
     if event.by:
-        parts.append(told_by(event.by))
-    name = NAMES.get(event.what, event.what)
+        parts.append(actor_label(event.by))
+    name = EVENT_LABELS.get(event.what, event.what)
     line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
     line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
-    reason = told_reason(event.reason)
+    reason = reason_label(event.reason)
     return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
 
 

@@ -120,10 +120,7 @@ def record(
         _log(row, verdict.error)
     elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
         _log(row, error)
-    if row.is_settled:
-        report.done.append(row.pk)
-    else:
-        report.again[row.pk] = row.run_at
+    report.add_row(row)
     return report
 
 

@@ -139,8 +139,5 @@ def _settle(fired: Timeout, using: str) -> ReportBuilder:
         if is_same_attempt and settling.compare_and_set(row, using, **values):
             report.fired.append(row.pk)
             report.signals.append((signals.timeout_fired, row))
-    if row.is_settled:
-        report.done.append(row.pk)
-    else:
-        report.again[row.pk] = row.run_at
+    report.add_row(row)
     return report

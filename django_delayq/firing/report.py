@@ -31,7 +31,7 @@ logger = logging.getLogger("django_delayq.firing")
 VERSION: Final = 1
 """The version of both messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
-_MAX_ID: Final = 2**63 - 1
+MAX_ID: Final = 2**63 - 1
 _ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
 
 
@@ -147,6 +147,13 @@ class ReportBuilder:
         """Return the time of the database clock, or of this process if the database has not answered."""
         return self.now or clock.now()
 
+    def add_row(self, row: Timeout) -> None:
+        """Report `row` as done if it is settled, else have it checked again when it is due."""
+        if row.is_settled:
+            self.done.append(row.pk)
+        else:
+            self.again[row.pk] = row.run_at
+
     def release(self, ids: Iterable[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
         for timeout_id in ids:
@@ -199,7 +206,7 @@ def _log_unsent(row: Timeout, error: BaseException) -> None:
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_ID:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
         raise ValueError(f"{value!r} is not the id of a timeout")
     return value
 

@@ -101,7 +101,7 @@ def _claim(wanted: Sequence[tuple[TimeoutQuerySet, int]], seconds: timedelta, us
     return Claimed({id: count + 1 for id, count in found.items()}, until, now)
 
 
-def keep(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> tuple[datetime, list[int]]:
+def extend(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> tuple[datetime, list[int]]:
     """Extend the claims of those of `ids` that are still claimed `until` then; return until when, and which.
 
     The new claims last `seconds` from now. Locked rows stay as they are: they are locked while their handler runs,
@@ -116,7 +116,7 @@ def keep(ids: Collection[int], until: datetime, seconds: timedelta, using: str) 
     return longer, kept
 
 
-def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:
+def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:
     """Release the rows that are still claimed `until` then, and do not count that claim; return the locked ones.
 
     Each may be claimed again from its datetime in `again`; at once if its `run_at` is not earlier, because the row may
@@ -137,10 +137,10 @@ def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> lis
     return locked
 
 
-def free(ids: Sequence[int], using: str) -> int:
+def requeue(ids: Sequence[int], using: str) -> int:
     """Let those of `ids` that were released until a later datetime be claimed now; return how many.
 
-    Rows that are claimed or locked at the moment stay as they are.
+    Rows that are claimed or locked stay as they are.
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
     with transaction_of(using):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_EVENTS = 40
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
-# The reasons that the library itself gives; `story.REASONS` has them in the reader's language.
+# The reasons that the library itself gives; `story.REASON_LABELS` translates them.
 SINCE_CHANGED = "what it counts from has changed"
 RENAMED = "the policy was renamed"
 

@@ -1,7 +1,7 @@
 """After commit: send to Redis what a transaction changed, in one call, and send signals to their receivers.
 
-A push is a hint. If it fails, that is logged once for each outage and the sweep makes up for it: the caller is not
-told, and waits for Redis no longer than the client's timeout.
+A push is a hint. If it fails, that is logged once for each outage and the sweep adds what is missing. The caller gets
+no error, and waits for Redis no longer than the client's timeout.
 
 Each push is an on-commit callback with its own changes. The first one to run sends the changes of all that still
 exist. So a savepoint that rolls back drops its callbacks, and with them exactly its changes, and no flag can be left

@@ -48,20 +48,13 @@ def get_scrubber() -> Scrubber | None:
 
 def message_of(error: BaseException, timeout: Timeout | None = None) -> str:
     """Return the scrubbed message of `error`, also if its `__str__` fails."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - code of the application
-        text = UNREADABLE
-    return _scrubbed(text, timeout)
+    return _scrubbed(lambda: str(error), UNREADABLE, timeout)
 
 
 def traceback_of(error: BaseException, timeout: Timeout | None = None) -> str:
     """Return the scrubbed traceback of `error` and its causes, without locals."""
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - as above
-        text = f"{type(error).__name__}: {UNREADABLE}\n"
-    return _scrubbed(text, timeout)
+    unreadable = f"{type(error).__name__}: {UNREADABLE}\n"
+    return _scrubbed(lambda: "".join(traceback.format_exception(error)), unreadable, timeout)
 
 
 def shown(error: BaseException, timeout: Timeout | None = None) -> BaseException:
@@ -72,7 +65,11 @@ def shown(error: BaseException, timeout: Timeout | None = None) -> BaseException
     return error if get_settings().scrub is None else Scrubbed(traceback_of(error, timeout))
 
 
-def _scrubbed(text: str, timeout: Timeout | None) -> str:
+def _scrubbed(render: Callable[[], str], unreadable: str, timeout: Timeout | None) -> str:
+    try:
+        text = render()
+    except Exception:  # noqa: BLE001 - code of the application
+        text = unreadable
     try:
         scrub = get_scrubber()
         if scrub is None:

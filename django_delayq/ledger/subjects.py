@@ -1,6 +1,6 @@
 """What a timeout is about: a policy, an object and a key; and how queries compare objects with ledger rows.
 
-The ledger names an object by its content type and the text of its primary key, which `key_types` defines.
+The ledger identifies an object by its content type and its primary key as a string, which `key_types` defines.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Sub
         ValueError: `key` is not a string, is longer than 200 characters, or contains NUL, which PostgreSQL refuses.
     """
     if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
-        raise ValueError(f"key must be a text of at most {MAX_KEY} characters without NUL, not {key!r}.")
+        raise ValueError(f"key must be a string of at most {MAX_KEY} characters without NUL, not {key!r}.")
     object_id = object_id_of(policy.concrete_model, pk)
     pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a string
     content_type_id = kind_of(policy.concrete_model, using)
@@ -178,7 +178,7 @@ def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
 def tables_of(model: type[Model]) -> list[type[Model]]:
     """Return the models whose timeouts concern objects of `model`: its own table's, and those of its parents.
 
-    Each has a key of its own in the ledger: that of a multi-table child may be another one than its parent's.
+    Each has its own key in the ledger: the key of a multi-table child may differ from its parent's.
     """
     own = cast("type[Model]", model._meta.concrete_model)
     return [own, *(parent for parent in own._meta.all_parents if not parent._meta.proxy and not refusal(parent))]
@@ -197,10 +197,10 @@ def object_id(reference: Any, model: type[Model], using: str) -> Combinable:
 
 
 def key_of(reference: Any, model: type[Model], using: str) -> Combinable | None:
-    """Return the primary key of `model` of which `reference`, an `object_id`, is the text; NULL for other texts.
+    """Return the primary key of `model` for `reference`, an `object_id`; NULL if that is not a key.
 
-    Of the key's own type, so that its index finds it. None: SQL cannot convert it back, as the type or the collation
-    is another.
+    Of the key's own type, so that its index finds it. None: SQL cannot convert it back, because the type or the
+    collation differs.
     """
     found: Combinable | None = key_type(model).key(reference, root_of_key(model), connections[using])
     return found
@@ -235,7 +235,7 @@ def about_each(model: type[Model], using: str) -> Q:
 
 
 class _InLedgerCollation(Func):
-    """A text that can be compared with `Timeout.object_id`."""
+    """A string that can be compared with `Timeout.object_id`."""
 
     output_field = CharField()
     template = "%(expressions)s"
@@ -243,7 +243,7 @@ class _InLedgerCollation(Func):
     def as_sql(
         self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **context: Any
     ) -> tuple[str, Any]:
-        """Compile the text, in the collation of the column."""
+        """Compile the string, in the collation of the column."""
         sql, params = super().as_sql(compiler, connection, *args, **context)
         table = Timeout._meta.db_table
         return dialect_of(connection).in_collation_of(sql, connection, table, "object_id"), params

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 State, Cause = Timeout.State, Timeout.Cause
 
-# What replacing a pending row begins anew. Not `first_due_at` and `extensions`: else a caller that may extend a cart
-# three times could keep it indefinitely by replacing its timeout.
+# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
+# extend a cart three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS = (
     "policy",
     "queue",
@@ -75,9 +75,9 @@ def new_row(
 def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlier_only: bool = True) -> None:
     """Insert `rows` where their slots are free, and set the id of each to that of the pending row in its slot.
 
-    A slot that was taken keeps its row as it is, or with `replace` begins a new round as `rows` say. `earlier_only`:
-    no slot was taken, so Redis has no entry that would be wrong. An upsert, because an IntegrityError would leave the
-    caller's PostgreSQL transaction unusable.
+    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values.
+    `earlier_only`: no slot was taken, so Redis has no wrong entry. An upsert, because an IntegrityError would leave
+    the caller's PostgreSQL transaction unusable.
     """
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
@@ -97,7 +97,7 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
 
 
 def replace(row: Timeout, new: Timeout, using: str) -> None:
-    """Begin a new round in the pending, locked `row`, as `new` says."""
+    """Begin a new round in the pending, locked `row`, with the values of `new`."""
     for name in ROUND_FIELDS:
         setattr(row, name, getattr(new, name))
     update_each([row], ROUND_FIELDS, using)
@@ -121,8 +121,8 @@ def move_rows(
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`.
         using: the database.
-        what, at, by, reason, to: the event that is added to the history of each row; `to` is its new `due_at` if not
-            said otherwise.
+        what, at, by, reason, to: the event that is added to the history of each row; `to` is by default its new
+            `due_at`.
         extended: count the move as one of `max_extensions`.
         columns: further columns that the caller has changed.
     """

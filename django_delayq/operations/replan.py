@@ -156,7 +156,7 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
     for chunk in paging.chunks(rows, REQUEUE_PAGE):
-        claiming.free([row_id for row_id, _, _ in chunk], using)
+        claiming.requeue([row_id for row_id, _, _ in chunk], using)
         # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
         # change makes that lease stale.
         outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])

@@ -35,17 +35,17 @@ MAX_ACTOR_LENGTH: Final = 150
 class Refusal(TextChoices):
     """The reason why an operation leaves a row unchanged."""
 
-    MISSING = "missing", _("there is no such timeout any more")
-    SETTLED = "settled", _("it is settled already")
-    FIRING = "firing", _("it is firing just now")
+    MISSING = "missing", _("it no longer exists")
+    SETTLED = "settled", _("it is already settled")
+    FIRING = "firing", _("it is firing now")
     DEAD = "dead", _("it is dead: retry it")
     NOT_DEAD = "not_dead", _("it is not dead")
     OBJECT_GONE = "object_gone", _("its object is gone")
     SLOT_TAKEN = "slot_taken", _("a newer round is pending")
-    POLICY_UNKNOWN = "policy_unknown", _("its policy is not declared any more")
-    POLICY_STOPPED = "policy_stopped", _("its policy is paused: resume that first")
-    NOT_LATER = "not_later", _("its deadline is not earlier than that")
-    TOO_FAR = "too_far", _("that is farther away than a deadline can be")
+    POLICY_UNKNOWN = "policy_unknown", _("its policy is no longer declared")
+    POLICY_STOPPED = "policy_stopped", _("its policy is stopped: resume it first")
+    NOT_LATER = "not_later", _("the new time is not later than its deadline")
+    TOO_FAR = "too_far", _("the new deadline is too far in the future")
 
 
 class Refused(NamedTuple):
@@ -63,7 +63,7 @@ class Result:
         verb: `cancel`, `fire_now`, `postpone` or `retry`.
         changed: the number of changed rows.
         refused: the number of unchanged rows by reason.
-        ids: the first `MAX_IDS` changed rows. The pages that `progress` receives list all of theirs.
+        ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
         refusals: the first `MAX_IDS` unchanged rows.
         dry_run: nothing was written.
     """

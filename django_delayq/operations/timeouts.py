@@ -34,15 +34,10 @@ def cancel(
 
     Args:
         target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
-            caller's.
-        by: the actor, such as `admin:alice`; stored in the history of each row together with `reason`.
-        reason: for people.
+            caller's. TypeError: it is something else.
+        by, reason: see `operations`.
         dry_run: count, and write nothing.
         progress: called with the result of each page, after its commit.
-
-    Raises:
-        ValueError: `by` is empty.
-        TypeError: `target` is something else.
     """
     action = Action("cancel", signals.timeout_cancelled, _refuse_cancel, _write_cancel)
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
@@ -108,9 +103,9 @@ def postpone(
     """
     given = parse_delay(dict(delay))
     if given is None:
-        raise InvalidDelay(_("By how much, or to when? Give units, after= or at=."))
+        raise InvalidDelay(_("The new deadline is missing: give units, after= or at=."))
     if given.at is not None and given.at <= clock.now():
-        words = _("{moment} has passed already. To have it fire now is another verb: fire_now.")
+        words = _("{moment} is in the past. To fire it now, use fire_now.")
         raise InvalidDelay(words.format(moment=given.at))
     action = Action(
         "postpone", signals.timeout_rescheduled, partial(_refuse_postpone, given), partial(_write_postpone, given)

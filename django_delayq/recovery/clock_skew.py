@@ -39,9 +39,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class ClockSkew:
     """How far the clock of Redis is ahead of the database clock. Thread-safe.
 
-    Args:
-        using: the database. SQLite has no server, so its clock is that of this process.
-        monotonic: the steady clock of this process.
+    Both are compared with the steady clock of this process. SQLite has no server, so its clock is that of the process.
     """
 
     def __init__(self, using: str, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -15,7 +15,7 @@ from django_delayq.ledger.paging import Page, chunks, each_page
 from django_delayq.ledger.subjects import Subject, instances, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling.single import check_payload, delay_in_force, may_extend, parse_span, round_of
+from django_delayq.scheduling.single import check_payload, may_extend, operator_delay, parse_span, round_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +56,7 @@ def schedule_timeouts(
     with transaction_of(using):
         rows: list[tuple[Subject, Timeout]] = []
         taken: list[Timeout] = []
-        in_force = delay_in_force(subjects[0], given)
+        in_force = operator_delay(subjects[0], given)
         for chunk in chunks(subjects):
             fresh = lock_objects(model, [subject.pk for subject in chunk], using)
             for subject in chunk:

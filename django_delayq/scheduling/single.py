@@ -88,7 +88,7 @@ def schedule_timeout(
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
         if present is not None and on_conflict == "keep":
             return present
-        since_at, due_at = round_of(subject, fresh, given, delay_in_force(subject, given))
+        since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
         if present is not None and present.slot != subject.slot:
             present = writing.adopt(subject)
@@ -115,7 +115,7 @@ def check_payload(payload: Any) -> Any:
         text = json.dumps(payload, allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidPayload(f"The payload is no plain JSON: {error}") from error
+        raise InvalidPayload(f"The payload is not plain JSON: {error}") from error
     if size > MAX_PAYLOAD_BYTES:
         raise InvalidPayload(
             f"The payload has {size} bytes; at most {MAX_PAYLOAD_BYTES}. Keep big things in rows of your own."
@@ -132,7 +132,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise InvalidPayload(f"Keys of the payload must be texts, not {key!r}.")
+                raise InvalidPayload(f"Keys of the payload must be strings, not {key!r}.")
             _check_values(key, depth + 1)
             _check_values(inner, depth + 1)
     elif isinstance(value, list | tuple):
@@ -140,7 +140,7 @@ def _check_values(value: Any, depth: int = 0) -> None:
             _check_values(inner, depth + 1)
 
 
-def delay_in_force(subject: Subject, given: Delay | None) -> timedelta | None:
+def operator_delay(subject: Subject, given: Delay | None) -> timedelta | None:
     """Return the delay that an operator has set in place of the policy's, if it matters."""
     policy = cast("TimeoutPolicy[Any]", subject.policy)
     return None if given is not None or policy.after is None else read_delay(policy, subject.using)
@@ -288,48 +288,7 @@ def _move(row: Timeout, due_at: datetime, what: str, reason: str, using: str) ->
     return row
 
 
-async def aschedule_timeout(
-    obj: M,
-    policy: str | TimeoutPolicy[M],
-    *,
-    key: str = "",
-    payload: Any = None,
-    on_conflict: OnConflict = "replace",
-    reason: str = "",
-    **delay: Unpack[DelayArgs],
-) -> Timeout:
-    """Do the same as `schedule_timeout`, for async code."""
-    return await sync_to_async(schedule_timeout)(
-        obj, policy, key=key, payload=payload, on_conflict=on_conflict, reason=reason, **delay
-    )
-
-
-async def acancel_timeout(
-    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
-) -> bool:
-    """Do the same as `cancel_timeout`, for async code."""
-    return await sync_to_async(cancel_timeout)(obj, policy, key=key, reason=reason)
-
-
-async def areschedule_timeout(
-    obj: M,
-    policy: str | TimeoutPolicy[M] | None = None,
-    *,
-    key: str = "",
-    reason: str = "",
-    **delay: Unpack[DelayArgs],
-) -> Timeout | None:
-    """Do the same as `reschedule_timeout`, for async code."""
-    return await sync_to_async(reschedule_timeout)(obj, policy, key=key, reason=reason, **delay)
-
-
-async def aextend_timeout(
-    obj: M,
-    policy: str | TimeoutPolicy[M] | None = None,
-    *,
-    key: str = "",
-    reason: str = "",
-    **span: Unpack[Span],
-) -> Timeout | None:
-    """Do the same as `extend_timeout`, for async code."""
-    return await sync_to_async(extend_timeout)(obj, policy, key=key, reason=reason, **span)
+aschedule_timeout = sync_to_async(schedule_timeout)
+acancel_timeout = sync_to_async(cancel_timeout)
+areschedule_timeout = sync_to_async(reschedule_timeout)
+aextend_timeout = sync_to_async(extend_timeout)

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
-from django_delayq.scheduling.countdown import Countdown, countdown_of
+from django_delayq.scheduling.queries import Countdown, countdown_of
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy

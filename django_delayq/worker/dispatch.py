@@ -72,15 +72,9 @@ class _Arrival(NamedTuple):
 
 
 class Dispatch:
-    """Between the sources and the executor. For the worker's own thread; only `wake` is called by others.
+    """Between the sources and the executor. For the worker's own thread.
 
-    Args:
-        executor: runs the works.
-        sources: get the result of each timeout.
-        using: the database.
-        skew: measures the database clock.
-        prefetch: measures how long timeouts are in flight.
-        wake: called, in any thread, when there is something to `collect`.
+    `wake` is called, in any thread, when there is something to `collect`.
     """
 
     def __init__(
@@ -112,7 +106,6 @@ class Dispatch:
 
     @property
     def in_flight(self) -> int:
-        """How many timeouts are in flight."""
         return len(self._works)
 
     @property

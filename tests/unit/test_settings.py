@@ -1,4 +1,4 @@
-"""`DELAYQ`: defaults, near-miss hints, clear refusals; system checks that tell before the first order is due."""
+"""`DELAYQ`: defaults, near-miss hints, clear refusals; system checks that report errors before the first deadline."""
 
 from __future__ import annotations
 

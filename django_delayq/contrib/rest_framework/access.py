@@ -28,7 +28,7 @@ class StaffWithPermission(BasePermission):
 class Nobody(BasePermission):
     """Refuse all users, also superusers, because the project has not set a permission yet."""
 
-    message = _("This address needs permission_classes of the project's own.")
+    message = _("This view needs permission_classes of your project.")
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         return False

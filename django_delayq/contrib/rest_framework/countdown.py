@@ -18,7 +18,7 @@ from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.contrib.rest_framework.serializers import CountdownSerializer
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import TimeoutPolicy, get_policy
-from django_delayq.scheduling.countdown import countdown_of
+from django_delayq.scheduling.queries import countdown_of
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet

@@ -10,7 +10,7 @@ from rest_framework import serializers
 
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.openapi import describe_field
-from django_delayq.scheduling.countdown import Countdown, pending_countdowns
+from django_delayq.scheduling.queries import Countdown, pending_countdowns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

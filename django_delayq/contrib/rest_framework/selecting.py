@@ -49,7 +49,7 @@ class ObjectReference(serializers.CharField):
         label, colon, key = super().to_internal_value(value).partition(":")
         app, dot, name = label.lower().partition(".")
         if not (colon and key and dot):
-            raise serializers.ValidationError(_("Name an object like shop.order:17."))
+            raise serializers.ValidationError(_("Give an object like shop.order:17."))
         kinds = ContentType.objects.db_manager(database_of(Timeout))
         try:
             kind = kinds.get_by_natural_key(app, name)
@@ -61,7 +61,7 @@ class ObjectReference(serializers.CharField):
         try:  # for a proxy, the kind of the model that has the table
             return kinds.get_for_model(model), object_id_of(model, key)
         except Exception as error:
-            raise serializers.ValidationError(_("This is no key of that model.")) from error
+            raise serializers.ValidationError(_("This is not a key of that model.")) from error
 
 
 class Selection(serializers.Serializer[Any]):
@@ -69,20 +69,20 @@ class Selection(serializers.Serializer[Any]):
 
     state = serializers.ChoiceField(State.choices, required=False, help_text=_("Only rows in this state."))
     policy = serializers.CharField(
-        required=False, max_length=200, help_text=_("A label; rows under the policy's former labels are its too.")
+        required=False, max_length=200, help_text=_("A label. Rows under the policy's former labels are included.")
     )
     queue = serializers.CharField(required=False, max_length=100)
     object = ObjectReference(
         required=False, max_length=400, help_text=_("The timeouts of one object, like `shop.order:17`.")
     )
     key = serializers.CharField(required=False, max_length=200)
-    due_from = Moment(required=False, help_text=_("Waiting rows whose next attempt is due then or later."))
-    due_until = Moment(required=False, help_text=_("Waiting rows whose next attempt is due before."))
+    due_from = Moment(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
+    due_until = Moment(required=False, help_text=_("Pending rows whose next attempt is before this time."))
     overdue = serializers.BooleanField(
         required=False, help_text=_("true: pending rows that are due by the database's clock.")
     )
-    settled_from = Moment(required=False, help_text=_("Rows that were settled then or later."))
-    settled_until = Moment(required=False, help_text=_("Rows that were settled before."))
+    settled_from = Moment(required=False, help_text=_("Rows that were settled at this time or later."))
+    settled_until = Moment(required=False, help_text=_("Rows that were settled before this time."))
 
     @classmethod
     def of(cls, query: Mapping[str, Any]) -> Selection:
@@ -101,7 +101,7 @@ class Selection(serializers.Serializer[Any]):
         state = attrs.get("state")
         if (due and settled) or (due and state and state not in UNSETTLED) or (settled and state in UNSETTLED):
             raise serializers.ValidationError(
-                _("What waits has a due time and what is settled has not: these filters exclude each other.")
+                _("Pending rows have a due time and settled rows have none: these filters exclude each other.")
             )
         self.due, self.settled = due, settled
         return attrs
@@ -168,12 +168,12 @@ class KeysetPagination(BasePagination):
         """
         size = request.query_params.get("page_size") or str(self.page_size)
         if not size.isascii() or not size.isdigit() or len(size) > 6 or not int(size):
-            raise serializers.ValidationError({"page_size": [_("A number from 1 on.")]})
+            raise serializers.ValidationError({"page_size": [_("Enter a number of at least 1.")]})
         cursor = request.query_params.get("cursor")
         try:
             start = search.Cursor.decode(cursor, search.Order.of(rows)) if cursor else None
         except ValueError as error:
-            raise serializers.ValidationError({"cursor": [_("This is no cursor of this list.")]}) from error
+            raise serializers.ValidationError({"cursor": [_("This is not a cursor of this list.")]}) from error
         self.request = request
         found, self.following = search.page(rows, narrow, start, min(int(size), self.max_page_size))
         return found

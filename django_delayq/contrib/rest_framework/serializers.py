@@ -34,7 +34,7 @@ class Moment(serializers.DateTimeField):
     def to_internal_value(self, value: Any) -> datetime:
         moment = super().to_internal_value(value)
         if moment.year not in YEARS:
-            raise serializers.ValidationError(_("This lies too far away."))
+            raise serializers.ValidationError(_("This time is too far away."))
         return moment
 
 
@@ -55,7 +55,7 @@ class StopField(NullableChoice):
 class ObjectSerializer(serializers.Serializer[Timeout]):
     """The object of a timeout, as its row names it; it may no longer exist."""
 
-    model = serializers.SerializerMethodField(help_text=_("`app.model`; null: there is no such model any more."))
+    model = serializers.SerializerMethodField(help_text=_("`app.model`; null: the model no longer exists."))
     id = serializers.CharField(source="object_id")
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -95,7 +95,7 @@ class EventSerializer(serializers.Serializer[Any]):
     what = serializers.CharField()
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
-    text = serializers.CharField(source="__str__", help_text=_("All of it as a line for people."))
+    text = serializers.CharField(source="__str__", help_text=_("The event as a line of text."))
 
 
 class StorySerializer(serializers.Serializer[Any]):
@@ -145,9 +145,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         source="policy.is_automatic", help_text=_("Armed and cancelled by saving its object.")
     )
     declared_seconds = serializers.SerializerMethodField(
-        help_text=_("null: a function says so, or each scheduling does.")
+        help_text=_("null: a function computes it, or each call sets its own.")
     )
-    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, where every object has the same."))
+    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, if every object has the same."))
     since = serializers.SerializerMethodField(
         help_text=_("The field that it counts from; null: a function, or nothing.")
     )
@@ -158,7 +158,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
     stop = StopField(allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
-    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends by itself."))
+    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends automatically."))
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -188,7 +188,7 @@ class CountdownSerializer(serializers.Serializer[Any]):
 
     due_at = serializers.DateTimeField(allow_null=True)
     seconds_left = serializers.FloatField(allow_null=True, help_text=_("null: nothing is pending."))
-    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there never was one."))
+    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = serializers.DateTimeField(source="now")
 
 
@@ -279,7 +279,7 @@ class ReasonSerializer(serializers.Serializer[Any]):
 class VerbSerializer(ReasonSerializer):
     """An operation on a timeout."""
 
-    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only say what would happen."))
+    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only report what would happen."))
 
 
 class PostponeSerializer(VerbSerializer):
@@ -296,7 +296,7 @@ class PostponeSerializer(VerbSerializer):
         """Require either units or `at`."""
         delay = attrs.keys() & {*UNITS, "at"}
         if not delay or ("at" in delay and len(delay) > 1):
-            raise ValidationError({"delay": [_("By how much, or to when? Give one of the two.")]})
+            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
         return attrs
 
 

@@ -60,7 +60,7 @@ class Conflict(APIException):
     """Another change won a race, or contradicts this one. Nothing was changed."""
 
     status_code = status.HTTP_409_CONFLICT
-    default_detail = _("Something else happened at the same time. Look again, and try again.")
+    default_detail = _("Another change happened at the same time. Read the current state and retry.")
     default_code = "conflict"
 
 

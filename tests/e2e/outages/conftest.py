@@ -46,16 +46,16 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
         engine = get_engine()
         assert engine is not None
-        engine.breaker._clock = seconds
+        engine.breaker._clock = engine.breaker._backoff._monotonic = seconds
         return engine
 
     yield use
     forget_engine()
 
 
-def await_errands() -> None:
+def await_redis_calls() -> None:
     """Wait until no call to Redis is running, including calls whose caller no longer waits."""
-    wait_until(lambda: "delayq-errand" not in {thread.name for thread in threading.enumerate()})
+    wait_until(lambda: "delayq-redis-call" not in {thread.name for thread in threading.enumerate()})
 
 
 class LookUps:

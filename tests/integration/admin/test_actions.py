@@ -172,12 +172,12 @@ def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> No
     dq.cancel_timeout(settled)
     gone = Timeout(pk=10**9)
     page = admin_client.get(address("cancel"), {"ids": f"{pending.pk},{settled.pk}"}).content.decode()
-    assert "1 of them will be left unchanged: it is settled already" in page
+    assert "1 of them will be left unchanged: it is already settled" in page
     answer = admin_client.post(address("cancel"), form([pending, settled, gone]))
     assert told(answer) == [
         "1 timeout was cancelled.",
-        f"1 timeout was left unchanged: it is settled already ({settled.pk})",
-        "1 timeout was left unchanged: there is no such timeout any more",
+        f"1 timeout was left unchanged: it is already settled ({settled.pk})",
+        "1 timeout was left unchanged: it no longer exists",
     ]
     assert LogEntry.objects.get().object_id == str(pending.pk)
 
@@ -219,7 +219,7 @@ def test_a_deadline_farther_than_can_be_is_told_and_not_a_crash(admin_client: Cl
     (row,) = make()
     Timeout.objects.update(due_at="9999-12-20T00:00:00+00:00", run_at="9999-12-20T00:00:00+00:00")
     answer = admin_client.post(address("postpone"), form([row], amount="90000", unit="days"))
-    assert told(answer) == [f"1 timeout was left unchanged: that is farther away than a deadline can be ({row.pk})"]
+    assert told(answer) == [f"1 timeout was left unchanged: the new deadline is too far in the future ({row.pk})"]
 
 
 def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> None:

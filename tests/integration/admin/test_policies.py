@@ -256,7 +256,7 @@ def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> Non
     operations.resume(LABEL, by="somebody")
     assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} is not stopped."]
     shifted = admin_client.post(address("delay", "testapp.order.remind"), FIELDS)
-    assert "has no delay of its own" in shifted.content.decode()
+    assert "declares no delay" in shifted.content.decode()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -168,8 +168,8 @@ def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.Monkey
         (UNPAID, MINUTE, "kep", "mode is"),
         (UNPAID, -MINUTE, "keep", "negative"),
         (UNPAID, 5, "keep", "timedelta"),
-        ("testapp.order.remind", MINUTE, "keep", "no delay of its own"),
-        ("testapp.order.computed", MINUTE, "shift", "differs from object to object"),
+        ("testapp.order.remind", MINUTE, "keep", "declares no delay"),
+        ("testapp.order.computed", MINUTE, "shift", "depends on the object"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(
