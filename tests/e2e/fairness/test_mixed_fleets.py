@@ -11,7 +11,8 @@ import pytest
 
 from django_delayq import schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
-from tests.e2e.crashes.conftest import StartWorker, wait_until
+from tests.support.processes import StartWorker
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]

@@ -13,7 +13,8 @@ import pytest
 
 from django_delayq import schedule_timeout
 from django_delayq.models import Timeout
-from tests.e2e.crashes.conftest import StartWorker, wait_until
+from tests.support.processes import StartWorker
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order, Parcel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.django_db(transaction=True)]

@@ -16,7 +16,8 @@ from django.db import connections
 from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine.keys import QueueKeys, queue_keys
 from django_delayq.models import Timeout, WorkerSeen
-from tests.e2e.crashes.conftest import effects, wait_until
+from tests.support.processes import effects
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
