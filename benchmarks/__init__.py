@@ -1,1 +1,1 @@
-"""How fast, on this machine: `make bench`. Every figure stands beside a probe of the machine itself."""
+"""Benchmarks, for example `make bench`. Each also measures the machine itself, for comparison."""

@@ -1,12 +1,12 @@
-"""How long the admin's pages take with 1,000,000 rows that wait and 300,000 that are settled.
+"""Measure the pages of the admin with 1,000,000 pending and 300,000 settled rows.
 
-The list as it opens, with each filter, each search and each date, its far pages, and the pages around it.
+The list without and with each filter, search and date, its later pages, and the other pages.
 
 DELAYQ_TEST_DB=postgresql python benchmarks/admin.py [--rows 1000000] [--times 5]
 
 Each figure is a whole request through Django's test client, without the network: middleware, login, queries and
-template. `first` is the first request, `p50` and `max` those of the repetitions; `cpu` is what a request takes of this
-process, whatever else the machine does.
+template. `first` is the first request, `p50` and `max` are those of the repetitions; `cpu` is the CPU time of this
+process per request.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import re
 import statistics
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -36,11 +38,11 @@ AFTER_NOW = {
     "mysql": "UTC_TIMESTAMP(6) + INTERVAL ({seconds}) SECOND",
     "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds}) || ' seconds')",
 }
-FURTHER = re.compile(r'<a href="([^"]*)">Look further')
+FURTHER = re.compile(r'<a href="(\?[^"]*\bfurther=[^"]*)"')
 COUNT = re.compile(r"(\d+) timeouts?\s")
 MONTH = 30 * 86400
-# n: the row's number. Rows wait for up to 60 days from 30 minutes ago, spread by a stride so that neighbours in time
-# are strangers on the disk; every hundredth settled row is dead; a policy and a queue are rare, keys come now and then.
+# n: the number of the row. Deadlines are within 60 days from 30 minutes ago, spread so that neighbours in time are far
+# apart on the disk. Every hundredth settled row is dead; one policy and one queue are rare; few rows have a key.
 POLICY = (
     "CASE WHEN n % 20011 = 0 THEN 'gone.order.forgotten' WHEN n % 5 < 3 THEN 'testapp.order.cancel_unpaid' "
     "WHEN n % 5 = 3 THEN 'testapp.order.remind' ELSE 'testapp.parcel.chase' END"
@@ -56,7 +58,7 @@ SELECT {policy}, {kind}, {n} , CASE WHEN n % 1000 = 7 THEN {keyed} ELSE '' END,
        {n}, {slot}, {taken}, {no}, 0
 FROM {series}
 """
-HISTORY = '[{"at": "2026-01-01T00:00:00+00:00", "what": "extended", "by": "somebody", "reason": "asked for it"}]'
+HISTORY = '[{"at": "2026-01-01T00:00:00+00:00", "what": "extended", "by": "admin:anna", "reason": "on request"}]'
 
 
 SETTLED = {
@@ -70,7 +72,7 @@ WAITING = {"state": "'pending'", "cause": "''", "taken": "1"}
 
 
 def fill(waiting: int, settled: int) -> None:
-    """So many rows that wait, and so many that are settled, by two statements in the database."""
+    """Insert pending and settled rows, with two statements in the database."""
     from django.db import connection
 
     vendor = connection.vendor
@@ -94,7 +96,7 @@ def fill(waiting: int, settled: int) -> None:
 
 
 def _common(vendor: str) -> dict[str, Any]:
-    """What all rows have."""
+    """Return the values that all rows share."""
     from django.contrib.contenttypes.models import ContentType
 
     from tests.testapp.models import Order
@@ -115,7 +117,7 @@ def _numbered(vendor: str, word: str) -> str:
     return f"CONCAT('{word}', n)" if vendor == "mysql" else f"'{word}' || n"
 
 
-TODAY = "due_at__year={0.year}&due_at__month={0.month}&due_at__day={0.day}"
+TODAY = "due_at__gte={today}&due_at__lt={tomorrow}"
 LISTS = {
     "list": "",
     **{f"state {state}": f"state__exact={state}" for state in ("pending", "firing", "fired", "skipped", "cancelled")},
@@ -125,7 +127,7 @@ LISTS = {
     "queue, rare": "queue=rare",
     "due in the next hour": "due=hour",
     "overdue": "due=overdue",
-    "to be tried again": "due=retrying",
+    "to be retried": "due=retrying",
     "dead": "due=dead",
     "pending of a policy": "policy=testapp.order.remind&state__exact=pending",
     "dead of a policy": "policy=testapp.order.remind&state__exact=dead",
@@ -134,8 +136,8 @@ LISTS = {
     "search: key": "q=part-5007",
     "search: nothing there": "q=nothing",
     "search + state": "q=777&state__exact=pending",
-    "one year": "due_at__year={0.year}",
-    "one month": "due_at__year={0.year}&due_at__month={0.month}",
+    "one year": "due_at__gte={year}&due_at__lt={next_year}",
+    "one month": "due_at__gte={month}&due_at__lt={next_month}",
     "one day": TODAY,
     "one day, dead": f"{TODAY}&state__exact=dead",
     "one day, pending": f"{TODAY}&state__exact=pending",
@@ -145,7 +147,7 @@ LISTS = {
 
 
 def pages() -> dict[str, str]:
-    """What is measured, by name: addresses."""
+    """Return the measured URLs by name."""
     from django.urls import reverse
     from django.utils import timezone
 
@@ -156,17 +158,26 @@ def pages() -> dict[str, str]:
     detail, steer = "admin:django_delayq_timeout_change", "admin:django_delayq_timeout_steer"
     thousand = ",".join(map(str, Timeout.objects.order_by("-id").values_list("pk", flat=True)[:1000]))
     listed, today = reverse("admin:django_delayq_timeout_changelist"), timezone.localdate()
+    days = {
+        "today": today,
+        "tomorrow": today + timedelta(days=1),
+        "month": today.replace(day=1),
+        "next_month": (today.replace(day=1) + timedelta(days=32)).replace(day=1),
+        "year": today.replace(month=1, day=1),
+        "next_year": today.replace(year=today.year + 1, month=1, day=1),
+    }
+    moments = {name: quote(f"{day} 00:00:00+00:00") for name, day in days.items()}
     return {
-        **{name: f"{listed}?{query.format(today)}" for name, query in LISTS.items()},
+        **{name: f"{listed}?{query.format(**moments)}" for name, query in LISTS.items()},
         "detail, pending": reverse(detail, args=[newest]),
         "detail, dead": reverse(detail, args=[dead]),
-        "asking about 1,000 rows": f"{reverse(steer, args=['cancel'])}?ids={thousand}",
+        "confirmation of 1,000 rows": f"{reverse(steer, args=['cancel'])}?ids={thousand}",
         "policies": reverse("admin:django_delayq_policycontrol_changelist"),
     }
 
 
 def further(client: Any, address: str, windows: int) -> str:
-    """The address after so many steps back through the list: `look further` again and again."""
+    """Return the URL after following the link to further rows this many times."""
     for _ in range(windows):
         link = FURTHER.search(client.get(address).content.decode())
         assert link, address
@@ -196,7 +207,9 @@ def measure(client: Any, address: str, times: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="that wait; 3 in 10 as many are settled")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="pending rows; the number of settled ones is three tenths of it"
+    )
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
     with ground():

@@ -1,9 +1,9 @@
-"""How long the operators' commands take with 1,000,000 rows that wait and 300,000 that are settled.
+"""Measure the commands for operators with 1,000,000 pending and 300,000 settled rows.
 
 DELAYQ_TEST_DB=postgresql python benchmarks/commands.py [--rows 1000000] [--times 3]
 
-Each figure is a whole command without the start of Python and Django: its arguments, queries and output. Those that
-change something are run once, over about 8,000 rows (half a day of deadlines) and over one.
+Each figure is a whole command without the start of Python and Django: arguments, queries and output. Commands that
+change something run once, for about 8,000 rows (half a day of deadlines) and for one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SURE = ("--yes", "--reason", "benchmark")
 
 
 def reading() -> dict[str, Sequence[str]]:
-    """Commands that only read."""
+    """Return the commands that only read."""
     return {
         "status": ("delayq_status",),
         "status --json": ("delayq_status", "--json"),
@@ -52,7 +52,7 @@ def _mode(mode: str) -> Sequence[str]:
 
 
 def changing() -> dict[str, Sequence[str]]:
-    """Commands that change something."""
+    """Return the commands that change something."""
     return {
         "postpone one": ("delayq_postpone", "--by", "1h", "--id", "900001", *SURE),
         "postpone 8,000": ("delayq_postpone", "--by", "1h", *window(10), *SURE),
@@ -69,7 +69,7 @@ def changing() -> dict[str, Sequence[str]]:
 
 
 def window(days: int) -> Sequence[str]:
-    """Half a day of deadlines, so many days ahead."""
+    """Return the options that select half a day of deadlines, `days` ahead."""
     from django.utils import timezone
 
     begin = timezone.now() + timedelta(days=days)
@@ -77,7 +77,7 @@ def window(days: int) -> Sequence[str]:
 
 
 def run(words: Sequence[str]) -> float:
-    """The seconds that a command takes; its own exit code may be a finding, as the doctor's."""
+    """Return the duration of a command in seconds; ignore its exit code, which may be a finding of the doctor."""
     from django.core.management import call_command
 
     began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""How late one policy's timeouts are while another policy's crowd, all due at one instant, is drained.
+"""Measure the lateness of one policy while a worker drains a backlog of another policy.
 
 python benchmarks/fairness.py [--flood 100000] [--without-redis] [--workers 1] [--slow 1.0]
 
-With `DELAYQ_TEST_DB=postgresql` or `mariadb` on a server, by default on SQLite. `--slow`: the crowd's handlers take so
-many seconds each; then it is not drained to its end.
+With `DELAYQ_TEST_DB=postgresql` or `mariadb` on a server, by default on SQLite. `--slow`: the
+handlers of the backlog take this many seconds each; then the benchmark does not drain it completely.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECONDS_SLOW = 30.0
 
 
 def crowd(policy: str, count: int, after: timedelta) -> datetime:
-    """So many orders, each with a timeout that is due `after` all are there; Redis knows them all. Returns when."""
+    """Create orders with timeouts that are all due at the same time, and push them to Redis; return that time."""
     from django.utils import timezone
 
     from django_delayq import get_policy
@@ -54,7 +54,7 @@ def crowd(policy: str, count: int, after: timedelta) -> datetime:
 
 
 def trickle_until(is_over: Any) -> None:
-    """Every 50 ms a timeout of the other policy, due in 100 ms, as an application would schedule it."""
+    """Schedule a timeout of the other policy every 50 ms, due in 100 ms."""
     from django_delayq import schedule_timeout
     from tests.testapp.models import Parcel
 
@@ -64,7 +64,7 @@ def trickle_until(is_over: Any) -> None:
 
 
 class MemoryProbe(threading.Thread):
-    """The resident memory of processes, in MB, from time to time."""
+    """Sample the resident memory of processes, in MB."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     assert Timeout.objects.filter(settled_at__lt=begin, policy__endswith=policy).count() == 0, "early"
     return {
         "lateness of the other, ms": summary([(settled - due).total_seconds() * 1000 for due, settled in others]),
-        "the crowd": {"fired": count, "per second": round(count / (last - begin).total_seconds(), 1)},
+        "the backlog": {"fired": count, "per second": round(count / (last - begin).total_seconds(), 1)},
         "memory of a worker, MB": {
             "before": round(memory.before, 1),
             "most": round(max(memory.seen), 1),

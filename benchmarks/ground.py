@@ -1,6 +1,6 @@
-"""The ground of every benchmark: servers, a database of its own, and worker processes; gone afterwards.
+"""Servers, a database and worker processes for a benchmark, removed afterwards.
 
-The database is SQLite in a file; `DELAYQ_TEST_DB=postgresql` or `mariadb` takes a server (see `tests/servers.py`),
+The database is SQLite in a file; `DELAYQ_TEST_DB=postgresql` or `mariadb` selects a server (see `tests/servers.py`),
 which is started for the run unless its address is given.
 """
 
@@ -30,7 +30,7 @@ SETTINGS = "tests.settings"
 
 @contextlib.contextmanager
 def ground() -> Iterator[None]:
-    """Django is set up, on an empty database and with keys in Redis that nobody else uses."""
+    """Set up Django with an empty database and a Redis prefix of its own."""
     database = os.environ.get("DELAYQ_TEST_DB", "sqlite")
     with serving(["redis", *([database] if database != "sqlite" else [])]) as addresses:
         prefix = f"delayq-bench-{uuid.uuid4().hex}"
@@ -61,7 +61,7 @@ def _forget(prefix: str) -> None:
 
 @contextlib.contextmanager
 def workers(count: int = 1, *arguments: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many real worker processes; killed in the end if they still run."""
+    """Start real worker processes, and kill them at the end if they still run."""
     command = [sys.executable, "-m", "django", "delayq_worker", "-v0", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     started = [processes.start(command, env=environment, cwd=ROOT) for _ in range(count)]
@@ -73,7 +73,7 @@ def workers(count: int = 1, *arguments: str) -> Iterator[list[subprocess.Popen[b
 
 
 class SleepProbe(threading.Thread):
-    """How late this machine wakes whoever sleeps, at the same time: no timer on it can do better."""
+    """Measure how late a sleep ends on this machine at the same time, which limits every timer."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -96,7 +96,7 @@ class SleepProbe(threading.Thread):
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """p50, p99, max and mean, rounded."""
+    """Return p50, p99, max and mean, rounded."""
     ordered = sorted(values)
     return {
         "count": len(ordered),
@@ -108,7 +108,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def show(name: str, results: dict[str, Any]) -> None:
-    """A small table, and the same as one line of JSON."""
+    """Print a small table, and the same as one line of JSON."""
     print(f"\n{name}  (database: {os.environ.get('DELAYQ_TEST_DB', 'sqlite')})")
     for words, values in results.items():
         line = "  ".join(f"{key} {value}" for key, value in values.items()) if isinstance(values, dict) else values
@@ -117,7 +117,7 @@ def show(name: str, results: dict[str, Any]) -> None:
 
 
 def wait_for(condition: Any, seconds: float = 300.0) -> None:
-    """Returns once the condition holds; raises TimeoutError if it never does."""
+    """Wait until the condition holds; raise TimeoutError if it does not."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""How long after its deadline a timeout's handler runs, in an idle worker process: 1,000 random deadlines.
+"""Measure how late an idle worker process runs handlers: 1,000 random deadlines.
 
 python benchmarks/lag.py [--timeouts 1000] [--seconds 60]
 """
@@ -32,7 +32,7 @@ def main() -> None:
         orders = Order.objects.bulk_create(Order(status="new") for _ in range(options.timeouts + 1))
         with workers(options.workers) as _:
             schedule_timeout(Order.objects.order_by("pk")[0], "remind", seconds=0)
-            wait_for(lambda: Effect.objects.exists())  # it runs, and has opened what it needs
+            wait_for(lambda: Effect.objects.exists())  # it runs, and has opened its connections
             begin = timezone.now() + timedelta(seconds=2 + options.timeouts / 200)
             for order in Order.objects.order_by("pk")[1:]:
                 schedule_timeout(order, "remind", at=begin + timedelta(seconds=random.uniform(0, options.seconds)))

@@ -1,10 +1,10 @@
-"""How long until due timeouts fire again: after a worker's SIGKILL, after FLUSHALL, while Redis is down or silent.
+"""Measure how long until due timeouts fire again after a SIGKILL, after FLUSHALL, and while Redis is down or silent.
 
 DELAYQ_TEST_DB=postgresql python benchmarks/recovery.py [--rounds 5] [--lease 5] [--sweep 5] [--outage 30]
 
-The noise in its last line is how late this machine wakes a sleeper: with a busy machine everything is later.
+The noise in the last line is how late a sleep ends on this machine: on a busy machine everything is later.
 
-Its Redis is always one of its own, as it is killed and emptied.
+The benchmark starts its own Redis, because it kills and empties it.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def main() -> None:
 
 
 def after_sigkill(options: argparse.Namespace) -> dict[str, float]:
-    """From the death of a worker in its first firing until all that it had leased has fired elsewhere."""
+    """Measure the time from killing a worker until another one has fired all its leased timeouts."""
     seconds = []
     with workers(1) as [heir]:
         _warm_up()
         for _ in range(options.rounds):
-            os.kill(heir.pid, signal.SIGSTOP)  # so that the other one gets them all
+            os.kill(heir.pid, signal.SIGSTOP)  # so that the other worker gets them all
             orders = _orders(options.leased)
             with _environment(DELAYQ_TEST_KILL_AT="begun"), workers(1) as [doomed]:
-                _schedule(orders, lambda: 2.0)  # all at one moment, so that it leases many at once
+                _schedule(orders, lambda: 2.0)  # all at the same time, so that it leases many of them
                 wait_for(lambda doomed=doomed: doomed.poll() is not None)
                 died = time.monotonic()
             os.kill(heir.pid, signal.SIGCONT)
@@ -76,7 +76,7 @@ def after_sigkill(options: argparse.Namespace) -> dict[str, float]:
 
 
 def after_flushall(options: argparse.Namespace, redis: RedisServer) -> dict[str, float]:
-    """How late those are that fall due within two sweeps of a FLUSHALL, at any moment between two sweeps."""
+    """Measure the lateness of timeouts due within two sweeps of a FLUSHALL."""
     late: list[float] = []
     with workers(1) as _:
         _warm_up()
@@ -92,7 +92,7 @@ def after_flushall(options: argparse.Namespace, redis: RedisServer) -> dict[str,
 
 
 def during(options: argparse.Namespace, redis: RedisServer, outage: Any) -> tuple[dict[str, float], float]:
-    """How late those are that fall due in an outage; and how long after it the worker uses Redis again."""
+    """Measure the lateness of timeouts due in an outage, and how long after it the worker uses Redis again."""
     with workers(1) as _:
         _warm_up()
         orders = _orders(10 * options.timeouts)
@@ -103,14 +103,14 @@ def during(options: argparse.Namespace, redis: RedisServer, outage: Any) -> tupl
             _wait_for_all()
         began = time.monotonic()
         _ask(redis, "CONFIG", "RESETSTAT")
-        wait_for(lambda: "cmdstat_evalsha" in _ask(redis, "INFO", "commandstats"))  # nobody but the worker asks
+        wait_for(lambda: "cmdstat_evalsha" in _ask(redis, "INFO", "commandstats"))  # only the worker asks
         back = round(time.monotonic() - began, 3)
     return summary(_lateness(orders)), back
 
 
 @contextmanager
 def is_down(redis: RedisServer) -> Iterator[None]:
-    """Connections are refused; afterwards everything is lost."""
+    """Refuse connections; afterwards all data is lost."""
     redis.kill()
     yield
     redis.start()
@@ -118,7 +118,7 @@ def is_down(redis: RedisServer) -> Iterator[None]:
 
 @contextmanager
 def is_silent(redis: RedisServer) -> Iterator[None]:
-    """Connections stay, and nobody answers."""
+    """Keep connections open without answers."""
     assert redis.process is not None
     redis.process.send_signal(signal.SIGSTOP)
     yield
@@ -156,13 +156,13 @@ def _wait_for_all() -> None:
 
 
 def _warm_up() -> None:
-    """A worker has fired something, and so has opened what it needs."""
+    """Wait until a worker has fired a timeout, and so has opened its connections."""
     _schedule(_orders(1), lambda: 0.0)
     _wait_for_all()
 
 
 def _lateness(orders: list[Any]) -> list[float]:
-    """From the deadline to the handler, in seconds."""
+    """Return the times from deadline to handler, in seconds."""
     from django_delayq.models import Timeout
     from tests.testapp.models import Effect
 

@@ -1,11 +1,11 @@
-"""How long the REST API takes with 1,000,000 rows that wait and 300,000 that are settled.
+"""Measure the REST API with 1,000,000 pending and 300,000 settled rows.
 
-The list with each filter, sixty pages of 500 one after another, a detail, the policies and the status.
+The list with each filter, sixty pages of 500 in sequence, one timeout, the policies and the status.
 
 DELAYQ_TEST_DB=postgresql python benchmarks/rest.py [--rows 1000000] [--times 7]
 
 Each figure is a whole request through DRF's test client, without the network. `first` is the first request, `p50`
-and `max` those of the repetitions.
+and `max` are those of the repetitions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGES = 60
 
 
 def addresses() -> dict[str, str]:
-    """What is measured, by name."""
+    """Return the measured requests by name."""
     from django.utils import timezone
 
     from django_delayq.models import Timeout
@@ -78,7 +78,7 @@ def measure(client: Any, address: str, times: int) -> dict[str, Any]:
 
 
 def walk(client: Any, address: str) -> dict[str, Any]:
-    """One page after another, by their cursors."""
+    """Read pages in sequence, by their cursors."""
     took = []
     for _ in range(PAGES):
         began = time.perf_counter()
@@ -94,7 +94,9 @@ def _summary(first: float, others: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="that wait; 3 in 10 as many are settled")
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="pending rows; the number of settled ones is three tenths of it"
+    )
     parser.add_argument("--times", type=int, default=7)
     options = parser.parse_args()
     with ground():

@@ -1,9 +1,10 @@
-"""What the app adds to the start of a web process: CPU time and memory, beside the same project without it.
+"""Measure the CPU time and memory that the app adds to the start of a web process.
 
 python benchmarks/startup.py [--times 15] [--against ../other-checkout]
 
-Each figure is the median over fresh processes; they take turns. "started" has loaded apps,
-models, receivers, admin and URLs (`tests/startup/process.py`); "saved" has saved an object with a policy, too.
+Each figure is the median of fresh processes, which alternate, minus that of the same project without the app.
+"started" has loaded apps, models, receivers, admin and URLs (`tests/startup/process.py`); "saved" has also saved an
+object with a policy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.servers import serving  # noqa: E402
 
 
 def start(folder: Path, file: str, *parts: str) -> dict[str, Any]:
-    """A fresh process; `folder` holds the version of the app that it finds."""
+    """Run a fresh process; `folder` contains the version of the app that it imports."""
     command = [sys.executable, "-m", "tests.startup.process", file, *parts]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
@@ -35,7 +36,7 @@ def start(folder: Path, file: str, *parts: str) -> dict[str, Any]:
 
 
 def measure(folders: Sequence[Path], file: str, parts: Sequence[str], more: Sequence[str], times: int) -> list[Any]:
-    """For each folder, the medians of a process with `parts` and `more`, less those of one with `parts` alone."""
+    """Return for each folder the medians of a process with `parts` and `more`, minus those with `parts` alone."""
     runs: dict[Path | None, list[dict[str, Any]]] = {}
     for _ in range(times):
         runs.setdefault(None, []).append(start(folders[0], file, *parts))
@@ -82,11 +83,11 @@ def main() -> None:
         figures: dict[str, Any] = {}
         for name, (parts, more) in rows.items():
             for folder in folders:
-                start(folder, file, *parts, *more)  # so that no run compiles what the next one finds compiled
+                start(folder, file, *parts, *more)  # so that the first run does not compile modules for the others
             found = measure(folders, file, parts, more, options.times)
             names = [f"{name} (before)", name] if options.against else [name]
             figures |= dict(zip(names, found, strict=True))
-        show("start of a web process, beside the same project without the app", figures)
+        show("start of a web process, minus the same project without the app", figures)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Business timeouts for Django: if X has not happened by the deadline, do Y, once, on time.
 
-Every public name but the model is imported from here. Names are resolved when they are first used, so that
+All public names except the model are imported from here. They are resolved on first use, so that
 `import django_delayq` needs neither Django's settings nor its app registry.
 """
 

@@ -1,4 +1,4 @@
-"""Start: discover the policies, check them, and begin to listen to saves and deletes."""
+"""Start: discover and check the policies, and connect the receivers of saves and deletes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class DelayqConfig(AppConfig):
-    """The app as Django sees it."""
+    """The Django app."""
 
     name = "django_delayq"
     verbose_name = _("Timeouts")

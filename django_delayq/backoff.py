@@ -19,12 +19,8 @@ class Backoff:
 
     Not thread-safe: threads that share an instance need a lock.
 
-    Args:
-        first: seconds after the first failure.
-        longest: seconds after many failures.
-        jitter: the largest part of a delay that is left out at random, so that processes do not retry all at once.
-        steady_seconds: a failure within this time after a recovery belongs to the former outage and doubles its delay.
-        monotonic: the clock.
+    `jitter` is the largest part of a delay that is left out at random, so that processes do not retry all at once.
+    A failure within `steady_seconds` after a recovery belongs to the former outage, and doubles its delay.
     """
 
     def __init__(
@@ -72,14 +68,7 @@ class Backoff:
 
 
 class StateLog:
-    """Log once that a component fails, and once that it works again. Thread-safe.
-
-    Args:
-        logger: the destination.
-        failed: the `event` of the first line.
-        recovered: the `event` of the second line.
-        extra: further fields of both lines.
-    """
+    """Log once that a component fails, and once that it works again, with these events. Thread-safe."""
 
     def __init__(self, logger: logging.Logger, failed: str, recovered: str = "", **extra: object) -> None:
         self._logger = logger

@@ -1,4 +1,4 @@
-"""System checks: what can be seen to be wrong before the first order is due."""
+"""System checks: configuration errors that can be found before the first deadline."""
 
 from __future__ import annotations
 
@@ -29,90 +29,94 @@ from django_delayq.redis_clients import get_engine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django_delayq.policies import TimeoutPolicy
+
 
 def register() -> None:
-    """Make Django run the checks below."""
-    register_check(check_settings, "django_delayq")
-    register_check(check_policies, "django_delayq")
-    register_check(check_modules, "django_delayq")
-    register_check(check_pool, "django_delayq")
+    """Register the checks below with Django."""
+    for check in (check_settings, check_policies, check_modules, check_pool):
+        register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
 
 
-def check_settings(**_: Any) -> list[CheckMessage]:
-    """The `DELAYQ` setting is sound."""
+def check_settings(**_: Any) -> Iterator[CheckMessage]:
+    """Check the values of `DELAYQ`. Calls neither Redis nor the callable in SCRUB."""
+    from django_delayq.redis_clients.clients import check_source  # loads redis-py, which no web process needs for this
+
     try:
         settings = get_settings()
     except ConfigError as error:
-        return [Error(str(error), id="django_delayq.E001")]
-    found: list[CheckMessage] = []
+        yield Error(str(error), id="django_delayq.E001")
+        return
     if settings.redis is None:
-        found.append(
-            Info(
-                "No Redis is configured: workers poll the ledger once a second.",
-                hint='Set DELAYQ = {"REDIS": "redis://..."} or a cache alias for deadlines met to the millisecond.',
-                id="django_delayq.I001",
-            )
+        yield Info(
+            "No Redis is configured: workers poll the ledger once a second.",
+            hint='Set DELAYQ = {"REDIS": "redis://..."} or a cache alias to fire within milliseconds of the deadline.',
+            id="django_delayq.I001",
         )
     if settings.catch_up >= settings.retention / 2:
-        found.append(
-            Error(
-                "CATCH_UP must be less than half of RETENTION.",
-                hint="Otherwise a round whose settled row was pruned could be armed, and fire, a second time.",
-                id="django_delayq.E002",
-            )
+        yield Error(
+            "CATCH_UP must be less than half of RETENTION.",
+            hint="Otherwise a round whose settled row was pruned could be armed, and fire, a second time.",
+            id="django_delayq.E002",
         )
     if settings.executor is not None:
         try:
             import_string(settings.executor)
         except ImportError as error:
-            found.append(Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003"))
-    found += _check_sources(settings.redis)
+            yield Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003")
+    try:
+        check_source(settings.redis)
+    except ConfigError as error:
+        yield Error(str(error), id="django_delayq.E001")
+    try:
+        get_scrubber()
+    except ConfigError as error:
+        yield Error(str(error), id="django_delayq.E007")
     if not django_settings.USE_TZ:
-        found.append(
-            Warning(
-                "USE_TZ is False: deadlines are kept in local time, of which one hour comes twice a year.",
-                hint="Set USE_TZ = True.",
-                id="django_delayq.W003",
-            )
+        yield Warning(
+            "USE_TZ is False: deadlines are stored in local time, in which one hour a year occurs twice.",
+            hint="Set USE_TZ = True.",
+            id="django_delayq.W003",
         )
-    return found
 
 
-def _check_sources(redis: Any) -> Iterator[CheckMessage]:
-    """The address of Redis can be read, and the function that errors go through is one. Neither is asked or called."""
-    from django_delayq.redis_clients.clients import check_source  # loads redis-py, which no web process needs for this
-
-    for check, error in (
-        (partial(check_source, redis), partial(Error, id="django_delayq.E001")),
-        (get_scrubber, partial(Error, id="django_delayq.E007")),
-    ):
-        try:
-            check()
-        except ConfigError as wrong:
-            yield error(str(wrong))
+def check_policies(**_: Any) -> Iterator[CheckMessage]:
+    """Check that each policy's model shares a database with the ledger, and that saves can change its condition."""
+    for policy in get_policies():
+        yield from _check_database(policy)
+        yield from _check_options(policy)
 
 
-def check_policies(**_: Any) -> list[CheckMessage]:
-    """Each policy's model and ledger share a database, and its condition is one that saves can see."""
-    return [message for policy in get_policies() for message in _check_policy(policy)]
-
-
-def _check_policy(policy: Any) -> Iterator[CheckMessage]:
+def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     try:
         using = database_of(policy.concrete_model)
     except ConfigError as error:
         yield Error(str(error), obj=policy, id="django_delayq.E004")
-    else:
-        if words := refusal(policy.concrete_model, connections[using]):
-            yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
-        yield from _check_tables(policy, using)
+        return
+    if words := refusal(policy.concrete_model, connections[using]):
+        yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
+    for model, error_of in (
+        (ContentType, partial(Error, id="django_delayq.E020")),
+        (Timeout, partial(Error, id="django_delayq.E021")),
+    ):
+        if not router.allow_migrate_model(using, model):
+            app = model._meta.app_label
+            yield error_of(
+                f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
+                hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
+                f"--database {using}.",
+                obj=policy,
+            )
+
+
+def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     if reads_other_rows(policy):
         yield Warning(
             f"when of {policy.label} reads other rows.",
             hint="Saving such a row neither arms nor cancels, and it is not locked while firing. "
-            "Copy what matters to the object's own columns, or call sync_timeouts() where the other row changes.",
+            "Copy the values to the object's own columns, or call sync_timeouts() where the other row changes.",
             obj=policy,
             id="django_delayq.W001",
         )
@@ -140,24 +144,8 @@ def _check_policy(policy: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _check_tables(policy: Any, using: str) -> Iterator[CheckMessage]:
-    """The routers let the ledger and its content types be migrated to the database of the policy's model."""
-    for model, error in (
-        (ContentType, partial(Error, id="django_delayq.E020")),
-        (Timeout, partial(Error, id="django_delayq.E021")),
-    ):
-        if not router.allow_migrate_model(using, model):
-            app = model._meta.app_label
-            yield error(
-                f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
-                hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
-                f"--database {using}.",
-                obj=policy,
-            )
-
-
 def check_modules(**_: Any) -> Iterator[CheckMessage]:
-    """Policies are where they are found: a `timeout.py` beside an app's models is not imported."""
+    """Find policies in a `timeout.py`, which is not imported."""
     for config in apps.get_app_configs():
         name = f"{config.name}.timeout"
         path = Path(config.path, "timeout.py")
@@ -169,71 +157,59 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
             )
 
 
-def check_redis(**_: Any) -> list[CheckMessage]:
-    """Redis keeps what it has. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
+def check_redis(**_: Any) -> Iterator[CheckMessage]:
+    """Check that Redis does not evict. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
     from django_delayq.redis_clients.clients import evicting_policy  # loads redis-py
 
     try:
         engine = get_engine()
         policy = None if engine is None else evicting_policy(engine)
     except ConfigError:
-        return []  # told by `check_settings`, or by whoever uses it first
-    if policy is None:
-        return []
-    return [
-        Warning(
-            f"Redis has maxmemory-policy {policy}: short of memory, it throws out due times.",
-            hint="CONFIG SET maxmemory-policy noeviction, or a Redis without a cache in it. What it throws out comes "
-            "back from the database, but late.",
+        return  # reported by `check_settings`, or when Redis is first used
+    if policy is not None:
+        yield Warning(
+            f"Redis has maxmemory-policy {policy}: when memory is short, it evicts due times.",
+            hint="CONFIG SET maxmemory-policy noeviction, or use a Redis that is not a cache. The database restores "
+            "what Redis evicts, but late.",
             id="django_delayq.W005",
         )
-    ]
 
 
-def check_pool(**_: Any) -> list[CheckMessage]:
-    """The connection pool of the ledger's database is as large as a worker needs. Reads only the settings."""
+def check_pool(**_: Any) -> Iterator[CheckMessage]:
+    """Check that the connection pool of the ledger's database is large enough for a worker. Reads only settings."""
     try:
         settings = get_settings()
     except ConfigError:
-        return []  # reported by `check_settings`
+        return  # reported by `check_settings`
     using = router.db_for_write(Timeout)
     limit = pool_limit(using) if using in connections else None  # else `check_policies` reports it
     shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
-    if not limit or not shortage:
-        return []
-    return [
-        Warning(
+    if limit and shortage:
+        yield Warning(
             shortage,
             hint=f"Set max_size to {settings.concurrency + limit.own} or more: until then a worker runs fewer threads, "
             "or does not start.",
             id="django_delayq.W020",
         )
-    ]
 
 
-def check_databases(databases: Any = None, **_: Any) -> list[CheckMessage]:
-    """SQLite begins its transactions as writers, and the server is one that can skip locked rows."""
-    found: list[CheckMessage] = []
+def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
+    """Check that SQLite begins its transactions as writers, and that servers can skip locked rows."""
     for alias in databases or []:
         connection = connections[alias]
         dialect, features = dialect_of(connection), connection.features
         if not dialect.is_supported:
-            found.append(Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005"))
+            yield Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005")
         elif dialect.begins_as_reader(connection):
-            found.append(
-                Warning(
-                    f"Database {alias!r}: SQLite transactions begin as readers.",
-                    hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: one that reads first and writes later '
-                    "fails with 'database is locked' as soon as a worker has written in between.",
-                    id="django_delayq.W004",
-                )
+            yield Warning(
+                f"Database {alias!r}: SQLite transactions begin as readers.",
+                hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE"}: a transaction that reads first and writes later '
+                "fails with 'database is locked' if a worker has written in between.",
+                id="django_delayq.W004",
             )
         elif features.has_select_for_update and not features.has_select_for_update_skip_locked:
-            found.append(
-                Error(
-                    f"Database {alias!r} cannot skip locked rows.",
-                    hint="MySQL 8.0.1 or MariaDB 10.6 at least.",
-                    id="django_delayq.E006",
-                )
+            yield Error(
+                f"Database {alias!r} cannot skip locked rows.",
+                hint="Use MySQL 8.0.1, MariaDB 10.6 or newer.",
+                id="django_delayq.E006",
             )
-    return found

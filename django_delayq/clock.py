@@ -1,12 +1,11 @@
-"""The one seam for time, for arming as for firing.
+"""The two clocks, for arming and for firing.
 
-Two clocks exist. `now()` is this process's clock and only names new deadlines. `DatabaseNow()` is the
-database server's clock in UTC, and it alone decides whether a row is due: a worker whose clock is
-minutes ahead therefore fires nothing early. `set_to()` puts a moment in the place of both, for tests and
-for the replay of recorded orders.
+`now()` is this process's clock and is only used to compute deadlines. `DatabaseNow()` is the database server's clock in
+UTC. It alone decides whether a row is due, so a worker whose clock is fast fires nothing early. `set_to()` replaces
+both, for tests and for the replay of recorded orders.
 
-Django's own `Now()` is no substitute: on MySQL and MariaDB it is the session's local time, so with the
-server at +08:00 a row that is due in seven hours would count as due.
+Django's own `Now()` is not used: on MySQL and MariaDB it is the session's local time, so with the server at +08:00
+a row that is due in seven hours would be due now.
 """
 
 from __future__ import annotations
@@ -35,25 +34,26 @@ _moment: datetime | None = None
 
 
 def now() -> datetime:
-    """This process's current moment: aware under `USE_TZ=True`, else naive local time like Django's."""
+    """Return the time by this process's clock: aware under `USE_TZ=True`, otherwise naive local time, as in Django."""
     return _moment if _moment is not None else timezone.now()
 
 
 @contextmanager
 def set_to(moment: datetime) -> Iterator[None]:
-    """Everything in this process believes that it is `moment`, until the block ends. May be nested.
+    """Set both clocks, in all threads of this process, to `moment` until the block ends. May be nested.
 
-    Replaces both clocks in all threads of the process. Raises TypeError for what is no datetime,
-    and ValueError for one whose awareness does not fit `USE_TZ`.
+    Raises TypeError if `moment` is not a datetime, and ValueError if its awareness does not fit `USE_TZ`.
     """
     if not isinstance(moment, datetime):
         raise TypeError(
-            f"set_to() takes the datetime that the clocks show, not {moment!r}. For a moment so much later than now: "
+            f"set_to() takes the datetime that the clocks show, not {moment!r}. To move them by a duration: "
             "set_to(clock.now() + timedelta(...))."
         )
     global _moment  # noqa: PLW0603 - worker threads must see it too, so neither a context variable nor a thread local
     if timezone.is_aware(moment) != settings.USE_TZ:
-        raise ValueError(f"With USE_TZ={settings.USE_TZ} the moment must be {'aware' if settings.USE_TZ else 'naive'}.")
+        raise ValueError(
+            f"With USE_TZ={settings.USE_TZ} the datetime must be {'aware' if settings.USE_TZ else 'naive'}."
+        )
     with _lock:
         before, _moment = _moment, moment
     try:
@@ -94,6 +94,6 @@ def database_now(using: str) -> datetime:
 
 
 def to_ms(moment: datetime) -> int:
-    """Milliseconds since 1970 UTC, rounded up: a hint that rang early would only make a worker look twice."""
+    """Return the milliseconds since 1970 UTC, rounded up, so that a worker is not woken before the row is due."""
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     return -((_EPOCH - aware) // timedelta(milliseconds=1))

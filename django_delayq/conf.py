@@ -1,7 +1,7 @@
-"""The `DELAYQ` setting as a frozen `Settings` object: every key optional, unknown keys refused with a hint.
+"""The `DELAYQ` setting as a frozen `Settings` object. Every key is optional; unknown keys are refused with a hint.
 
-Read through `get_settings()`, which validates once and again after `setting_changed` (so that
-`override_settings` works in tests). Reading settings needs neither a database nor Redis.
+`get_settings()` validates once, and again after `setting_changed`, so that `override_settings` works in tests. It
+needs neither a database nor Redis.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 
 class ConfigError(DelayqError, ImproperlyConfigured):
-    """The `DELAYQ` setting is wrong; the message names the key and what would be right."""
+    """The `DELAYQ` setting is wrong; the message names the key, the value and the rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `DELAYQ` says, with its defaults. Durations are timedeltas, counts are ints.
+    """The values of `DELAYQ`, with defaults.
 
     Attributes:
         redis: a `CACHES` alias, a URL, a dotted path to a callable that returns a redis-py client, or
             None (workers then poll the ledger once a second). Default: alias `"default"` if Redis serves it.
-        prefix: the first part of every Redis key. Give each project its own when they share a Redis.
+        prefix: the first part of every Redis key. Projects that share a Redis need different prefixes.
         shards: number of sorted sets per queue; only Redis Cluster needs more than 1.
-        horizon: a timeout due later than this stays out of Redis until a sweep brings it in.
-        lease: a worker's right to fire what it took; extended while a handler lives. After a SIGKILL the
-            timeout comes back when the lease ends.
+        horizon: a timeout due later than this is added to Redis by a later sweep.
+        lease: how long a worker may fire what it claimed; extended while a handler runs. After a SIGKILL the
+            timeout is fired again when the lease expires.
         concurrency: handler threads per worker process.
         sweep_interval: how often a worker compares the ledger with Redis.
         sync_interval: how often a worker compares the tables of automatic policies with the ledger.
         catch_up: saving an object arms a round that is overdue by less than this.
         retention: settled rows are kept this long after the later of `settled_at` and `due_at`.
-        retry: what happens after a handler raised, unless its policy says otherwise.
-        scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that every error message and traceback
-            goes through before it is kept or logged; `timeout` is None where an error belongs to none.
+        retry: when failed handlers are retried, unless their policy has its own.
+        scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that filters every error message and
+            traceback before it is stored or logged; `timeout` is None if the error belongs to no timeout.
         executor: dotted path of the class that runs firings; None: threads of the worker process.
     """
 
-    redis: RedisSource = field(default=None, repr=False)  # an address may hold a password
+    redis: RedisSource = field(default=None, repr=False)  # a URL may contain a password
     prefix: str = "delayq"
     shards: int = 1
     horizon: timedelta = timedelta(hours=1)
@@ -77,7 +77,7 @@ KEYS = {field.name.upper(): field for field in fields(Settings)}
 
 @functools.cache
 def get_settings() -> Settings:
-    """The validated settings.
+    """Return the validated settings.
 
     Raises:
         ConfigError: an unknown key, a value of the wrong type or outside its range.
@@ -87,16 +87,13 @@ def get_settings() -> Settings:
         raise ConfigError(f"DELAYQ must be a dict, not {type(raw).__name__}.")
     for key in raw:
         if key not in KEYS:
-            raise ConfigError(f"Unknown DELAYQ setting {key!r}.{_hint(str(key))}")
+            near = difflib.get_close_matches(str(key).upper(), KEYS, n=1, cutoff=0.6)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(sorted(KEYS))}."
+            raise ConfigError(f"Unknown DELAYQ setting {key!r}. {hint}")
     values = {KEYS[key].name: _checked(key, value) for key, value in raw.items()}
     if "redis" not in values:
         values["redis"] = "default" if _is_redis_alias("default") else None
     return Settings(**values)
-
-
-def _hint(key: str) -> str:
-    near = difflib.get_close_matches(key.upper(), KEYS, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else f" Known are: {', '.join(sorted(KEYS))}."
 
 
 def _is_redis_alias(alias: str) -> bool:
@@ -104,7 +101,7 @@ def _is_redis_alias(alias: str) -> bool:
 
 
 def _checked(key: str, value: Any) -> Any:
-    """`value` as `key` needs it; a clear refusal otherwise, at start and not when the first order is due."""
+    """Return `value` if it is valid for `key`; otherwise raise ConfigError, at the start and not at a deadline."""
     default = Settings.__dataclass_fields__[KEYS[key].name].default
     if key == "REDIS":
         return _checked_redis(value)
@@ -122,7 +119,7 @@ def _checked(key: str, value: Any) -> Any:
         expected, rule = isinstance(value, Retry), "a django_delayq.Retry"
     else:
         expected = isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
-        rule = "a non-empty text without braces and blanks"
+        rule = "a non-empty string without braces and blanks"
     if not expected:
         raise ConfigError(f"DELAYQ[{key!r}] must be {rule}, not {value!r}.")
     return value
@@ -135,8 +132,8 @@ def _checked_redis(value: Any) -> Any:
         if "://" in value or _DOTTED.fullmatch(value) or _is_redis_alias(value):
             return value
         known = [alias for alias in django_settings.CACHES if _is_redis_alias(alias)]
-        # What is no plain word is most likely a misspelled URL, and is not shown: it may hold a password.
-        shown = repr(value) if re.fullmatch(r"[\w-]+", value) else "a text"
+        # Anything but a word is probably a misspelled URL, and is not shown: it may contain a password.
+        shown = repr(value) if re.fullmatch(r"[\w-]+", value) else "a string"
         raise ConfigError(
             f"DELAYQ['REDIS'] is {shown}, which is neither a URL nor a dotted path nor a cache alias served by "
             f"Redis. Such aliases here: {', '.join(known) or 'none'}."
@@ -146,9 +143,9 @@ def _checked_redis(value: Any) -> Any:
     )
 
 
-def _forget(*, setting: str, **_: Any) -> None:
+def _clear_cache(*, setting: str, **_: Any) -> None:
     if setting in {"DELAYQ", "CACHES"}:
         get_settings.cache_clear()
 
 
-setting_changed.connect(_forget, dispatch_uid="django_delayq.conf")
+setting_changed.connect(_clear_cache, dispatch_uid="django_delayq.conf")

@@ -1,4 +1,4 @@
-"""The delay grammar, the same everywhere: units summed, or `after=timedelta`, or `at=datetime`."""
+"""The delay arguments of all calls: units that are added up, or `after=timedelta`, or `at=datetime`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django.utils.translation import gettext as _
 from django_delayq.exceptions import InvalidDelay
 
 UNITS = ("weeks", "days", "hours", "minutes", "seconds")
-# Redis scores hold moments up to the year 2109 exactly; nobody's business waits longer.
-LATEST_YEAR = 2109
+LATEST_YEAR = 2108
+"""Redis scores represent datetimes to the millisecond until 2109."""
 
 
 class Span(TypedDict, total=False):
-    """A length of time: any of the units, summed, or `after`."""
+    """A duration: any of the units, added up, or `after`."""
 
     weeks: float
     days: float
@@ -31,51 +31,48 @@ class Span(TypedDict, total=False):
 
 
 class DelayArgs(Span, total=False):
-    """A length of time from now, or the moment `at` itself."""
+    """A duration from now, or the datetime `at`."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A parsed delay: exactly one of `after` (a length, never negative) and `at` (a moment) is set."""
+    """A parsed delay: either `after`, which is not negative, or `at` is set."""
 
     after: timedelta | None = None
     at: datetime | None = None
 
-    def due_from(self, moment: datetime) -> datetime:
-        """The deadline when the delay starts to count at `moment`; an `at` that has passed means `moment`."""
+    def due_from(self, start: datetime) -> datetime:
+        """Return the deadline of a delay that begins at `start`, and at the earliest `start` itself."""
         if self.at is not None:
-            return max(self.at, moment)
-        return shifted(moment, self.after or timedelta(0))
+            return max(self.at, start)
+        return shifted(start, self.after or timedelta(0))
 
 
-def shifted(moment: datetime, by: timedelta) -> datetime:
-    """`moment + by`, or `InvalidDelay` if that lies beyond what can be kept. An aware moment comes out in UTC.
+def shifted(start: datetime, by: timedelta) -> datetime:
+    """Return `start + by`, in UTC if aware. Raises InvalidDelay if that is too far in the future.
 
-    Before the sum: Python adds to the clock on the wall, also where clocks are changed in between, and forgets which
-    of two equal hours was meant. The deadline would be an hour early.
+    Converts to UTC before adding: Python adds to local time, which would be an hour off if the clocks change in
+    between, and does not keep which of two equal hours was meant.
     """
     try:
-        due = (moment.astimezone(UTC) if timezone.is_aware(moment) else moment) + by
+        due = (start.astimezone(UTC) if timezone.is_aware(start) else start) + by
     except OverflowError:
         due = None
-    if due is None or due.year > LATEST_YEAR - 1:
-        raise InvalidDelay(_too_far(moment, by))
+    if due is None or due.year > LATEST_YEAR:
+        # Translated, because users may have entered the delay in a form.
+        day = f"{start:%Y-%m-%d}"
+        if not by:
+            text = _("{start} is too far in the future: the latest supported year is {year}.")
+            raise InvalidDelay(text.format(start=day, year=LATEST_YEAR))
+        text = _("A deadline {length} from {start} is too far in the future: the latest supported year is {year}.")
+        raise InvalidDelay(text.format(length=duration_string(by), start=day, year=LATEST_YEAR))
     return due
 
 
-def _too_far(moment: datetime, by: timedelta) -> str:
-    """In the reader's language, as what somebody has typed into a form may lead here."""
-    day, last = f"{moment:%Y-%m-%d}", LATEST_YEAR - 1
-    if not by:
-        return _("{moment} lies too far away; the last year is {year}.").format(moment=day, year=last)
-    words = _("A deadline {length} from {moment} lies too far away; the last year is {year}.")
-    return words.format(length=duration_string(by), moment=day, year=last)
-
-
 def parse_delay(given: dict[str, Any]) -> Delay | None:
-    """The `Delay` that keyword arguments describe; None when there are none.
+    """Return the `Delay` that keyword arguments describe; None if there are none.
 
     Raises:
         InvalidDelay: unknown keyword, two forms mixed, negative or non-finite, wrong type, or a naive
@@ -94,11 +91,22 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
         return Delay(at=check_moment(given["at"], "at"))
     if "after" in given:
         return Delay(after=check_length(given["after"], "after"))
-    return Delay(after=_summed(units)) if units else None
+    if not units:
+        return None
+    for name, value in units.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidDelay(f"{name} must be a number, not {value!r}.")
+        if value < 0:
+            raise InvalidDelay(f"{name} must not be negative, but is {value!r}.")
+    try:
+        return Delay(after=timedelta(**units))
+    except OverflowError as error:
+        words = ", ".join(f"{name}={value}" for name, value in units.items())
+        raise InvalidDelay(_("The delay is too long: {units}.").format(units=words)) from error
 
 
 def check_length(value: Any, name: str) -> timedelta:
-    """`value` if it is a timedelta that is not negative; else `InvalidDelay`."""
+    """Return `value` if it is a timedelta and not negative; otherwise raise `InvalidDelay`."""
     if not isinstance(value, timedelta):
         raise InvalidDelay(f"{name} must be a timedelta, not {type(value).__name__}.")
     if value < timedelta(0):
@@ -107,7 +115,7 @@ def check_length(value: Any, name: str) -> timedelta:
 
 
 def check_moment(value: Any, name: str) -> datetime:
-    """`value`, in UTC if aware, if it is a datetime whose awareness fits `USE_TZ`; else `InvalidDelay`."""
+    """Return `value`, in UTC if aware; raise `InvalidDelay` unless it is a datetime whose awareness fits `USE_TZ`."""
     if not isinstance(value, datetime):
         raise InvalidDelay(f"{name} must be a datetime, not {type(value).__name__}.")
     if settings.USE_TZ and timezone.is_naive(value):
@@ -115,16 +123,3 @@ def check_moment(value: Any, name: str) -> datetime:
     if not settings.USE_TZ and timezone.is_aware(value):
         raise InvalidDelay(f"{name} is an aware datetime ({value}), but USE_TZ is False: use timezone.make_naive().")
     return shifted(value, timedelta(0))
-
-
-def _summed(units: dict[str, Any]) -> timedelta:
-    for name, value in units.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidDelay(f"{name} must be a number, not {value!r}.")
-        if value < 0:
-            raise InvalidDelay(f"{name} must not be negative, but is {value!r}.")
-    try:
-        return timedelta(**units)
-    except OverflowError as error:
-        given = ", ".join(f"{name}={value}" for name, value in units.items())
-        raise InvalidDelay(_("That is longer than time goes: {units}.").format(units=given)) from error

@@ -1,6 +1,6 @@
 """The peculiarities of each supported database: one class a vendor, each peculiarity named and explained once.
 
-Django's own `connection.features` are used where they tell enough. No other module asks for a connection's vendor.
+Other modules use these classes or Django's `connection.features`, and never ask for a connection's vendor.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Dialect:
     """
 
     compares_across_collations: bool = True
-    """Whether texts of different collations can be compared, and by an index."""
+    """Whether strings of different collations can be compared, and by an index."""
 
     exact_digits: int | None = None
     """The number of digits up to which decimals are stored exactly; None: all."""
@@ -64,10 +64,10 @@ class Dialect:
     """SQL for how many connections this account may open: rows of (limit or NULL, name of the setting)."""
 
     key_as_text: ClassVar[dict[str, str]] = {}
-    """SQL for the text of a key `{0}`, by type of key, where a plain cast would give another text."""
+    """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
 
     text_as_key: ClassVar[dict[str, tuple[str, str]]] = {}
-    """Regular expression and SQL for the key of a text `{0}`, by type of key, where casting other texts would fail."""
+    """Regular expression and SQL for the key of the string `{0}`, by type of key, where a cast may raise an error."""
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
@@ -85,7 +85,7 @@ class Dialect:
         """Make the current transaction a writing one, where that cannot wait until the first write."""
 
     def begins_as_reader(self, connection: BaseDatabaseWrapper) -> bool:
-        """Return whether the settings let transactions begin as readers, of which `begin_write` tells the danger."""
+        """Return whether the settings let transactions begin as readers, for which `begin_write` may be too late."""
         return False
 
     @contextmanager
@@ -98,11 +98,11 @@ class Dialect:
         return rows.filter(state=state)
 
     def hidden_from_indexes(self, column: str) -> str:
-        """Return the SQL of a text column so that no index on it is used."""
+        """Return the SQL of a string column so that no index on it is used."""
         return column
 
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
-        """Return `sql`, a text, so that it can be compared with a column."""
+        """Return `sql`, a string, so that it can be compared with a column."""
         return sql
 
 
@@ -176,7 +176,7 @@ class MySQL(Dialect):
         return f"({self.server_time} + INTERVAL %s SECOND)", (int(offset.total_seconds()),)
 
     def datetime_literal(self, sql: str) -> str:
-        """Cast the parameter: a bare one is selected as a text."""
+        """Cast the parameter: a bare one is selected as a string."""
         return f"CAST({sql} AS DATETIME(6))"
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
@@ -210,7 +210,7 @@ class MySQL(Dialect):
         return f"CONCAT({column}, '')"
 
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
-        """Convert the text to the collation of the column: the server refuses to compare two different ones."""
+        """Convert the string to the collation of the column: the server refuses to compare two different ones."""
         collation = _collation(connection.alias, table, column)
         return f"(CONVERT({sql} USING {collation.partition('_')[0]}) COLLATE {collation})"
 

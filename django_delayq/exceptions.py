@@ -1,11 +1,10 @@
-"""Every error this library raises, as a tree by who has to react. Imports no Django.
+"""All errors that this library raises. Imports no Django.
 
-Programmer errors (`PolicyError`, `UnknownPolicy`, `InvalidDelay`, `InvalidPayload`) mean a call or a
-declaration is wrong. Business answers (`DeadlinePassed`, `TimeoutConflict`, `ExtensionLimit`) are part
-of the normal course of a shop and are meant to be caught. `EngineError` is about Redis and never
-reaches a view: the ledger is the truth, and Redis only holds hints.
+Programming errors (`PolicyError`, `UnknownPolicy`, `InvalidDelay`, `InvalidPayload`) mean that a call or a
+declaration is wrong. Business errors (`DeadlinePassed`, `TimeoutConflict`, `ExtensionLimit`) occur in normal operation
+and are meant to be caught. `EngineError` concerns Redis and never reaches a view, because the ledger is the truth.
 
-None of them leaves anything written behind, and the caller's transaction stays usable.
+When one is raised, nothing has been written, and the caller's transaction stays usable.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class DelayqError(Exception):
-    """The root: `except DelayqError` catches whatever this library raises on purpose."""
+    """The base class: `except DelayqError` catches all errors of this library."""
 
 
 class PolicyError(DelayqError, ValueError):
-    """A policy's declaration is wrong; raised when it is declared, with a hint."""
+    """A policy's declaration is wrong; raised when it is declared."""
 
 
 class UnknownPolicy(DelayqError, LookupError):
-    """No policy of that name is declared; the message offers names that are near it."""
+    """No policy of that name is declared; the message suggests similar names."""
 
 
 class InvalidDelay(DelayqError, ValueError):
@@ -33,40 +32,36 @@ class InvalidDelay(DelayqError, ValueError):
 
 
 class InvalidPayload(DelayqError, TypeError):
-    """A payload cannot be kept as JSON in every supported database."""
+    """A payload cannot be stored as JSON in every supported database."""
 
 
-class TimeoutConflict(DelayqError):
-    """`on_conflict="error"`, and one is pending already: it is in `.timeout`."""
-
-    def __init__(self, message: str, timeout: Timeout) -> None:
-        super().__init__(message)
-        self.timeout = timeout
-
-
-class ExtensionLimit(DelayqError):
-    """The policy's `max_extensions` is used up; the timeout, unchanged, is in `.timeout`."""
+class _AboutTimeout(DelayqError):
+    """An error about the row `timeout` of the ledger."""
 
     def __init__(self, message: str, timeout: Timeout) -> None:
         super().__init__(message)
         self.timeout = timeout
 
 
-class DeadlinePassed(DelayqError):
-    """Too late: the current round has fired or is firing; it is in `.timeout`."""
+class TimeoutConflict(_AboutTimeout):
+    """`on_conflict="error"`, and `timeout` is already pending."""
 
-    def __init__(self, message: str, timeout: Timeout) -> None:
-        super().__init__(message)
-        self.timeout = timeout
+
+class ExtensionLimit(_AboutTimeout):
+    """The policy's `max_extensions` is used up; `timeout` is unchanged."""
+
+
+class DeadlinePassed(_AboutTimeout):
+    """The current round, `timeout`, has fired or is firing."""
 
 
 class EngineError(DelayqError):
-    """Redis did not do what was asked. Nothing is lost: the ledger still has the row."""
+    """Redis failed. Nothing is lost: the ledger still has the row."""
 
 
 class EngineUnavailable(EngineError):
-    """Redis cannot be reached, is loading, failing over, or out of memory: try again later."""
+    """Redis cannot be reached, is loading, failing over, or out of memory: retry later."""
 
 
 class EngineFull(EngineUnavailable):
-    """Redis is out of memory: nothing new goes in, and what is there still comes out."""
+    """Redis is out of memory: it accepts no new entries, but existing ones can be claimed."""

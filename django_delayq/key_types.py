@@ -1,8 +1,8 @@
-"""Convert a primary key between Python, SQL and the text that the ledger stores.
+"""Convert a primary key between Python, SQL and the string that the ledger stores.
 
-The ledger stores the key of an object as text. Queries compare that text with the key itself, so each supported type
-of key has exactly one text, which Python and all databases derive from it in the same way. A type without such a text
-is refused when a policy is declared. `TYPES` is the only place that defines this.
+Queries compare that string, the text of the key, with the key itself. So each supported type of key has exactly one
+text, which Python and all databases derive from it in the same way. A type without one is refused when a policy is
+declared. `TYPES` is the only place that defines this.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class _Template(Func):
 
 
 class _Readable(Func):
-    """The text as a value of the key's type, or NULL if it does not match; a bare cast of such a text is an error."""
+    """The text as a value of the key's type, or NULL if it does not match. A bare cast would raise an error."""
 
     def __init__(self, text: Any, field: Any, pattern: str, cast: str) -> None:
         super().__init__(text, output_field=field)

@@ -1,7 +1,7 @@
 """The ledger: one row per timeout, written in the caller's transaction. It is the truth; Redis is an index.
 
-Only `ledger.py` changes rows, each change a compare-and-set. The constraints below tie every state to its
-columns, so that a row which lies about itself cannot be stored by anybody.
+Only modules of `ledger` change rows, each change a compare-and-set. Constraints tie every state to its columns, so
+that the database refuses an inconsistent row.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 
 class _PartialIndex(models.Index):
-    """An index over some rows, where the database can leave the others out.
+    """An index of some rows. MySQL and MariaDB, which have no partial indexes, index all rows.
 
-    MySQL and MariaDB, which know no partial indexes, get the same columns in full. The conditions name no
-    parameter, because SQLite cannot match a partial index by a bound one.
+    The conditions contain no parameter, because SQLite does not match a partial index by a bound one.
     """
 
     rows: ClassVar[Q]
@@ -39,92 +38,93 @@ class _PartialIndex(models.Index):
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Statement:
-        """The index with its condition, or without if the database has no partial indexes."""
         partial = schema_editor.connection.features.supports_partial_indexes
         plain = models.Index(fields=self.fields, name=self.name, condition=self.rows if partial else None)
         return plain.create_sql(model, schema_editor, using, **kwargs)
 
 
-class _Nothing(Func):
-    """The empty text, written out: a parameter in its place would hide `KeyIndex` from SQLite."""
+class _EmptyString(Func):
+    """The literal '', because with a parameter SQLite would not use `KeyIndex`."""
 
     template, arity, output_field = "''", 0, models.CharField()
 
 
 class UnsettledIndex(_PartialIndex):
-    """Over the rows that still wait: a year of history costs the sweep nothing."""
+    """Rows that are pending or firing, so that settled rows do not slow the sweep."""
 
     rows = Q(settled_at__isnull=True)
 
 
 class SettledIndex(_PartialIndex):
-    """Over the settled rows only. With the others in it, SQLite would look for those that wait in here, unsorted."""
+    """Settled rows. If it had all rows, SQLite would search it for pending rows, unsorted."""
 
     rows = Q(settled_at__isnull=False)
 
 
 class KeyIndex(_PartialIndex):
-    """Over the rows that have a key: most have none, and an index of empty texts would only cost."""
+    """Rows that have a key; most have none."""
 
-    rows = Q(key__gt=_Nothing())
+    rows = Q(key__gt=_EmptyString())
 
 
 def new_idempotency_key() -> str:
-    """A key that no other timeout of any installation has."""
+    """Return a key that is unique over all installations."""
     return uuid.uuid4().hex
 
 
 def slot_of(label: str, content_type_id: int, object_id: str, key: str) -> str:
-    """The place that at most one pending timeout may hold: a digest of policy, object and key.
+    """Return the slot that at most one pending timeout may hold: a digest of policy, object and key.
 
-    A digest, because MySQL can neither index four long texts together nor compare them case by case;
-    160 bits, because keys may come from strangers who would look for a collision.
+    A digest, because MySQL can neither index four long strings together nor compare them case-sensitively.
+    160 bits, because keys may come from attackers that search for a collision.
     """
     parts = (label, str(content_type_id), object_id, key)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=20).hexdigest()
 
 
 class TimeoutQuerySet(models.QuerySet["Timeout"]):
-    """Reads of the ledger by what a row is doing."""
+    """Rows of the ledger, filtered by what happens to them."""
 
     def pending(self) -> TimeoutQuerySet:
-        """Rows that wait to be fired."""
+        """Return pending rows."""
         return self.filter(state=Timeout.State.PENDING, settled_at__isnull=True)
 
     def unsettled(self) -> TimeoutQuerySet:
-        """Rows that wait or are being fired."""
+        """Return rows that are pending or firing."""
         return self.filter(settled_at__isnull=True)
 
     def due(self) -> TimeoutQuerySet:
-        """Pending rows whose next attempt is due by the database's clock."""
+        """Return pending rows whose next attempt is due by the database's clock."""
         return self.pending().filter(run_at__lte=clock.DatabaseNow())
 
     def of_labels(self, labels: Iterable[str]) -> TimeoutQuerySet:
-        """Rows of a policy under its present and former labels."""
+        """Return the rows of a policy under any of its labels."""
         return self.filter(policy__in=tuple(labels))
 
     def of_key(self, key: str) -> TimeoutQuerySet:
-        """Rows of every policy and object with this key; none for the empty one. Found by its index."""
+        """Return the rows with this key, of all policies and objects, using `KeyIndex`; none for the empty key."""
         return self.filter(KeyIndex.rows, key=key)
 
 
 def refuse_write(*_: object, **__: object) -> NoReturn:
-    """What stands in the place of every writing method of a relation: raises TypeError."""
-    raise TypeError("Timeouts are not written through a relation: use schedule_timeout, cancel_timeout and the like.")
+    """Raise TypeError. Replaces the writing methods of relations."""
+    raise TypeError(
+        "Timeouts are not written through a relation. Use schedule_timeout, cancel_timeout or a similar function."
+    )
 
 
 class RelatedTimeoutQuerySet(TimeoutQuerySet):
-    """What `order.timeouts` and its filters give: rows to read and to hand to the verbs; writing methods refuse.
+    """The read-only querysets of `order.timeouts`.
 
-    A class of a module, and not made on the fly, so that objects with prefetched timeouts can be pickled.
+    A class of the module, not created per model, so that objects with prefetched timeouts can be pickled.
     """
 
-    # Their async twins call these.
+    # The async variants call these.
     create = get_or_create = update_or_create = bulk_create = bulk_update = update = delete = refuse_write
 
 
 class Timeout(models.Model):
-    """One round of one policy for one object (and key). Outlives its object and its policy."""
+    """One round of one policy for one object (and key). Kept when its object or policy is deleted."""
 
     class State(models.TextChoices):
         PENDING = "pending", _("pending")
@@ -136,11 +136,11 @@ class Timeout(models.Model):
 
         @property
         def is_settled(self) -> bool:
-            """Whether nothing more will happen by itself."""
+            """Return whether nothing more will happen automatically."""
             return self not in {Timeout.State.PENDING, Timeout.State.FIRING}
 
     class Cause(models.TextChoices):
-        """Why a row is settled as it is."""
+        """Why a row was settled."""
 
         DUE = "due", _("it was due")
         HAND = "hand", _("by hand")
@@ -175,7 +175,7 @@ class Timeout(models.Model):
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
     idempotency_key = models.CharField(_("idempotency key"), max_length=32, default=new_idempotency_key, editable=False)
 
-    # Internal: who holds the slot, and what the firing path remembers.
+    # Internal: whether the row holds its slot, and what the firing path stores.
     slot = models.CharField(max_length=40, editable=False)
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)
     final_attempt = models.BooleanField(default=False, editable=False)
@@ -195,7 +195,7 @@ class Timeout(models.Model):
             ("retry_timeout", _("Can retry dead timeouts")),
         )
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            # NULLs do not collide on any supported database, so settled rows leave the slot free.
+            # NULLs are distinct on every supported database, so settled rows release the slot.
             models.UniqueConstraint(fields=["slot", "slot_taken"], name="delayq_one_pending_per_slot"),
             models.CheckConstraint(
                 condition=(
@@ -215,10 +215,10 @@ class Timeout(models.Model):
             UnsettledIndex(fields=["state", "run_at", "id"], name="delayq_unsettled"),
             models.Index(fields=["content_type", "object_id"], name="delayq_object"),
             SettledIndex(fields=["settled_at", "id"], name="delayq_settled"),
-            # What operators ask: how many wait, died or fired of one policy, and when; and what a worker asks that is
-            # behind: of which policies something is due.
+            # For operators: pending, dead and fired rows of one policy. For a worker with a backlog: the policies that
+            # have due rows.
             models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
-            # For people, who look by date and by key, in a table of any length.
+            # For operators who search by deadline and by key.
             models.Index(fields=["due_at", "id"], name="delayq_due"),
             KeyIndex(fields=["key", "id"], name="delayq_key"),
         ]
@@ -231,32 +231,32 @@ class Timeout(models.Model):
     def refresh_from_db(
         self, using: str | None = None, fields: Iterable[str] | None = None, from_queryset: Any = None
     ) -> None:
-        """Read the row, or one of its deferred columns, from the writer: a replica may know an older state."""
+        """Read the row, or a deferred column, from the writer: a replica may have an older state."""
         if using is None and from_queryset is None:
             using = router.db_for_write(type(self), instance=self)
         super().refresh_from_db(using, fields, from_queryset)
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """The failed attempts among the events of `history`, oldest first, with their tracebacks."""
+        """Return the failed attempts in `history`, oldest first, with their tracebacks."""
         return [event for event in self.history if event.get("what") == "failed"]
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more will happen by itself."""
+        """Return whether nothing more will happen automatically."""
         return self.settled_at is not None
 
     def lateness(self) -> float | None:
-        """Seconds between the deadline and the settling, for a row that fired; else None."""
+        """Return the seconds from the deadline to the settling of a row that fired, otherwise None."""
         if self.state != self.State.FIRED or not isinstance(self.settled_at, datetime):
             return None
         return (self.settled_at - self.due_at).total_seconds()
 
 
 class PolicyControl(models.Model):
-    """What operators have put in force for one policy: whether it is stopped, and another delay.
+    """What operators have changed for one policy: whether it is stopped, and its delay.
 
-    At most one row per policy, and none for those that nobody ever touched. `PolicyChange` has the history.
+    At most one row per policy; none if no operator ever changed it. `PolicyChange` has the history.
     """
 
     class Stop(models.TextChoices):
@@ -289,10 +289,10 @@ class PolicyControl(models.Model):
 
 
 class PolicyChange(models.Model):
-    """One thing that an operator did to a policy: who, when, what and why. Never changed afterwards.
+    """One change of a policy by an operator: who, when, what and why.
 
-    One that moves pending rows keeps its place among them here, written in the transaction that moves them: so
-    whoever goes on after a crash moves no row twice.
+    A change that moves pending rows stores its progress here, in the transaction that moves them. So a process that
+    continues it after a crash moves no row twice.
     """
 
     class What(models.TextChoices):
@@ -312,7 +312,7 @@ class PolicyChange(models.Model):
     unmoved = models.PositiveIntegerField(_("rows left as they were"), default=0)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
 
-    # Internal: the last row that was looked at, and the last one to look at.
+    # Internal: the ids of the last row that was processed, and of the last row to process.
     place = models.BigIntegerField(default=0, editable=False)
     last_place = models.BigIntegerField(default=0, editable=False)
     touched_at = models.DateTimeField(editable=False)
@@ -328,9 +328,9 @@ class PolicyChange(models.Model):
 
 
 class WorkerSeen(models.Model):
-    """A worker that lives, or lived until lately: it says so every few seconds, and takes the row along when it ends.
+    """The heartbeat of a worker, written every few seconds and deleted when the worker stops.
 
-    In the database and not in Redis: whether workers live is asked most urgently while Redis does not.
+    In the database and not in Redis, so that it is available while Redis is not.
     """
 
     id = models.CharField(primary_key=True, max_length=32)

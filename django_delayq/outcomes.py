@@ -1,4 +1,4 @@
-"""What a handler can raise on purpose. In each case its own database work is undone first."""
+"""Exceptions by which a handler decides the outcome. Its own database changes are rolled back first."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
 
 class Outcome(Exception):
-    """The base of the answers below."""
+    """The base class."""
 
-    reason: str = ""
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Snooze(Outcome):
-    """Again later: the timeout stays pending and no attempt is counted.
+    """Fire again later: the timeout stays pending, and no attempt is counted.
 
     Takes the delay grammar (`Snooze(minutes=5)`, `Snooze(after=...)`, `Snooze(at=...)`) and `reason=`.
 
@@ -29,23 +31,15 @@ class Snooze(Outcome):
     def __init__(self, *, reason: str = "", **delay: Unpack[DelayArgs]) -> None:
         parsed = parse_delay(dict(delay))
         if parsed is None:
-            raise InvalidDelay("Snooze needs to know for how long: Snooze(minutes=5).")
+            raise InvalidDelay("Snooze needs a delay, such as Snooze(minutes=5).")
+        super().__init__(reason or f"snoozed: {parsed}")
         self.delay = parsed
         self.reason = reason
-        super().__init__(reason or f"snoozed: {parsed}")
 
 
 class Skip(Outcome):
-    """Settle as `skipped`: nothing is to be done, and that is right."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-        super().__init__(reason)
+    """Settle as `skipped`: the handler has nothing to do."""
 
 
 class GiveUp(Outcome):
-    """Settle as `dead` now: trying again would not help."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-        super().__init__(reason)
+    """Settle as `dead` now: a retry would not help."""

@@ -1,4 +1,4 @@
-"""Declare: `@timeout_policy` makes a `TimeoutPolicy` of a handler, and the registry knows them all."""
+"""Declare policies: `@timeout_policy` turns a handler into a `TimeoutPolicy`, and the registry keeps them all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, cast, overload
 
 from django.apps import apps
 from django.db.models import Model
@@ -18,6 +18,7 @@ from django_delayq.policy_rules import check_against_model, check_call, check_de
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import Unpack
 
     from django.db.models import Q, QuerySet
 
@@ -29,14 +30,13 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TimeoutPolicy(Generic[M]):
-    """A declared rule: if the object has not moved on by the deadline, the handler runs, once.
+    """A declared rule: if `when` still holds at the deadline, the handler runs, once.
 
-    Immutable, compared by identity, and callable like the function that it decorates. `timeout_policy`
-    documents the attributes.
+    Immutable, compared by identity, and callable like its handler. `timeout_policy` documents the attributes.
     """
 
     model: type[M]
-    """The model class the handler gets. May be given as `"app.Model"`; a class once the models are loaded."""
+    """The model class; a string `"app.Model"` is replaced by it when the models are loaded."""
     handler: Callable[..., Any]
     name: str = ""
     after: timedelta | Callable[[M], timedelta | None] | None = None
@@ -50,7 +50,7 @@ class TimeoutPolicy(Generic[M]):
     aliases: tuple[str, ...] = ()
 
     do_not_call_in_templates: ClassVar[bool] = True
-    """A template that is given a policy means the policy, and not what its handler returns."""
+    """Templates show a policy in their context, instead of calling its handler."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)
@@ -59,12 +59,12 @@ class TimeoutPolicy(Generic[M]):
         return f"<TimeoutPolicy {self.label}>"
 
     def __post_init__(self) -> None:
-        # Frozen for everybody else: these complete what was given.
+        # Complete the given values; afterwards the policy is frozen.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
         former = (self.aliases,) if isinstance(self.aliases, str) else tuple(self.aliases)
         object.__setattr__(self, "aliases", former)
-        # So that `inspect.signature` and documentation tools see through the policy; not on the class, whose own
-        # signature they would no longer find.
+        # `inspect.signature` and documentation tools show the handler. Set on the instance, because on the class
+        # it would hide the signature of the class.
         object.__setattr__(self, "__wrapped__", self.handler)
         for attribute in ("__name__", "__qualname__", "__doc__"):
             if hasattr(self.handler, attribute):
@@ -72,38 +72,38 @@ class TimeoutPolicy(Generic[M]):
 
     @functools.cached_property
     def concrete_model(self) -> type[Model]:
-        """The model that owns the table: what the ledger's content type names, also for a proxy."""
+        """Return the model that owns the table, also for a proxy; the ledger's content type names it."""
         return cast("type[Model]", self.model._meta.concrete_model)
 
     @functools.cached_property
     def label(self) -> str:
-        """`app_label.model_name.name`: how rows of the ledger name this policy."""
+        """Return `app_label.model_name.name`, by which rows of the ledger name this policy."""
         given: type[M] | str = self.model
         return f"{given.lower() if isinstance(given, str) else given._meta.label_lower}.{self.name}"
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """The label and then every former one: rows under any of them are this policy's."""
+        """Return the label and then all former labels; rows under any of them belong to this policy."""
         prefix = self.label.rpartition(".")[0]
         return (self.label, *(alias if "." in alias else f"{prefix}.{alias}" for alias in self.aliases))
 
     @property
     def is_automatic(self) -> bool:
-        """Whether saving an object arms and cancels by itself: if and only if `when` and `since` are given."""
+        """Return whether saving an object arms and cancels: if and only if `when` and `since` are given."""
         return self.when is not None and self.since is not None
 
     def since_of(self, obj: M) -> datetime | None:
-        """The moment that `after` counts from for `obj`, in UTC if aware; None: not yet, or no `since`."""
+        """Return the datetime that `after` counts from, in UTC if aware; None: not yet, or no `since`."""
         if self.since is None:
             return None
         value = getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj)
         return None if value is None else check_moment(value, f"since of {self.label}")
 
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:
-        """The deadline of the round that began at `since_at`; None: exempt, or nothing to count from.
+        """Return the deadline of the round that began at `since_at`; None: the object is exempt, or `since_at` is None.
 
-        `obj` may be None only where `after` is no callable. `in_force`: the delay that an operator has put in the
-        place of `after`; objects that are exempt stay so.
+        `obj` may be None unless `after` is a callable. `in_force`: the delay by which an operator has replaced `after`;
+        exempt objects stay exempt.
         """
         if since_at is None or self.after is None:
             return None
@@ -113,24 +113,24 @@ class TimeoutPolicy(Generic[M]):
         return shifted(since_at, check_length(after if in_force is None else in_force, f"after of {self.label}"))
 
     def fits(self, model: type[Model]) -> bool:
-        """Whether rows of `model` (the model itself, a proxy of it, a multi-table child) are this policy's."""
+        """Return whether rows of `model` (the model itself, a proxy, a multi-table child) belong to this policy."""
         concrete = model._meta.concrete_model
         return concrete is not None and issubclass(concrete, self.concrete_model)
 
     def pk_of(self, obj: Model) -> Any:
-        """The key of `obj` in this policy's table; a multi-table child may have another of its own."""
+        """Return the key of `obj` in this policy's table; a multi-table child may have a different key of its own."""
         pk = self.concrete_model._meta.pk
         return getattr(obj, pk.attname) if pk is not None else obj.pk
 
 
 class _Registry:
-    """Every declared policy by its labels, current and former."""
+    """All declared policies by their labels, current and former."""
 
     def __init__(self) -> None:
         self._by_label: dict[str, TimeoutPolicy[Any]] = {}
         self._unchecked: list[TimeoutPolicy[Any]] = []
         self.version = 0
-        """Changes whenever a policy comes or goes, so that what was derived from them can be made anew."""
+        """Changes when a policy is added or removed, so that caches derived from the policies are rebuilt."""
 
     def add(self, policy: TimeoutPolicy[Any]) -> None:
         check_declaration(policy)
@@ -155,7 +155,7 @@ class _Registry:
         self.version += 1
 
     def check_postponed(self) -> None:
-        """Check what was declared before the models were loaded; called once they are."""
+        """Check the policies that were declared before the models were loaded."""
         while self._unchecked:
             check_against_model(self._unchecked.pop())
 
@@ -167,7 +167,7 @@ class _Registry:
 
 
 registry = _Registry()
-_NO_NAME = "A policy is named by a text or by itself, not by {}."
+_NOT_A_NAME = "Name a policy by its name, its label or the policy itself, not by a value of type {}."
 
 
 def _where(policy: TimeoutPolicy[Any]) -> str:
@@ -175,17 +175,17 @@ def _where(policy: TimeoutPolicy[Any]) -> str:
 
 
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
-    """Make `policy` known, as the decorator does; returns it.
+    """Declare `policy`, as the decorator does, and return it.
 
     Raises:
-        PolicyError: the declaration is wrong, or one of its labels is taken.
+        PolicyError: the declaration is wrong, or another policy has one of its labels.
     """
     registry.add(policy)
     return policy
 
 
 def get_policies(model: type[Model] | None = None) -> list[TimeoutPolicy[Any]]:
-    """All declared policies in order of declaration, or those that saves of `model` concern."""
+    """Return all declared policies in order of declaration, or those that saves of `model` concern."""
     return [policy for policy in registry if model is None or policy.fits(model)]
 
 
@@ -195,19 +195,19 @@ def declared_queues() -> list[str]:
 
 
 def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
-    """The policy of a label (`"shop.order.cancel_unpaid"`) or of `(Order, "cancel_unpaid")`; aliases serve too.
+    """Return the policy of a label (`"shop.order.cancel_unpaid"`), of `(Order, "cancel_unpaid")` or of an alias.
 
     A policy itself is returned as it is.
 
     Raises:
-        UnknownPolicy: no such policy; the message offers near names.
+        UnknownPolicy: no such policy; the message suggests similar names.
     """
     if isinstance(policy, TimeoutPolicy):
         return policy
     if isinstance(policy, tuple):
         return resolve_policy(policy[1], policy[0])
     if not isinstance(policy, str):
-        raise UnknownPolicy(_NO_NAME.format(type(policy).__name__))
+        raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
     found = registry.get(policy)
     if found is None:
         raise UnknownPolicy(_unknown(policy, [label for known in registry for label in known.labels]))
@@ -215,7 +215,7 @@ def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> Ti
 
 
 def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> TimeoutPolicy[M]:
-    """The policy that `"name"`, a label or the policy itself means for objects of `model`.
+    """Return the policy that a name, a label or the policy itself means for objects of `model`.
 
     Raises:
         UnknownPolicy: there is none, or it is declared for another model.
@@ -227,10 +227,14 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
             _historical(model) or f"{policy.label} is declared for {policy.model.__name__}, not for {model.__name__}."
         )
     if not isinstance(policy, str):
-        raise UnknownPolicy(_NO_NAME.format(type(policy).__name__))
+        raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
     fitting = get_policies(model)
-    named = [known for known in fitting if policy in known.labels or policy in _bare_names(known)]
-    # A child's own policy wins over its parent's of the same name, as an overriding method would.
+    named = [
+        known
+        for known in fitting
+        if policy in known.labels or policy in (known.name, *(alias.rpartition(".")[2] for alias in known.aliases))
+    ]
+    # A child's own policy overrides its parent's policy of the same name, like a method.
     mro = list(model.__mro__)
     named.sort(key=lambda known: mro.index(known.model) if known.model in mro else len(mro))
     if not named:
@@ -246,12 +250,8 @@ def _historical(model: type[Model]) -> str:
     return (
         f"{model._meta.label} is a historical model of a migration: policies are declared for the model of the code, "
         "and in a migration nothing is scheduled or armed. Workers arm automatic policies within SYNC_INTERVAL after "
-        "the migration, and `manage.py delayq_sync` at once; schedule others in a management command."
+        "the migration, `manage.py delayq_sync` immediately; schedule others in a management command."
     )
-
-
-def _bare_names(policy: TimeoutPolicy[Any]) -> Iterable[str]:
-    return (policy.name, *(alias.rpartition(".")[2] for alias in policy.aliases))
 
 
 def _unknown(name: str, known: list[str], of: str = "") -> str:
@@ -260,53 +260,31 @@ def _unknown(name: str, known: list[str], of: str = "") -> str:
     return f"No timeout policy {name!r}{f' for {of}' if of else ''}. {hint}"
 
 
-_Single = TypeVar("_Single", bound="Callable[..., object]")
+class _Options(TypedDict, Generic[M], total=False):
+    """The options of `timeout_policy` for type checkers, without `batch`, on which the type of the handler depends."""
+
+    name: str | None
+    after: timedelta | Callable[[M], timedelta | None] | None
+    since: str | Callable[[M], datetime | None] | None
+    when: Q | None
+    retry: Retry | None
+    atomic: bool
+    queue: str
+    max_extensions: int | None
+    aliases: Iterable[str]
 
 
 @overload
 def timeout_policy(
-    model: type[M],
-    *,
-    batch: None = None,
-    name: str | None = None,
-    after: timedelta | Callable[[M], timedelta | None] | None = None,
-    since: str | Callable[[M], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
+    model: type[M], *, batch: None = None, **options: Unpack[_Options[M]]
 ) -> Callable[[Callable[[M, Timeout], object]], TimeoutPolicy[M]]: ...
 @overload
 def timeout_policy(
-    model: type[M],
-    *,
-    batch: int,
-    name: str | None = None,
-    after: timedelta | Callable[[M], timedelta | None] | None = None,
-    since: str | Callable[[M], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
+    model: type[M], *, batch: int, **options: Unpack[_Options[M]]
 ) -> Callable[[Callable[[QuerySet[M], list[Timeout]], object]], TimeoutPolicy[M]]: ...
 @overload
 def timeout_policy(
-    model: str,
-    *,
-    batch: int | None = None,
-    name: str | None = None,
-    after: timedelta | Callable[[Any], timedelta | None] | None = None,
-    since: str | Callable[[Any], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
+    model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
 ) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
 def timeout_policy(
     model: type[Any] | str,
@@ -323,7 +301,7 @@ def timeout_policy(
     aliases: Iterable[str] = (),
     **unknown: Any,
 ) -> Callable[[Any], TimeoutPolicy[Any]]:
-    """Declare what happens to a `model` object when something else has not happened in time.
+    """Declare what happens to an object of `model` if something else has not happened by a deadline.
 
     Put it into `timeouts.py` of any installed app. With both `when` and `since` the policy is automatic:
     saving an object arms it while `when` holds, moves it when the value of `since` changes and cancels it
@@ -332,18 +310,18 @@ def timeout_policy(
     Args:
         model: a model class, or `"app.Model"`.
         name: unique per model; the function's name by default.
-        after: how long after `since` (without one: after the call that schedules it) it is due: a timedelta,
+        after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta,
             or a callable `obj -> timedelta | None` (None: this object is exempt). Without `after` each
-            scheduling needs a delay of its own.
+            call that schedules needs a delay.
         since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet).
-        when: a `Q` on the object's own columns, checked again on the locked row at due time. `Q()`: always.
-        retry: what follows a handler that raised; `DELAYQ["RETRY"]` by default.
+        when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
+        retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.
         batch: the handler gets `(queryset, timeouts)` of up to this many objects instead of one.
-        atomic: False: the handler runs outside a transaction, at least once, for slow outside effects.
+        atomic: False: the handler runs outside a transaction, at least once, for slow external effects.
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
         aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
-        **unknown: refused, with the option that was probably meant.
+        **unknown: refused with a suggestion.
 
     Returns:
         A decorator. Handlers take `(obj, timeout)`, or `(queryset, timeouts)` with `batch`, and may be async.
@@ -374,12 +352,7 @@ def timeout_policy(
     return declare
 
 
-def _without_unknown(signature: inspect.Signature) -> inspect.Signature:
-    """Return `signature` as callers should see it: `**unknown` is there to be refused."""
-    named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    return signature.replace(parameters=named)
-
-
-_SIGNATURE = _without_unknown(inspect.signature(timeout_policy))
-_OPTIONS = [name for name in _SIGNATURE.parameters if name != "model"]
-timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+# Callers see the signature without `**unknown`.
+_NAMED = {name: each for name, each in inspect.signature(timeout_policy).parameters.items() if name != "unknown"}
+_OPTIONS = [name for name in _NAMED if name != "model"]
+timeout_policy.__signature__ = inspect.signature(timeout_policy).replace(parameters=[*_NAMED.values()])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a declaration may say, checked when it is made: a wrong policy must not wait for its first order."""
+"""Check declarations when they are made, so that a wrong policy fails at the start and not at its first deadline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from django_delayq.policies import TimeoutPolicy
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+_NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
+NAME = re.compile(rf"{_NAME}\Z")
+ALIAS = re.compile(rf"{_NAME}(\.{_NAME}\.{_NAME})?\Z")
 MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
 MAX_LABEL = 200
 MAX_BATCH = 10_000
@@ -33,7 +35,7 @@ def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> Non
     """Refuse a call of `timeout_policy` without a model or with unknown options.
 
     Raises:
-        PolicyError: the message names the option that was probably meant.
+        PolicyError: the message suggests a similar option.
     """
     is_model = isinstance(model, type) and issubclass(model, Model)
     if not is_model and (isinstance(model, type) or callable(model)):
@@ -49,7 +51,7 @@ def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> Non
 
 
 def check_declaration(policy: TimeoutPolicy[Any]) -> None:
-    """Refuse with `PolicyError` whatever can be seen to be wrong without the model's fields."""
+    """Raise `PolicyError` for anything that is wrong regardless of the model's fields."""
     for wrong, message in _faults(policy):
         if wrong:
             raise PolicyError(f"Timeout policy {policy.name!r}: {message}")
@@ -64,7 +66,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     yield is_model and model._meta.abstract, f"{model} is abstract and has no table; declare one per concrete model."
     yield not NAME.match(str(policy.name)), "a name has letters, digits, _ and - only, and no digit first; give name=."
     yield (
-        not all(isinstance(alias, str) and _is_alias(alias) for alias in policy.aliases),
+        not all(isinstance(alias, str) and ALIAS.match(alias) for alias in policy.aliases),
         'aliases are former names ("name") or labels ("app.model.name").',
     )
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
@@ -78,7 +80,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         f"since must be the name of a field or a callable, not {since!r}.",
     )
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
-    # Not its repr, which would evaluate a queryset in it.
+    # The type and not the repr, which would evaluate a queryset in it.
     kind = type(policy.when).__name__
     yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
     yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry."
@@ -88,12 +90,12 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
     yield (
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,
-        f"queue must be a text of 1 to 100 characters, not {policy.queue!r}.",
+        f"queue must be a string of 1 to 100 characters, not {policy.queue!r}.",
     )
 
 
 def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
-    """Yield what is wrong with the handler, and with `after` and `since` where they are callables."""
+    """Yield what is wrong with the handler, and with `after` and `since` if they are callables."""
     handler = policy.handler
     yield not callable(handler), f"the handler must be a function, not {handler!r}."
     arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")
@@ -125,28 +127,32 @@ def _misfit(function: Callable[..., Any], arguments: Sequence[str]) -> str:
     return ""
 
 
-def _is_alias(alias: str) -> bool:
-    parts = alias.split(".")
-    return len(parts) in {1, 3} and all(NAME.match(part) for part in parts)
-
-
 def _is_count(value: Any, least: int, most: int) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most)
 
 
 def check_against_model(policy: TimeoutPolicy[Any]) -> None:
-    """Refuse with `PolicyError` a `since` or `when` that names what the model does not have."""
+    """Raise `PolicyError` if `since` or `when` does not fit the fields of the model."""
     model: Any = policy.model
     if isinstance(model, str):
         try:
             model = apps.get_model(model)
         except LookupError as error:
             raise PolicyError(f"Timeout policy {policy.name!r}: there is no model {policy.model!r}.") from error
-        object.__setattr__(policy, "model", model)  # frozen for users; this completes the declaration
+        object.__setattr__(policy, "model", model)
     if words := refusal(model):
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if isinstance(policy.since, str):
-        _check_since(policy, policy.since)
+        dates = [field.name for field in model._meta.concrete_fields if _is_datetime(field)]
+        try:
+            is_date = _is_datetime(model._meta.get_field(policy.since))
+        except FieldDoesNotExist:
+            is_date = False
+        if not is_date:
+            near = difflib.get_close_matches(policy.since, dates, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
+            words = f"since={policy.since!r} is not a DateTimeField of {model.__name__}. {hint}"
+            raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if policy.when is not None:
         try:
             model._base_manager.filter(policy.when)
@@ -154,29 +160,15 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
             raise PolicyError(f"Timeout policy {policy.label}: when={policy.when} does not fit: {error}") from error
 
 
-def _check_since(policy: TimeoutPolicy[Any], since: str) -> None:
-    dates = [field.name for field in policy.model._meta.concrete_fields if _is_moment(field)]
-    try:
-        field = policy.model._meta.get_field(since)
-    except FieldDoesNotExist:
-        field = None
-    if not _is_moment(field):
-        near = difflib.get_close_matches(since, dates, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
-        raise PolicyError(
-            f"Timeout policy {policy.label}: since={since!r} is not a DateTimeField of {policy.model.__name__}. {hint}"
-        )
-
-
-def _is_moment(field: Any) -> bool:
-    """Return whether `field` holds datetimes; one that the database generates says so by its output."""
+def _is_datetime(field: Any) -> bool:
+    """Return whether `field`, or the output of a generated field, is a datetime."""
     return isinstance(field.output_field if isinstance(field, GeneratedField) else field, DateTimeField)
 
 
 def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
-    """Return the names of the fields that decide on arming; None if the declaration does not show them.
+    """Return the names of the fields that decide on arming; None if any save may change the decision.
 
-    Callables and raw SQL may read anything, and related rows are saved by themselves: then every save is relevant.
+    Callables and raw SQL may read anything, and related rows are saved without the object.
     """
     if callable(policy.since) or callable(policy.after) or reads_other_rows(policy):
         return None
@@ -197,10 +189,7 @@ def condition_columns(policy: TimeoutPolicy[Any]) -> set[Any] | None:
 
 
 def _sources(field: Any) -> set[Any]:
-    """Return `field`, and the fields that the database computes it from.
-
-    `save(update_fields=...)` names only the latter.
-    """
+    """Return `field` and, if it is generated, the fields in its expression: `update_fields` names only those."""
     if not isinstance(field, GeneratedField):
         return {field}
     generated: Any = field  # django-stubs does not know its expression
@@ -209,7 +198,7 @@ def _sources(field: Any) -> set[Any]:
 
 
 def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
-    """Return whether `when` depends on rows other than the object's own, be it of the same table."""
+    """Return whether `when` depends on rows other than the object's own, also of the same table."""
     where, own = _where(policy)
     return any(
         isinstance(node, (Subquery, Query)) or (isinstance(node, Col) and node.alias not in own)
@@ -224,13 +213,13 @@ SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", 
 def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
     """Return the fields that mark deleted rows, or by which the default manager hides rows, if `when` reads none.
 
-    A row that the base manager hides counts as gone, so what that manager reads counts as read.
+    Rows that the base manager hides are skipped as gone, so the fields that it reads count as read.
     """
     used = condition_columns(policy)
     manager = policy.model._default_manager
     try:
         hiding = {node.target for node in _walk(manager.all().query.where) if isinstance(node, Col)}
-    except Exception:  # noqa: BLE001 - the project's code, which may need a request or a tenant
+    except Exception:  # noqa: BLE001 - code of the project, which may need a request or a tenant
         hiding = set()
     own = [field for field in policy.model._meta.concrete_fields if field.name in SOFT_DELETION or field in hiding]
     return [] if used is None or used.intersection(own) else [field.name for field in own]
@@ -239,8 +228,8 @@ def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
 def _where(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
     """Return the condition as resolved by the policy's base manager, and the aliases of the object's own row.
 
-    These are its table and those of the parents it inherits from. A table's name tells nothing: a relation to the
-    same table is joined under an alias.
+    These are its table and those of its parents. They are found by joins and not by the names of tables, because a
+    relation to the same table joins it under another alias.
     """
     query = policy.model._base_manager.filter(policy.when or Q()).query
     own: set[str | None] = set()

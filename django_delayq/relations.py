@@ -1,4 +1,4 @@
-"""`TimeoutRelation()` on a model gives `order.timeouts`: the ledger's rows of one object, for reading."""
+"""`TimeoutRelation()` on a model provides `order.timeouts`: the ledger's rows of one object, read-only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from django_delayq.models import RelatedTimeoutQuerySet, Timeout
 
     class TimeoutRelationManager(Manager[Timeout]):
-        """What type checkers see as `order.timeouts`: a manager with the ledger's own filters, to read from."""
+        """The type of `order.timeouts` for type checkers: a read-only manager with the ledger's filters."""
 
         def get_queryset(self) -> RelatedTimeoutQuerySet: ...
         def all(self) -> RelatedTimeoutQuerySet: ...
@@ -54,9 +54,9 @@ BY_KEY = ("exact", "in", "gt", "gte", "lt", "lte")
 
 
 class _SameObject(Expression):
-    """The condition of the join: the ledger row is about the object, also as an object of its parents' tables.
+    """The condition of the join: the ledger row belongs to the object, or to it as an object of a parent's table.
 
-    Django's own condition compares the key with the text of the ledger, which fails for most types of keys.
+    Django's own condition compares the key with the string in the ledger, which fails for most types of keys.
     """
 
     output_field = BooleanField()
@@ -67,7 +67,7 @@ class _SameObject(Expression):
         self.model, self.key, self.ledger_alias = model, key, ledger_alias
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: Any) -> tuple[str, Any]:
-        from django_delayq.ledger.object_ids import key_of, kind_of, object_id, tables_of
+        from django_delayq.ledger.subjects import key_of, kind_of, object_id, tables_of
         from django_delayq.models import Timeout
 
         kind: Any = Timeout._meta.get_field("content_type")
@@ -84,8 +84,8 @@ class _SameObject(Expression):
                 continue
             key = self._key_in(table)
             both: list[Any] = [In(kind, of_root), Exact(text, object_id(key, table, connection.alias))]
-            # The same once more for the planner: the first comparison finds rows of the ledger by their index, this one
-            # finds objects by theirs.
+            # Redundant, but for the planner: the first comparison uses the index of the ledger, this one the index of
+            # the model.
             found = key_of(text, table, connection.alias) if key is self.key else None
             if found is not None:
                 both.append(Exact(key, found))
@@ -93,14 +93,14 @@ class _SameObject(Expression):
         return compiler.compile(conditions)
 
     def _key_in(self, table: type[Model]) -> Any:
-        """Return the key in `table` of the object with the key `self.key`: another one if the child has its own."""
+        """Return the key in `table` of the object with the key `self.key`; a child may have a different key."""
         if root_of_key(table) is root_of_key(self.model):
             return self.key
         own = cast("type[Model]", self.model._meta.concrete_model)
         rows = own._base_manager.order_by().values(cast("Any", table._meta.pk).name)
         query: Any = rows.query
         child = query.get_initial_alias()
-        # Aliases of its own: the surrounding query may have the same tables under their own names.
+        # Aliases that differ from the tables' names, which the outer query may use.
         aliases = {alias: f"delayq{number}" for number, alias in enumerate(query.alias_map)}
         query.change_aliases(aliases)
         if outer := getattr(self.key, "alias", None):
@@ -111,7 +111,7 @@ class _SameObject(Expression):
 
 
 class _OfObject(Exact):
-    """The look-up by which `exclude()` ties its subquery to the object."""
+    """The lookup by which `exclude()` relates its subquery to the object."""
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
         target = getattr(self.lhs, "target", None)
@@ -130,7 +130,7 @@ class _LedgerObjectId(CharField):  # type: ignore[type-arg]
 
 
 def _by_key(lookup_name: str, lhs: Any, rhs: Any) -> Any:
-    """Return the look-up on the column of `lhs` itself: Django would prepare `rhs` for the key of the other model."""
+    """Return the lookup on the column of `lhs`, because Django would prepare `rhs` for the key of the other model."""
 
     def key_of_value(value: Any) -> Any:
         return value.pk if isinstance(value, Model) else value
@@ -141,19 +141,19 @@ def _by_key(lookup_name: str, lhs: Any, rhs: Any) -> Any:
 
 
 class _Rel(GenericRel):
-    """The relation as the model sees it."""
+    """The relation from the model's side."""
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """Find rows of the ledger by the key of the ledger."""
+        """Look up rows of the ledger by their own key."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
 
 class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
-    """`order.timeouts` whose manager reads and whose writing methods refuse."""
+    """Provides the manager `order.timeouts`, whose writing methods raise TypeError."""
 
     @cached_property
     def related_manager_cls(self) -> Any:
-        # Not at the top: models that have a relation to the ledger may be loaded before it.
+        # Imported here, because models with a relation to the ledger may be loaded before it.
         from django_delayq.models import RelatedTimeoutQuerySet, refuse_write
 
         manager = create_generic_related_manager(self.rel.model._default_manager.__class__, self.rel)
@@ -173,17 +173,17 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
 
 
 def _of_instance(manager: Any, queryset: Any) -> Any:
-    """Return those of `queryset` that are about the manager's instance."""
-    from django_delayq.ledger.object_ids import about, tables_of
+    """Filter `queryset` to the rows about the manager's instance."""
+    from django_delayq.ledger.subjects import about, tables_of
 
     using = manager._db or router.db_for_read(manager.model, instance=manager.instance)
     return queryset.using(using).filter(about(tables_of(type(manager.instance)), [manager.instance], using))
 
 
 def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[Any] | None = None) -> Any:
-    """Return what Django needs to prefetch: the rows about `instances`, and how to tell whose they are."""
+    """Return what Django needs to prefetch: the rows about `instances`, and functions that match rows to instances."""
     from django_delayq.key_types import object_id_of
-    from django_delayq.ledger.object_ids import kind_of, tables_of
+    from django_delayq.ledger.subjects import kind_of, tables_of
     from django_delayq.models import RelatedTimeoutQuerySet
 
     if querysets and len(querysets) != 1:
@@ -194,7 +194,7 @@ def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[
     rows = rows.using(rows._db or manager._db)
 
     def names(obj: Model) -> list[tuple[int, str]]:
-        """Return the kinds and ids of `obj` in the ledger; the last is the same for a parent and its child."""
+        """Return content types and ids of `obj` in the ledger; the last pair is the same for a parent and its child."""
         keys = [(table, getattr(obj, cast("Any", table._meta.pk).attname)) for table in tables_of(type(obj))]
         return [(kind_of(table, rows.db), object_id_of(table, key)) for table, key in keys]
 
@@ -213,11 +213,11 @@ def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[
 
 
 class TimeoutRelation(GenericRelation):
-    """A generic relation to the ledger that never cascades and refuses writes, its querysets too.
+    """A read-only generic relation to the ledger that never cascades.
 
-    Deleting the object cancels what is pending and keeps the rows: the story outlives the object. The rows of a
-    multi-table child include those that policies of its parents made. Joins and prefetches work for every supported
-    type of primary key; a system check refuses the others.
+    Deleting the object cancels its pending timeouts and keeps the rows. The rows of a multi-table child include those
+    of its parents' policies. Joins and prefetches work for every supported type of primary key; a system check refuses
+    the others.
     """
 
     rel_class = _Rel
@@ -235,7 +235,7 @@ class TimeoutRelation(GenericRelation):
         super().__init__("django_delayq.Timeout", **kwargs)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """Find a primary key whose timeouts cannot be found."""
+        """Report a primary key of an unsupported type."""
         words = refusal(self.model)
         return [*super().check(**kwargs), *([Error(words, obj=self, id="django_delayq.E010")] if words else [])]
 
@@ -245,11 +245,11 @@ class TimeoutRelation(GenericRelation):
             setattr(cls, name, _ReadOnlyDescriptor(cast("Any", self.remote_field)))
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """Find objects by their own key."""
+        """Look up objects by their own key."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
     def resolve_related_fields(self) -> Any:
-        """The pair of fields that Django ties subqueries by; joins use `get_extra_restriction` alone."""
+        """Return the pair of fields that relates subqueries; joins use only `get_extra_restriction`."""
         [(field, key)] = super().resolve_related_fields()
         ledger_end: Any = copy.copy(field)
         ledger_end.__class__ = _LedgerObjectId
@@ -258,14 +258,14 @@ class TimeoutRelation(GenericRelation):
         return [(ledger_end, key)]
 
     def get_joining_fields(self, reverse_join: bool = False) -> tuple[Any, ...]:
-        """No columns: a join compares texts."""
+        """Return no columns, because `get_extra_restriction` has the whole condition."""
         return ()
 
     def get_extra_restriction(self, alias: Any, remote_alias: Any) -> Any:
-        """The condition of a join, whichever side it begins at; none for subqueries, which have their own."""
+        """Return the condition of a join from either side; None for subqueries, which have their own."""
         key: Any = self.model._meta.pk
         return None if alias is None else _SameObject(self.model, key.get_col(alias), remote_alias)
 
     def bulk_related_objects(self, objs: Any, using: str = "default") -> Any:
-        """Nothing: what this returns would be deleted together with the object."""
+        """Return no rows, because Django deletes the returned rows together with the object."""
         return self.remote_field.model._base_manager.db_manager(using).none()

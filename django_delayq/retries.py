@@ -1,4 +1,4 @@
-"""When a firing that failed is tried again: ladders and exponential backoff. Pure arithmetic, no Django."""
+"""When a failed handler is retried: lists of delays and exponential backoff. Imports no Django."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MINUTE, _HOUR = 60.0, 3600.0
-# Two quick tries for a passing fault, then steps that give a person or a partner's system time to recover.
+# Two immediate retries for a transient error, then delays in which a person or a partner's system can recover.
 DEFAULT_LADDER = (0.0, 0.0, 2 * _MINUTE, 10 * _MINUTE, 10 * _MINUTE, _HOUR, 2 * _HOUR, 6 * _HOUR, 15 * _HOUR)
 MAX_DELAY = timedelta(days=366).total_seconds()
 
@@ -27,15 +27,15 @@ def _seconds(value: float | timedelta, name: str) -> float:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Retry:
-    """A ladder of waiting times: n steps mean at most n + 1 attempts, after which the timeout is `dead`.
+    """A list of delays between attempts: n delays mean at most n + 1 attempts, after which the timeout is `dead`.
 
     Args:
         delays: seconds or timedeltas, one per retry. Default: 0, 0, 2 m, 10 m, 10 m, 1 h, 2 h, 6 h, 15 h.
-        jitter: each wait is lengthened by a random share of itself up to this (0 to 1), so that a
-            thousand timeouts that failed together do not come back together. Default 0.
+        jitter: each delay is lengthened by a random fraction up to this (0 to 1), so that a thousand timeouts
+            that failed together are not retried together. Default 0.
 
     Raises:
-        TypeError, ValueError: a step that is no duration, or negative, or longer than a year.
+        TypeError, ValueError: a delay that is not a duration, or negative, or longer than a year.
     """
 
     delays: tuple[float, ...]
@@ -57,7 +57,7 @@ class Retry:
         times: int = 10,
         jitter: float = 0.1,
     ) -> Retry:
-        """`times` retries that wait `base`, `base * factor`, `base * factor**2`, ... capped at `max` seconds."""
+        """Retry `times` times, after `base`, `base * factor`, `base * factor**2`, ... and at most `max` seconds."""
         first, ceiling = _seconds(base, "base"), _seconds(max, "max")
         if factor < 1:
             raise ValueError(f"factor must be at least 1, not {factor!r}.")
@@ -71,13 +71,13 @@ class Retry:
 
     @classmethod
     def never(cls) -> Retry:
-        """One attempt only; the first failure is the end."""
+        """Allow one attempt only."""
         return cls(())
 
     def delay_after(self, attempts: int, rng: random.Random | None = None) -> timedelta | None:
-        """How long to wait after `attempts` (1 or more) have failed; None when the ladder is used up.
+        """Return the delay after `attempts` (1 or more) have failed; None if all retries are used up.
 
-        `rng` replaces the module's random source, for tests that need the same jitter twice.
+        `rng` replaces the random source, for tests that need the same jitter twice.
         """
         if attempts > len(self.delays):
             return None

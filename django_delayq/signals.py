@@ -1,21 +1,20 @@
-"""What happened, told after the commit that made it true.
+"""Signals, sent after the commit of what they report.
 
 | signal | sent when |
 | --- | --- |
-| `timeout_scheduled` | a timeout began to wait |
-| `timeout_rescheduled` | a pending one got another deadline |
+| `timeout_scheduled` | a timeout was scheduled |
+| `timeout_rescheduled` | a pending timeout got another deadline |
 | `timeout_cancelled` | it was cancelled, by hand or because its condition stopped holding |
-| `timeout_fired` | its handler's work was committed |
+| `timeout_fired` | its handler's changes were committed |
 | `timeout_skipped` | it was due, but there was nothing to do |
-| `timeout_failed` | an attempt failed; it will be tried again |
-| `timeout_dead` | it was given up |
+| `timeout_failed` | an attempt failed and will be retried |
+| `timeout_dead` | it is dead: it will not be retried |
 
-`sender` is the model class of the policy (the `Timeout` model for a policy that is not declared any more),
-`timeout` the ledger row. Receivers run robustly: what one raises is logged and stops nothing. The bulk verbs
-send no signals.
+`sender` is the model class of the policy (the `Timeout` model if the policy is no longer declared), `timeout` the
+ledger row. An exception in a receiver is logged and affects nothing else. The bulk functions send no signals.
 
-`worker_started` (`sender` is the class, `worker=` the worker) is for those who serve metrics or health pages from a
-worker's process: it is sent once, in the main thread, before the worker takes anything.
+`worker_started` (`sender` is the class, `worker=` the worker) is sent once, in the main thread, before the worker
+claims anything. Its receivers can serve metrics or health pages from the worker's process.
 """
 
 from __future__ import annotations

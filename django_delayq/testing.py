@@ -13,8 +13,8 @@ def fire_due(using: str = "default", limit: int | None = None) -> int:
     """Fire everything due in this thread, in due order; return how many handlers returned normally.
 
     This includes what a firing makes due, also a retry that follows at once. What cannot be fired now (its object is
-    locked, its policy not declared) is tried once. Inside `django_delayq.clock.set_to(moment)`, due means by that
-    moment. Handlers that raise are recorded as a worker does: see `Timeout.errors`.
+    locked, its policy not declared) is tried once. `django_delayq.clock.set_to` changes the time. Handlers that
+    raise are recorded as a worker does: see `Timeout.errors`.
 
     Args:
         using: the database.
@@ -37,7 +37,7 @@ def fire_due(using: str = "default", limit: int | None = None) -> int:
                 rows.setdefault(row.object_id, row)
         ids = tuple(row.pk for row in rows.values())
         fired += len(run(Work(first.policy, ids, tuple(rows), first.queue), using).fired)
-        # What is still pending without another attempt would be tried for ever.
+        # A row that is still pending without another attempt would be tried again and again.
         pending = Timeout.objects.using(using).pending().filter(pk__in=ids)
         for timeout_id, attempts in pending.values_list("pk", "attempts"):
             if attempts <= attempts_of.get(timeout_id, 0):

@@ -1,11 +1,11 @@
-"""What `make demo` runs: Redis, web server and worker for the shop, some dozens of orders, and then it is yours.
+"""Run `make demo`: Redis, web server and worker for the shop, then a few dozen orders.
 
-In a terminal it keeps serving until Ctrl-C; without one it ends when the orders have been lived through.
-However it ends, its processes end with it.
+In a terminal the shop stays open until Ctrl-C; without a terminal the demo exits after the orders. Its processes
+always end with it.
 
 Environment variables: `ORDERS` and `REVIEWS` (CSV files of recorded orders instead of made-up ones), `PORT`,
-`DEMO_DATABASE_URL` and `DEMO_REDIS_URL` (servers of your own). A `DATABASE_URL`, `REDIS_URL` or
-`DJANGO_SETTINGS_MODULE` that your shell has for another project is not used: the demo would migrate its database.
+`DEMO_DATABASE_URL` and `DEMO_REDIS_URL` (your own servers). `DATABASE_URL`, `REDIS_URL` and
+`DJANGO_SETTINGS_MODULE` are ignored, because they may belong to another project, whose database the demo would migrate.
 Standard library only; Django runs in the children.
 """
 
@@ -37,8 +37,8 @@ PATIENCE_SECONDS = 60
 LOG_LINES = 25
 SHOW_CURSOR = "\x1b[?25h"
 
-# What a visitor waits for: long enough to click in between, short enough to watch. The orders that play by
-# themselves are compressed by their own command.
+# Delays in seconds for visitors: long enough to click, short enough to watch. The command that plays orders sets its
+# own delays.
 VISITOR_DELAYS = {
     "cancel_unpaid": 60,
     "cancel_unaccepted": 45,
@@ -49,11 +49,11 @@ VISITOR_DELAYS = {
 
 
 class DemoFailed(Exception):
-    """A part of the demo did not do its work; the message says which one, and shows the end of its log."""
+    """A part of the demo failed; the message names it and contains the end of its log."""
 
 
 class Demo:
-    """The shop's processes and the directory that holds its database and logs."""
+    """The processes of the shop, and the directory with its database and logs."""
 
     def __init__(self, directory: Path, redis_url: str | None) -> None:
         self.directory = directory
@@ -71,12 +71,12 @@ class Demo:
         self.serving: dict[str, subprocess.Popen[bytes]] = {}
 
     def prepare(self) -> None:
-        """An empty, migrated database with an administrator in it."""
+        """Create a migrated database with an administrator."""
         self._finish("migrate", "--verbosity", "0")
         self._finish("createsuperuser", "--no-input", "--username", ADMIN, "--email", "admin@example.com")
 
     def serve(self) -> None:
-        """Start worker and web server; the shop answers when this returns."""
+        """Start worker and web server, and wait until the shop responds."""
         delays = {"SHOP_DELAYS": json.dumps(VISITOR_DELAYS), **self.environment}
         self._start("worker", delays, "delayq_worker")
         self._start("web", delays, "runserver", "--noreload", f"127.0.0.1:{self.port}")
@@ -88,7 +88,7 @@ class Demo:
             time.sleep(0.1)
 
     def play(self, options: Sequence[str]) -> None:
-        """Live through the orders; the command draws the table and prints the summary."""
+        """Play the orders; the command draws the table and prints the summary."""
         command = _manage("play_demo", *options)
         playing = processes.start(command, env=self.environment, stdin=subprocess.DEVNULL)
         try:
@@ -98,7 +98,7 @@ class Demo:
         finally:
             processes.stop(playing)
         if playing.returncode:
-            raise DemoFailed(f"The orders did not end as they should.\n{self._end_of_log('worker')}")
+            raise DemoFailed(f"Some orders did not end as expected.\n{self._end_of_log('worker')}")
 
     def stay(self) -> None:
         """Serve until Ctrl-C."""
@@ -111,13 +111,13 @@ class Demo:
                 raise
 
     def check(self) -> None:
-        """Raises `DemoFailed` if worker or web server have ended."""
+        """Raise `DemoFailed` if the worker or the web server has exited."""
         for name, process in self.serving.items():
             if process.poll() is not None:
                 raise DemoFailed(f"The {name} has ended with {process.returncode}.\n{self._end_of_log(name)}")
 
     def stop(self) -> None:
-        """Stop worker and web server; the worker finishes what it runs."""
+        """Stop worker and web server; running handlers finish."""
         for process in self.serving.values():
             processes.stop(process)
 
@@ -162,7 +162,7 @@ def main() -> int:
         return 1
     finally:
         if in_terminal:
-            sys.stdout.write(SHOW_CURSOR)  # the live table hides it, and cannot show it again when it is stopped
+            sys.stdout.write(SHOW_CURSOR)  # a table that is stopped cannot show it again
     _say("Done; all its processes have ended.")
     return 0
 
@@ -174,17 +174,17 @@ def _show(demo: Demo, *, stay: bool) -> None:
     _say(f"The shop is open: {demo.url}/")
     demo.play(orders)
     if stay:
-        _say(f"Now it is yours. Shop: {demo.url}/   Admin: {demo.url}/admin/ ({ADMIN} / {PASSWORD})   Ctrl-C ends it.")
+        _say(f"Shop: {demo.url}/   Admin: {demo.url}/admin/ ({ADMIN} / {PASSWORD})   Ctrl-C: stop")
         demo.stay()
 
 
 @contextlib.contextmanager
 def _redis(directory: Path) -> Iterator[str | None]:
-    """The address of a Redis for this demo alone; None if it has to do without."""
+    """Yield the URL of a Redis for this demo, or None if there is none."""
     if own := os.environ.get("DEMO_REDIS_URL"):
         yield own
     elif missing := RedisServer.missing():
-        _say(f"Without Redis ({missing}): the worker looks into the database once a second instead.")
+        _say(f"Without Redis ({missing}): the worker polls the database once a second instead.")
         yield None
     else:
         with RedisServer(directory / "redis") as server:
@@ -205,7 +205,7 @@ def _port() -> int:
     if chosen := os.environ.get("PORT"):
         return int(chosen)
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: just closed is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just closed is free
         try:
             probe.bind(("127.0.0.1", USUAL_PORT))
         except OSError:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The shop's commands: `python manage.py help` lists them."""
+"""Run the commands of the shop: `python manage.py help` lists them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """Hand the command line over to Django."""
+    """Run the command line."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     from django.core.management import execute_from_command_line
 

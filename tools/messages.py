@@ -1,10 +1,10 @@
-"""`make messages`: every language's catalogue brought up to the sources, and compiled. Needs GNU gettext.
+"""`make messages`: update the catalogues of all languages from the sources, and compile them. Needs GNU gettext.
 
-    .venv/bin/python tools/messages.py                  update and compile; then translate what is empty, and again
-    .venv/bin/python tools/messages.py extract FILE     only write what the sources say to FILE
+    .venv/bin/python tools/messages.py                  update and compile; translate the empty texts, and repeat
+    .venv/bin/python tools/messages.py extract FILE     only write the texts of the sources to FILE
 
-What the sources say anew is left empty, never guessed from something like it: a wrong guess looks like a
-translation. `tests/unit/test_translations.py` finds what is empty.
+New texts are left empty and never guessed from similar ones: a wrong guess looks like a translation.
+`tests/unit/test_translations.py` finds empty ones.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ LANGUAGES = ("de", "es", "fr", "pt_BR", "ru", "zh_Hans", "zh_Hant")
 
 
 class Command(makemessages.Command):
-    """Django's own, without guesses."""
+    """Django's own command, without fuzzy matches."""
 
     msgmerge_options = [*makemessages.Command.msgmerge_options, "--no-fuzzy-matching"]
 
 
 def update(package: Path, languages: tuple[str, ...]) -> None:
-    """Each catalogue has what the package's sources say, and nothing else."""
+    """Make each catalogue contain the texts of the package's sources, and no others."""
     options: dict[str, Any] = {"locale": list(languages), "no_location": True, "no_wrap": True, "no_obsolete": True}
     with contextlib.chdir(package):
         call_command(Command(), **options)
 
 
 def extract(file: Path) -> None:
-    """What the sources say, without a word of a translation, in `file`."""
+    """Write the texts of the sources to `file`, without translations."""
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory) / PACKAGE.name
         shutil.copytree(PACKAGE, copied, ignore=shutil.ignore_patterns("locale", "__pycache__"))

@@ -1,14 +1,15 @@
-"""Child processes that cannot outlive the one that started them.
+"""Start child processes that end with their parent.
 
-Standard library only, as it runs before anything is installed. On Linux the kernel holds the promise, also
-when a process is killed with SIGKILL; on other systems it holds for every way of ending but that one.
+Standard library only, because it runs before anything is installed. On Linux this also works when a process is killed
+with SIGKILL; on other systems it works for every other way of exiting.
 
-Four nets, because each alone has a hole:
+Four mechanisms complement each other:
 
-* every child leads its own process group, so that a signal reaches what the child started in turn;
-* the kernel signals a child when its parent dies (PDEATHSIG), because a killed parent cleans nothing up;
-* orphans are handed to us, not to init (child subreaper), so that a grandchild that left its group is still found;
-* `supervised` splits a launcher in two, so that when either half is killed the other one cleans up.
+* Every child leads its own process group, so that a signal also reaches the processes that it started.
+* The kernel signals a child when its parent dies (PDEATHSIG), because a killed parent cleans nothing up.
+* Orphans become children of this process, not of init (child subreaper), so that a grandchild that left its group is
+  still found.
+* `supervised` splits a launcher in two, so that each half cleans up when the other one is killed.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
-# Loaded here: loading a library between fork and exec could wait for a lock that nobody holds any more.
+# Loaded here, because loading a library between fork and exec could wait for a lock that is never released.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def supervised(work: Callable[[], int]) -> int:
-    """Run `work` in a child process and return its exit code; whichever of the two is killed, nothing is left behind.
+    """Run `work` in a child process and return its exit code; if either process is killed, the other one cleans up.
 
     SIGTERM, SIGHUP and SIGINT reach `work` as `SystemExit`, once, so that its `finally` blocks run.
-    Call it before anything else is started, and leave the process with what it returns.
+    Call it before any other process is started, and exit with its result.
     """
     _adopt_orphans()
-    if "MAKELEVEL" in os.environ:  # killing make must end us too; a shell may leave us running on purpose
+    if "MAKELEVEL" in os.environ:  # killing make must end this process too; a shell may leave it running on purpose
         _die_with(os.getppid(), signal.SIGTERM)
     parent = os.getpid()
-    # A signal that came between the fork and the handlers would end one half in its own way, without clearing up.
+    # A signal between the fork and the handlers would end one half without cleaning up.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     child = os.fork()
     if child == 0:
@@ -58,7 +59,7 @@ def supervised(work: Callable[[], int]) -> int:
         signal.signal(number, lambda received, _frame: _signal(child, received))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    _report(stop_descendants())  # only if the child was killed is there anything
+    _report(stop_descendants())  # finds something only if the child was killed
     return status if status >= 0 else 128 - status
 
 
@@ -80,7 +81,7 @@ def start(
 
 
 def stop(process: subprocess.Popen[bytes], *, first: int = signal.SIGTERM, patience: float = 10.0) -> int:
-    """Stop the whole group of `process`: signal `first`, SIGKILL after `patience` seconds. Returns its exit code."""
+    """Stop the group of `process` with the signal `first`, and SIGKILL after a delay; return its exit code."""
     _signal_group(process.pid, first)
     try:
         process.wait(patience)
@@ -92,17 +93,17 @@ def stop(process: subprocess.Popen[bytes], *, first: int = signal.SIGTERM, patie
 
 
 def kill(process: subprocess.Popen[bytes]) -> int:
-    """SIGKILL the whole group of `process`, as a crash of the machine would. Returns its exit code."""
+    """Kill the group of `process` with SIGKILL, like a crash of the machine; return its exit code."""
     _signal_group(process.pid, signal.SIGKILL)
     return process.wait()
 
 
 def stop_descendants(patience: float = 2.0) -> list[str]:
-    """Stop every process below this one and return what they were. Empty where /proc does not tell (not Linux)."""
+    """Stop all descendants of this process and return their descriptions. Needs /proc; otherwise finds none."""
     names = [_describe(pid) for pid in descendants()]
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         deadline = time.monotonic() + seconds
-        told: set[int] = set()  # a second SIGTERM would cut short what the first one asked for
+        told: set[int] = set()  # a second SIGTERM would abort the graceful exit
         while (living := descendants()) and time.monotonic() < deadline:
             for pid in living:
                 if pid not in told:
@@ -115,7 +116,7 @@ def stop_descendants(patience: float = 2.0) -> list[str]:
 
 
 def descendants() -> list[int]:
-    """The ids of all living processes below this one, zombies left out (Linux; elsewhere none)."""
+    """Return the ids of all running descendants, without zombies (Linux; elsewhere none)."""
     parents = dict(_parents())
     found: list[int] = []
     frontier = {os.getpid()}
@@ -127,11 +128,11 @@ def descendants() -> list[int]:
 
 @contextlib.contextmanager
 def in_foreground(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Lend the terminal to the group of `process`, so that Ctrl-C and a debugger's prompt go to it alone."""
+    """Give the terminal to the group of `process`, so that it alone gets Ctrl-C and a debugger's prompt."""
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return
-    former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else taking the terminal back would stop us
+    former = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # otherwise regaining the terminal would stop this process
     try:
         os.tcsetpgrp(sys.stdin.fileno(), process.pid)
         yield
@@ -147,7 +148,7 @@ def _adopt_orphans() -> None:
 
 def _exit_on_signals() -> None:
     def leave(number: int, _frame: object) -> None:
-        for ending in ENDING_SIGNALS:  # a second signal must not interrupt the cleaning up that the first began
+        for ending in ENDING_SIGNALS:  # a second signal must not interrupt the cleanup
             signal.signal(ending, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
@@ -158,7 +159,7 @@ def _exit_on_signals() -> None:
 def _die_with(parent: int, death_signal: int) -> None:
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the call above: its signal will never come
+        if os.getppid() != parent:  # the parent died before the call above, so there will be no signal
             os._exit(1)
 
 
@@ -170,7 +171,7 @@ def _report(left_behind: Sequence[str]) -> None:
 def _parents() -> Iterator[tuple[int, int]]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # "pid (name) state ppid ...": the name may hold spaces and brackets, so read from its end.
+            # "pid (name) state ppid ...": the name may contain spaces and brackets, so parse from the end.
             state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state not in "ZX":
                 yield int(stat.parent.name), int(parent)

@@ -1,6 +1,6 @@
-"""Where Redis servers can be found on this machine: named, on PATH, or inside Python packages that carry one.
+"""Find Redis server programs: on PATH, inside Python packages, or listed in the environment.
 
-`DELAYQ_TEST_REDIS_BINARIES` names further programs, separated like the directories of PATH.
+`DELAYQ_TEST_REDIS_BINARIES` lists additional programs, separated like the directories of PATH.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PACKAGES = {
 
 
 def find_redis_server() -> Path | None:
-    """The first of what `find_redis_servers` finds."""
+    """Return the first program that `find_redis_servers` finds."""
     return next(iter(find_redis_servers()), None)
 
 
 def find_redis_servers() -> list[Path]:
-    """Every server program: those on PATH first, then those of packages, then those that the environment names."""
+    """Return all server programs: those on PATH first, then those of packages, then those of the environment."""
     on_path = map(Path, filter(None, map(shutil.which, NAMES)))
     named = map(Path, filter(None, os.environ.get("DELAYQ_TEST_REDIS_BINARIES", "").split(os.pathsep)))
     found = filter(_runs, [*on_path, *_packaged(), *named])
@@ -36,7 +36,7 @@ def _packaged() -> Iterator[Path]:
     for name, pattern in PACKAGES.items():
         spec = importlib.util.find_spec(name)
         places = [Path(spec.origin).parent] if spec and spec.origin else []
-        places += ROOT.glob(f".venv/lib/python*/site-packages/{name}")  # we may run outside the environment
+        places += ROOT.glob(f".venv/lib/python*/site-packages/{name}")  # this may run outside the virtual environment
         for place in places:
             yield from sorted(place.glob(pattern))
 

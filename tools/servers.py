@@ -1,8 +1,8 @@
-"""Throwaway servers: real ones, on a free port, with their data in a directory of the caller's.
+"""Start temporary servers: real ones, on a free port, with their data in a directory of the caller.
 
     with RedisServer(directory) as redis:
         ...                 # redis.url
-        redis.kill()        # as a crash would
+        redis.kill()        # like a crash
         redis.start()       # the same port and data again
 
 Standard library only: demo, tests and benchmarks use it before and after anything is installed.
@@ -26,11 +26,11 @@ from tools import processes
 from tools.redis_binary import find_redis_server
 
 START_SECONDS = 60
-START_ATTEMPTS = 3  # another process may take the free port between our choosing it and the server's binding it
+START_ATTEMPTS = 3  # another process may bind the free port before the server does
 
 
 class ServerFailed(Exception):
-    """A server could not be set up or did not answer; the message carries the end of its log."""
+    """A server could not be set up or did not respond; the message contains the end of its log."""
 
 
 class Server:
@@ -40,7 +40,9 @@ class Server:
     ready_line: str
     stop_signal: int = signal.SIGTERM
     death_signal: int = signal.SIGKILL
-    unprivileged_users: Sequence[str] = ()  # who runs it when we are root, the first that exists
+    unprivileged_users: Sequence[
+        str
+    ] = ()  # the accounts to run it when this process is root: the first one that exists
 
     def __init__(self, directory: Path) -> None:
         self.home = directory
@@ -49,7 +51,7 @@ class Server:
 
     @classmethod
     def missing(cls) -> str | None:
-        """What this machine lacks to run it, as words for a person; None if nothing."""
+        """Return a description of what is missing to run it, or None."""
         raise NotImplementedError
 
     @property
@@ -57,13 +59,13 @@ class Server:
         raise NotImplementedError
 
     def set_up(self) -> None:
-        """Create the data directory; called once, before the first start."""
+        """Create the data directory. Called once, before the first start."""
 
     def command(self) -> list[str | Path]:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Run the server; it accepts connections when this returns. Raises `ServerFailed`."""
+        """Start the server and wait until it accepts connections. Raises `ServerFailed`."""
         if self.port:
             self._start_once()
             return
@@ -81,13 +83,13 @@ class Server:
                     raise
 
     def stop(self) -> None:
-        """Stop it in order: what it promised to keep, it keeps."""
+        """Stop it gracefully, so that it keeps its data."""
         if self.process is not None:
             processes.stop(self.process, first=self.stop_signal)
             self.process = None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would end it."""
+        """Kill it with SIGKILL, like a crash."""
         if self.process is not None:
             processes.kill(self.process)
             self.process = None
@@ -105,7 +107,7 @@ class Server:
 
     @property
     def user(self) -> str | None:
-        """The account to run as: None for our own. Database servers refuse to run as root."""
+        """Return the account to run as; None for the current one. Database servers refuse to run as root."""
         if os.geteuid() != 0 or not self.unprivileged_users:
             return None
         return next(filter(_is_user, self.unprivileged_users), "nobody")
@@ -165,8 +167,8 @@ class RedisServer(Server):
 class PostgresServer(Server):
     name = "PostgreSQL"
     ready_line = "database system is ready to accept connections"
-    stop_signal = signal.SIGINT  # do not wait for clients that forgot to disconnect
-    death_signal = signal.SIGQUIT  # SIGKILL would leave its children and its shared memory behind for a while
+    stop_signal = signal.SIGINT  # do not wait for connected clients
+    death_signal = signal.SIGQUIT  # SIGKILL would leave its children and its shared memory for some time
     unprivileged_users = ("postgres",)
 
     @classmethod
@@ -200,13 +202,13 @@ class PostgresServer(Server):
 
 
 class PgbouncerServer(Server):
-    """PgBouncer in transaction mode before the PostgreSQL server at `port`; every database there has its name here.
+    """PgBouncer in transaction mode in front of a PostgreSQL server, with all its databases.
 
     Args:
         program: its path.
-        backend_port: PostgreSQL's, on this machine.
-        database_user: who may log in, without a password.
-        pool_size: how many connections to each database it opens.
+        backend_port: the port of PostgreSQL on this machine.
+        database_user: the user that may log in, without a password.
+        pool_size: the number of connections to each database.
     """
 
     name = "PgBouncer"
@@ -262,7 +264,7 @@ class MariadbServer(Server):
             "bind-address": "127.0.0.1",
             "socket": self.home / "socket",
             "pid-file": self.home / "pid",
-            # On purpose far from UTC and from the tests' TIME_ZONE: a deadline is a moment, wherever the server lives.
+            # Far from UTC and from the TIME_ZONE of the tests on purpose: deadlines must not depend on this zone.
             "default-time-zone": "+08:00",
             "max-connections": 200,
             "character-set-server": "utf8mb4",
@@ -274,7 +276,7 @@ class MariadbServer(Server):
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on right now; nothing keeps it free afterwards."""
+    """Return a TCP port that is free now; another process may use it later."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -291,7 +293,7 @@ def _which(name: str) -> str | None:
 
 
 def _postgres_binary(name: str) -> Path | None:
-    """On PATH, or in the newest version that Debian keeps out of PATH; only where initdb stands beside it."""
+    """Find a program on PATH, or in the newest version of Debian outside PATH; only next to initdb."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     on_path = shutil.which("initdb")
     candidates = [Path(on_path).parent, *versions] if on_path else versions

@@ -103,12 +103,12 @@ def operation_view(request: HttpRequest, name: str, site: AdminSite) -> HttpResp
     back = _safe_address(request, request.POST.get("back", ""))
     form = FORMS.get(name, ReasonForm)(request.POST)
     if not form.is_valid():
-        return _ask(request, operation, ids, site, back, form)
+        return _ask(request, operation, ids, site, back, form=form)
     try:
         result = _act(request, operation, ids, form)
     except DelayqError as error:
         form.add_error(None, str(error))
-        return _ask(request, operation, ids, site, back, form)
+        return _ask(request, operation, ids, site, back, form=form)
     _flash(request, operation, result, missing=len(ids) - result.changed - result.unchanged)
     return HttpResponseRedirect(back)
 
@@ -144,6 +144,7 @@ def _ask(
     ids: Sequence[int],
     site: AdminSite,
     back: str,
+    *,
     form: ReasonForm | None = None,
 ) -> HttpResponse:
     """Return the page that shows the rows and the consequences, and asks for a reason. It changes nothing."""

@@ -108,13 +108,13 @@ class WindowPaginator(_Paginator):
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        """The keys of all rows, in order."""
+        """Return the keys of all rows, in order."""
         rows: Any = self.object_list
         return self.ids_known if self.ids_known is not None else list(rows.values_list("pk", flat=True)[:WINDOW])
 
     @cached_property
     def count(self) -> int:
-        """The number of rows in the window."""
+        """Return the number of rows in the window."""
         return len(self.ids)
 
     def page(self, number: int | str) -> Page[Any]:
@@ -158,7 +158,11 @@ class LedgerChangeList(ChangeList):
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
             self.order = scans[-1].order if self.window.is_whole else scan.order
             self.is_window_filtered = self.order != scan.order or not asked <= scan.answers
-        return super().get_queryset(request, exclude_parameters).filter(pk__in=self.window.ids)
+        try:
+            rows = super().get_queryset(request, exclude_parameters)
+        except OverflowError as error:  # a year that Django passes on to Python
+            raise IncorrectLookupParameters(error) from error
+        return rows.filter(pk__in=self.window.ids)
 
     @staticmethod
     def _first_that_fits(scans: Sequence[filters.Scan], start: str) -> tuple[filters.Scan, Window]:

@@ -18,9 +18,8 @@ from django_delayq import clock
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about, kind_of, tables_of
 from django_delayq.ledger.search import labels_of
-from django_delayq.ledger.subjects import model_of_kind
+from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies, registry
 
@@ -100,7 +99,7 @@ class DeadlineFilter(admin.DateFieldListFilter):
         now = timezone.localtime() if timezone.is_aware(timezone.now()) else timezone.now()
         today = now.replace(hour=0, minute=0, second=0, microsecond=0)
         since, until = self.lookup_kwarg_since, self.lookup_kwarg_until
-        ahead = tuple(
+        ahead: Any = tuple(
             (title, {since: str(today + timedelta(days=first)), until: str(today + timedelta(days=last))})
             for title, first, last in ((_("Tomorrow"), 1, 2), (_("Next 7 days"), 0, 7))
         )
@@ -265,7 +264,9 @@ def _scan(rows: Any, order: Order, *answers: str) -> Scan:
 def _period(params: dict[str, Any]) -> dict[str, datetime]:
     """Return the condition on the deadline. Raises IncorrectLookupParameters."""
     try:
-        period = {name: datetime.fromisoformat(params[name]) for name in DEADLINE if name in params}
+        period: dict[str, datetime] = {
+            name: datetime.fromisoformat(params[name]) for name in DEADLINE if name in params
+        }
         if any(at.year not in search.YEARS for at in period.values()):
             raise ValueError(f"{period} is too far away.")
     except (TypeError, ValueError) as error:

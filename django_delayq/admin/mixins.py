@@ -20,9 +20,9 @@ from django_delayq.admin.changelist import ReadOnlyAdmin
 from django_delayq.admin.filters import due_condition, rows_about
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about_each, kind_of, tables_of
+from django_delayq.ledger.subjects import about_each, kind_of, tables_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.story import told_reason
+from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
@@ -217,4 +217,4 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
 
     @admin.display(description=_("reason"))
     def reason_shown(self, row: Timeout) -> str:
-        return render.clamped(told_reason(row.reason)) if row.reason else "-"
+        return render.clamped(reason_label(row.reason)) if row.reason else "-"

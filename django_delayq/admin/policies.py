@@ -175,11 +175,11 @@ class Chart:
 def chart(hours: Sequence[tuple[int, bool]], now: datetime) -> Chart:
     """Return the drawing of `hours`: for each the number of due timeouts, and whether there are more than that."""
     highest, is_capped = max(hours, default=(0, False)), any(capped for _value, capped in hours)
-    start = timezone.localtime(now) if timezone.is_aware(now) else now
     bars = []
     for number, (value, capped) in enumerate(hours):
         height = max(1, round(value * CHART_HEIGHT / highest[0])) if value else 0
-        hour = start + timedelta(hours=number)
+        hour = now + timedelta(hours=number)
+        hour = timezone.localtime(hour) if timezone.is_aware(hour) else hour
         count = f"{value}{'+' if capped else ''}"
         is_labelled = number % HOURS_PER_LABEL == 0
         bars.append(Bar(number * BAR_STEP, CHART_HEIGHT - height, height, f"{hour:%H:%M}", count, is_labelled))
@@ -189,7 +189,7 @@ def chart(hours: Sequence[tuple[int, bool]], now: datetime) -> Chart:
 
 @admin.register(PolicyChange)
 class PolicyChangeAdmin(ReadOnlyAdmin, _Changes):
-    """The changes of policies: when, which, by whom and why."""
+    """The changes of policies: policy, actor, reason and moved deadlines."""
 
     list_display = ("at_shown", "policy_shown", "what", "by", "reason_shown", "moved", "unmoved", "finished")
     ordering = ("-id",)

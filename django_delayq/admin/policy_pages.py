@@ -62,7 +62,7 @@ def operation_view(request: HttpRequest, label: str, name: str, site: AdminSite)
     try:
         if form.needs_preview and (goes_back or "confirmed" not in request.POST):
             preview = None if goes_back else operations.preview_delay(policy, **form.parameters())
-            return _page(request, operation, state, site, form, preview)
+            return _page(request, operation, state, site, form, preview=preview)
         _act(request, operation, state, form)
     except (DelayqError, ValueError) as error:
         form.add_error(None, str(error))
@@ -76,6 +76,7 @@ def _page(
     state: PolicyState,
     site: AdminSite,
     form: ReasonForm,
+    *,
     preview: operations.DelayPreview | None = None,
 ) -> HttpResponse:
     context = {

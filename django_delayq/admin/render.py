@@ -19,7 +19,7 @@ from django.utils.translation import ngettext
 
 from django_delayq import clock
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.scheduling.story import NAMES, explain_timeout, precise, told_by, told_reason
+from django_delayq.scheduling.story import EVENT_LABELS, actor_label, explain_timeout, precise, reason_label
 
 if TYPE_CHECKING:
     from django.utils.safestring import SafeString
@@ -33,8 +33,8 @@ SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "c
 """A sign for each state, so that states do not differ by colour alone."""
 
 
-def duration_texts() -> dict[str, str]:
-    """Return the texts that durations are made of, in the order in which the script expects them."""
+def duration_parts() -> dict[str, str]:
+    """Return the parts of durations, in the order in which the script expects them."""
     return {
         "later": _("in {span}"),
         "late": _("{span} late"),
@@ -48,7 +48,7 @@ def duration_texts() -> dict[str, str]:
 
 def duration(seconds: int) -> str:
     """Render a duration in its two largest units, without seconds from ten minutes on."""
-    texts = duration_texts()
+    parts = duration_parts()
     days, rest = divmod(abs(seconds), 86400)
     hours, rest = divmod(rest, 3600)
     minutes, rest = divmod(rest, 60)
@@ -57,17 +57,17 @@ def duration(seconds: int) -> str:
         counts.append(("seconds", rest))
     first = next((place for place, (_unit, count) in enumerate(counts) if count), len(counts) - 1)
     shown = counts[first : first + 2]
-    return " ".join(texts[unit].format(n=count) for unit, count in shown if count or len(shown) == 1) or texts["now"]
+    return " ".join(parts[unit].format(n=count) for unit, count in shown if count or len(shown) == 1) or parts["now"]
 
 
 def until(at: datetime, now: datetime) -> str:
     """Render the time from `now` until `at`: `in 12 min`, `3 s late` or `now`."""
     left = (at - now).total_seconds()
-    texts = duration_texts()
+    parts = duration_parts()
     if left > 0:
-        return texts["later"].format(span=duration(math.ceil(left)))
+        return parts["later"].format(span=duration(math.ceil(left)))
     seconds = math.floor(-left)
-    return texts["late"].format(span=duration(seconds)) if seconds else texts["now"]
+    return parts["late"].format(span=duration(seconds)) if seconds else parts["now"]
 
 
 def time_tag(at: datetime | None) -> SafeString | str:
@@ -92,7 +92,7 @@ def countdown(at: datetime) -> SafeString:
         '<bdi class="delayq-left" data-delayq-due="{}" data-delayq-now="{}" data-delayq-words="{}">{}</bdi>',
         clock.to_ms(at),
         clock.to_ms(now),
-        "|".join(duration_texts().values()),
+        "|".join(duration_parts().values()),
         until(at, now),
     )
 
@@ -153,11 +153,11 @@ def badge(state: str) -> SafeString:
 
 def story(row: Timeout) -> SafeString:
     """Render every event of this round, oldest first, and one sentence about the present."""
-    told = explain_timeout(row)
+    events = explain_timeout(row)
     return format_html(
         '<ol class="delayq-story">{}</ol><p class="delayq-outlook"><bdi>{}</bdi></p>',
-        format_html_join("", "<li>{}</li>", ((_event(event),) for event in told)),
-        told.outlook if not row.is_settled else _("This timeout is settled."),
+        format_html_join("", "<li>{}</li>", ((_event(event),) for event in events)),
+        events.outlook if not row.is_settled else _("This timeout is settled."),
     )
 
 
@@ -165,17 +165,17 @@ def _event(event: StoryEvent) -> SafeString:
     """Render one event. A detail that is malformed is left out."""
     parts: list[SafeString | str] = []
     if at := _parsed(event.details.get("to")):
-        parts.append(format_html(_("to {moment}"), moment=time_tag(at)))
+        parts.append(format_html(_("to {time}"), time=time_tag(at)))
     if "error" in event.details:
         parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
     if isinstance(event.details.get("late"), float):
         parts.append(_("{seconds} s after the deadline").format(seconds=precise(event.details["late"])))
     if event.by:
-        parts.append(told_by(event.by))
-    name = NAMES.get(event.what, event.what)
+        parts.append(actor_label(event.by))
+    name = EVENT_LABELS.get(event.what, event.what)
     line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
     line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
-    reason = told_reason(event.reason)
+    reason = reason_label(event.reason)
     return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
 
 
@@ -284,15 +284,15 @@ def stop(state: PolicyState) -> str:
     """Render why the policy fires nothing now, since when and until when; empty if it is not stopped."""
     if not state.is_stopped:
         return ""
-    texts = {
+    reasons = {
         Stop.PAUSED: _("Paused since {since}."),
         Stop.HELD: _("On hold since {since}. Releasing it moves the deadlines by the duration of the hold."),
         Stop.RELEASING: _("Being released: its deadlines are being moved."),
     }
-    text = format_html(texts[Stop(state.stop)], since=time_tag(state.stopped_at))
+    text = format_html(reasons[Stop(state.stop)], since=time_tag(state.stopped_at))
     if state.until is not None:
-        again = _("Resumes automatically at {moment}, {left}.")
-        ends = format_html(again, moment=time_tag(state.until), left=countdown(state.until))
+        again = _("Resumes automatically at {time}, {left}.")
+        ends = format_html(again, time=time_tag(state.until), left=countdown(state.until))
         text = format_html("{} {}", text, ends)
     return format_html("{} {}", text, _("By {who}: {reason}").format(who=state.by, reason=state.reason))
 

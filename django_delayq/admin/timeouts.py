@@ -17,7 +17,7 @@ from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadO
 from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.story import told_reason
+from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -35,7 +35,9 @@ class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
     list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts")
     list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
-    search_help_text = _("In full, as the ledger has it.")
+    search_help_text = _("Enter a complete object id or key.")
+    # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
+    date_hierarchy = "due_at"
     sortable_by = ()
     ordering = ("-id",)
     actions = timeout_actions()
@@ -106,11 +108,11 @@ class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
         """Render the state, and below it the reason."""
         if not row.reason:
             return render.badge(row.state)
-        return format_html("{}{}", render.badge(row.state), render.clamped(told_reason(row.reason)))
+        return format_html("{}{}", render.badge(row.state), render.clamped(reason_label(row.reason)))
 
     @admin.display(description=_("reason"))
     def reason_shown(self, row: Timeout) -> str:
-        return told_reason(row.reason) or "-"
+        return reason_label(row.reason) or "-"
 
     @admin.display(description=_("deadline"))
     def deadline(self, row: Timeout) -> str:

@@ -23,8 +23,9 @@ from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING, RowState, lock_row_state, row_states
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
-from django_delayq.ledger.announcing import announce, push, withdraw
-from django_delayq.ledger.locking import as_it_is, lock_objects, transaction_of
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_objects, transaction_of
+from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -163,12 +164,9 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     moved, cancelled = list[Timeout](), list[Timeout]()
     if changes.insert:
         writing.insert(changes.insert, using)
-        push(changes.insert, using, earlier_only=True)
     if changes.move:
-        moved = writing.locked(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
-        for row in moved:
-            writing.restart(row, *changes.move[row.pk])
-        push(moved, using)
+        moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
+        writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)
     if changes.cancel:
         _cancel(changes.cancel, using)
         if signals and timeout_cancelled.has_listeners():
@@ -182,13 +180,12 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
 
 def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
     for cause in sorted({cause for cause, _ in cancel.values()}):
-        ids = [row_id for row_id, (its_cause, _) in cancel.items() if its_cause == cause]
-        for chunk in writing.chunks(ids):
-            if len(chunk) > 1:  # in the order of their slots, as everywhere
-                writing.locked(Timeout.objects.using(using).filter(pk__in=chunk, slot_taken=1), using)
-            writing.cancel(chunk, using, cause)
-    # A row whose queue is not the current one of its policy keeps its entry, which a worker checks unnecessarily.
-    withdraw([(queue, row_id) for row_id, (_, queue) in cancel.items()], using)
+        # A row whose queue is not the current one of its policy keeps its entry, which a worker checks unnecessarily.
+        for chunk in chunks([(row_id, queue) for row_id, (its_cause, queue) in cancel.items() if its_cause == cause]):
+            entries = dict(chunk)
+            if len(entries) > 1:  # in the order of their slots, as everywhere
+                lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1), using)
+            writing.cancel(entries, using, cause)
 
 
 def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
@@ -199,11 +196,10 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> i
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
     cancelled = 0
     with transaction_of(using):
-        for chunk in writing.chunks(sorted(pks, key=str)):
+        for chunk in chunks(sorted(pks, key=str)):
             left = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
             gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
             rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
-            found = writing.locked(rows.only("id", "queue", "slot"), using)
-            cancelled += writing.cancel([row.pk for row in found], using, Cause.GONE) if found else 0
-            withdraw([(row.queue, row.pk) for row in found], using)
+            found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
+            cancelled += writing.cancel({row.pk: row.queue for row in found}, using, Cause.GONE)
     return cancelled

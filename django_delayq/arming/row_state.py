@@ -14,10 +14,11 @@ from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, DateTimeField
 
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import key_type
 from django_delayq.ledger.controls import delay_in_force
-from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, may_read_stale, rows_of
-from django_delayq.ledger.object_ids import object_id
+from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, rows_of
+from django_delayq.ledger.subjects import object_id
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.policy_rules import reads_other_rows
@@ -62,7 +63,8 @@ def lock_row_state(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], p
     connection = connections[using]
     # The id of the content type is part of the cache key, because tests create content types again.
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    cached = (registry.version, model, using, may_read_stale(using), content_type.pk, tuple(policies))
+    repeats_reads = dialect_of(connections[using]).repeats_reads(connections[using])
+    cached = (registry.version, model, using, repeats_reads, content_type.pk, tuple(policies))
     sql, params, converters = _COMPILED.get(cached) or _compile(cached)
     lock_parents(model, [pk], using)
     with connection.cursor() as cursor:

@@ -23,9 +23,8 @@ from django_delayq.conf import get_settings
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import key_of, object_id
 from django_delayq.ledger.search import Count
-from django_delayq.ledger.subjects import instances, objects_of
+from django_delayq.ledger.subjects import instances, key_of, object_id, objects_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 

@@ -1,6 +1,6 @@
-"""The delay queue on Redis: ids and due times only. Imports no Django; usable and testable alone.
+"""The delay queue on Redis. It holds only ids and due times, and imports no Django.
 
-Names are resolved when they are first used: a process that only describes changes (`Change`) does not load redis-py.
+Names are resolved at their first use: a process that only describes changes (`Change`) does not load redis-py.
 """
 
 from __future__ import annotations

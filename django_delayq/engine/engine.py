@@ -7,21 +7,20 @@ from contextlib import suppress
 from itertools import groupby
 from weakref import WeakSet
 
-from django_delayq.engine.calls import Caller
 from django_delayq.engine.faults import Client, translated
 from django_delayq.engine.keys import queue_keys, shard_of
 from django_delayq.engine.queue import DelayQueue
 from django_delayq.engine.records import Change
-from django_delayq.engine.scripts import Call
+from django_delayq.engine.scripts import Call, Caller
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError
 
 
 class Engine:
-    """Every queue of one prefix: finds an id's shard, and changes many queues in one round trip.
+    """Every queue of one prefix: finds the shard of an id, and changes many queues in one round trip. Thread-safe.
 
-    The number of shards is fixed for the life of the data: with another one, entries are looked for elsewhere until
-    the sweep has added them again. Threads may share an instance.
+    The number of shards is fixed as long as the data exists: with another number, entries are searched in other shards
+    until the sweep has added them again.
     """
 
     def __init__(self, client: Client, *, prefix: str = "delayq", shards: int = 1) -> None:
@@ -35,7 +34,7 @@ class Engine:
         self._wakeups: WeakSet[Wakeup] = WeakSet()
 
     def queue(self, name: str, shard: int) -> DelayQueue:
-        """The queue's shard; always the same object. Raises ValueError unless 0 <= shard < shards."""
+        """Return a shard of a queue, always the same object. Raises ValueError unless 0 <= shard < shards."""
         key = (name, shard)
         found = self._queues.get(key)
         if found is None:
@@ -46,14 +45,14 @@ class Engine:
         return found
 
     def shard_of(self, id: int) -> int:
-        """The shard that holds this id, in every queue."""
+        """Return the shard that holds this id, in every queue."""
         return shard_of(id, self.shards)
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """All changes are made, in their order for each id, in one round trip over all queues and shards.
+        """Make all changes, in their order for each id, in one round trip over all queues and shards.
 
-        Not atomic together: after an error some may be made and some not. May be repeated safely. Raises
-        EngineUnavailable or EngineError after everything else has been tried, ValueError before anything is sent.
+        They are not atomic together, and may be repeated. Raises ValueError before anything is sent, and
+        EngineUnavailable or EngineError after all other changes have been tried.
         """
         by_queue: dict[tuple[str, int], list[Change]] = {}
         for change in changes:
@@ -64,7 +63,7 @@ class Engine:
         self._caller.send(calls)
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        """A wakeup, not yet started, for every shard of these queues."""
+        """Return a wakeup, not yet started, for every shard of these queues."""
         channels = [
             queue_keys(self.prefix, name, shard, self.shards).wake for name in queues for shard in range(self.shards)
         ]
@@ -73,23 +72,23 @@ class Engine:
         return wakeup
 
     def ping(self) -> None:
-        """Returns if Redis answers; raises EngineUnavailable or EngineError if not."""
+        """Raise EngineUnavailable or EngineError unless Redis answers."""
         with translated(self.client):
             self.client.ping()
 
     def close(self) -> None:
-        """Every wakeup is stopped and the client's connections are closed. Never raises for a dead Redis.
+        """Stop every wakeup and close the connections of the client. Raises nothing if Redis is unavailable.
 
-        A later call on the engine opens connections again.
+        A later call opens connections again.
         """
         for wakeup in list(self._wakeups):
             wakeup.close()
-        with suppress(EngineError), translated(self.client):  # what is broken already needs no closing
+        with suppress(EngineError), translated(self.client):  # a broken connection needs no closing
             self.client.close()
 
 
 def _calls(queue: DelayQueue, changes: Iterable[Change]) -> list[Call]:
-    """The commands for one queue, neighbours of one kind in one command."""
+    """Return the commands for one queue: adjacent changes of one kind are one command."""
     calls: list[Call] = []
     for (removal, earlier_only), run in groupby(changes, key=lambda c: (c.due_ms is None, c.earlier_only)):
         if removal:

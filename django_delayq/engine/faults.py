@@ -1,4 +1,4 @@
-"""What Redis can answer instead of an answer, told apart by who has to react."""
+"""Translate errors of Redis into `EngineUnavailable` (retry later), `EngineFull` and `EngineError`."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ _PASSING = (
 
 
 def is_wrong_type(error: object) -> bool:
-    """Whether a command met a key that holds another type than it expects."""
+    """Return whether a command met a key with another type than it expects."""
     return isinstance(error, RedisError) and "WRONGTYPE" in str(error)
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same command may well succeed later, with nothing changed by us."""
+    """Return whether the same command may succeed later without any change."""
     return isinstance(error, _PASSING) or bool(_PASSING_CODES.search(str(error)))
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the server refused for want of memory."""
+    """Return whether the server refused for lack of memory."""
     return isinstance(error, OutOfMemoryError) or bool(_FULL_CODE.search(str(error)))
 
 
 @contextmanager
 def translated(client: Client) -> Iterator[None]:
-    """Lets every Redis error out as `EngineUnavailable` (try again later) or `EngineError`, its cause attached.
+    """Raise every error of Redis as `EngineUnavailable` (retry later) or `EngineError`, with its cause.
 
-    `EngineFull` is the kind of the first that leaves what is there within reach.
+    `EngineFull` is an `EngineUnavailable` after which entries can still be taken.
     """
     try:
         yield
@@ -72,21 +72,21 @@ def translated(client: Client) -> Iterator[None]:
         if is_passing(error):
             _forget_demoted_server(client, error)
             kind = EngineFull if is_full(error) else EngineUnavailable
-            raise kind(f"Redis is not available: {_words_of(error)}") from error
+            raise kind(f"Redis is not available: {_message_of(error)}") from error
         raise EngineError(f"Redis refused: {error}") from error
 
 
-def _words_of(error: Exception) -> str:
-    if isinstance(error, ClusterError) and "TTL" in str(error):  # it was sent on, or told to come again, too often
-        return "a slot of the cluster is on its way to another node"
+def _message_of(error: Exception) -> str:
+    if isinstance(error, ClusterError) and "TTL" in str(error):  # too many redirections or retries
+        return "a slot of the cluster is being moved to another node"
     return str(error).rstrip(".")
 
 
 def _forget_demoted_server(client: Client, error: Exception) -> None:
-    """Drops idle connections to a server that has become a replica.
+    """Close idle connections to a server that has become a replica.
 
-    Such a connection stays healthy, so without this a client behind a moving address would ask the wrong server for
-    as long as it lives. Connections in use are left alone: they belong to other threads.
+    Such a connection still works, so a client behind a moving address would ask the wrong server indefinitely.
+    Connections in use belong to other threads.
     """
     demoted = isinstance(error, ReadOnlyError) or "READONLY" in str(error)
     if demoted and isinstance(client, Redis):

@@ -1,11 +1,11 @@
 """Every key of the engine: its name, its type and what it means.
 
     delayq:{queue.shard}:z   sorted set   all entries of one queue and shard: id -> score (lua/include/score.lua)
-    delayq:{queue.shard}:n   string       0 to 63, tells apart leases that end in the same millisecond
+    delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
     delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
-    ...:foreign:<ms>         any          what lay under one of these names with another type, moved aside
+    ...:foreign:<ms>         any          a key of another type under one of these names, renamed
 
-The braces are Redis Cluster's hash tag: all keys of one shard share a slot, as one script needs them together.
+The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 @dataclass(frozen=True, slots=True)
 class AsideKeys:
-    """The two keys of a queue, and the names that they get when they turn out to be somebody else's."""
+    """The two keys of a queue, and the names to which keys of another application are renamed."""
 
     entries: str
     counter: str
@@ -37,15 +37,15 @@ class QueueKeys:
     wake: str
 
     def aside(self, ms: int) -> AsideKeys:
-        """The names to move foreign keys to; `ms` is only a label."""
+        """Return the names to rename foreign keys to; `ms` is only a label."""
         return AsideKeys(self.entries, self.counter, f"{self.entries}:foreign:{ms}", f"{self.counter}:foreign:{ms}")
 
 
 def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
-    """The keys of one shard of a queue. Raises ValueError unless 0 <= shard < shards.
+    """Return the keys of one shard of a queue. Raises ValueError unless 0 <= shard < shards.
 
-    Prefix and queue name are any text: what could end or begin a hash tag is quoted, reversibly, so that two names
-    never share a key.
+    Prefix and queue name are any strings. Characters of a hash tag are quoted reversibly, so that two names never
+    share a key.
     """
     if not 0 <= shard < shards:
         raise ValueError(f"shard {shard} is not one of {shards}")
@@ -55,7 +55,7 @@ def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
 
 
 def shard_of(id: int, shards: int) -> int:
-    """The shard that an id belongs to: stable for ever, as long as the number of shards is."""
+    """Return the shard of an id. It depends only on the number of shards."""
     return crc32(b"%d" % id) % shards
 
 
@@ -65,10 +65,10 @@ def _quoted(text: str, safe: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _shard_tag(queue: str, shard: int, shards: int) -> str:
-    """The first tag whose slot lies in this shard's share of all slots.
+    """Return the first tag whose slot is in this shard's range of all slots.
 
-    Plain tags land unevenly: eight of them gave three nodes four, two and two shards. Each slot is as likely as any
-    other, so about `shards` tries are needed.
+    Plain tags are spread unevenly: eight of them gave three nodes four, two and two shards. All slots are equally
+    likely, so about `shards` tries are needed.
     """
     low = shard * REDIS_CLUSTER_HASH_SLOTS // shards
     high = (shard + 1) * REDIS_CLUSTER_HASH_SLOTS // shards

@@ -5,34 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django_delayq.engine.calls import Caller
 from django_delayq.engine.faults import Client
 from django_delayq.engine.keys import queue_keys
-from django_delayq.engine.limits import (
+from django_delayq.engine.records import (
     MAX_BATCH,
     MAX_LEASE_MS,
     MAX_PEEK,
     NO_LEASE,
+    Entry,
+    Lease,
+    QueueStats,
+    Reserved,
     batches,
     checked_ahead_ms,
     checked_id,
     checked_lease_ms,
     checked_pair,
 )
-from django_delayq.engine.records import Entry, Lease, QueueStats, Reserved
-from django_delayq.engine.scripts import Call
+from django_delayq.engine.scripts import Call, Caller
 
 
 class DelayQueue:
-    """The entries of one queue and shard: ids that wait for their due time, or are under a worker's lease.
+    """The entries of one queue and shard: ids that are pending, or leased by a worker. Thread-safe.
 
-    It holds hints, never the truth: an entry may be lost, doubled or early, and whoever fires decides by the ledger.
-    Ids are ints in [1, 2**63), due times ints of milliseconds since 1970 in [0, 2**42), rounded up by the caller; the
-    clock is the Redis server's. More than 1,000 entries are sent as several commands in one round trip, which are not
-    atomic together. Nothing is sent if any argument is refused (ValueError, TypeError).
+    They are hints: an entry may be lost, doubled or early, and the worker decides by the ledger. Ids are ints in
+    [1, 2**63), due times ints of milliseconds since 1970 in [0, 2**42), rounded up by the caller, by the clock of the
+    Redis server. More than 1,000 entries are sent as several commands in one round trip, which are not atomic
+    together. Nothing is sent if any argument is invalid (ValueError, TypeError).
 
-    Every method raises EngineUnavailable (try again later: all of them may be repeated) or EngineError. Threads may
-    share an instance.
+    Every method raises EngineUnavailable or EngineError, and may be repeated.
     """
 
     def __init__(
@@ -50,37 +51,37 @@ class DelayQueue:
         self._caller = caller or Caller(client)
 
     def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
-        """Each (id, due ms) is there, due at that time at the latest. Returns how many were added or moved.
+        """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
 
-        Never moves an entry later, and never touches one under a lease; so it may be repeated at any time.
+        Never moves an entry back, and never changes a leased one.
         """
         return self._count(self.ensure_calls(entries))
 
     def reschedule(self, entries: Iterable[tuple[int, int]]) -> int:
-        """Each (id, due ms) waits for exactly that time, under no lease any more. Returns how many changed."""
+        """Set the due time of each (id, due ms), and end its lease; return how many changed."""
         return self._count(self.reschedule_calls(entries))
 
     def remove(self, ids: Iterable[int]) -> int:
-        """None of the ids is there any more. Returns how many were."""
+        """Remove the ids; return how many existed."""
         return self._count(self.remove_calls(ids))
 
     def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
-        """Up to `limit` (at most 1,000) due entries are leased to the caller for `lease_ms`.
+        """Lease up to `limit` (at most 1,000) due entries to the caller for `lease_ms`.
 
-        Lapsed leases come first, then waiting entries, each kind earliest first; with `ahead_ms` (at most 1,000) also
-        those that fall due within that time, for a caller who has something to prepare. No other caller gets them
-        before the lease ends. Goes on when Redis is out of memory. Members that are not ours are removed on the way,
-        counted in `discarded`, and logged once for each queue.
+        Expired leases come first, then pending entries, each kind earliest first; with `ahead_ms` (at most 1,000) also
+        those that fall due within that time, for a caller that prepares them. No other caller gets them before the
+        lease ends. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
+        once for each queue.
         """
         if limit < 1:
             raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
         args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), checked_ahead_ms(ahead_ms))
         now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
         if discarded:
-            self._caller.tell_once(
+            self._caller.log_once(
                 "foreign_members",
                 self.name,
-                "Queue %r held %d members that are no entries; they were removed, and later ones will be, quietly",
+                "Queue %r contained %d invalid members, which were removed. Later ones are removed without a log line",
                 self.name,
                 discarded,
             )
@@ -93,9 +94,9 @@ class DelayQueue:
         )
 
     def acknowledge(self, lease: Lease, ids: Iterable[int] | None = None) -> int:
-        """Those of the ids that this lease still holds are gone; None means the whole lease. Returns how many.
+        """Remove those of the ids that this lease still holds, None: all of them; return how many.
 
-        A lapsed lease holds its entries until another reserve takes them; a stale one acknowledges nothing.
+        An expired lease holds its entries until another reserve takes them.
         """
         if ids is None:
             return int(self._one("acknowledge_all", (lease.token,)))
@@ -103,9 +104,9 @@ class DelayQueue:
         return self._count([Call("acknowledge", self.keys, (lease.token, *batch)) for batch in batches(members)])
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
-        """Each (id, due ms) that this lease still holds waits for that time. Returns how many.
+        """Make each (id, due ms) that this lease still holds pending again; return how many.
 
-        The delivery given back is not counted.
+        The delivery is not counted.
         """
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
         return self._count(
@@ -113,29 +114,29 @@ class DelayQueue:
         )
 
     def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
-        """What this lease still holds is held by the returned lease instead, for `lease_ms` from now.
+        """Move the entries of this lease to a new one that ends `lease_ms` from now.
 
-        Returns the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing:
-        others may have its entries. A reply lost on the way costs the lease; its entries come back when it ends.
+        Return the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing. If
+        the reply is lost, so is the lease: its entries are due again when it ends.
         """
         token, count = self._one("extend", (lease.token, checked_lease_ms(lease_ms)))
         return (Lease(token) if count else lease), count
 
     def probe(self) -> None:
-        """Returns if entries can be taken out of this queue just now; changes none.
+        """Raise EngineUnavailable or EngineError unless entries can be reserved now. Changes none.
 
-        It writes, and needs both keys at once, as `reserve` does: while a cluster's slot is on its way, a command on
-        one of them may be answered although `reserve` is refused.
+        It writes, and needs both keys, as `reserve` does: while a slot of a cluster is being moved, a command on one
+        key may succeed although `reserve` is refused.
         """
         self._one("extend", (NO_LEASE, 1))
 
     def stats(self) -> QueueStats:
-        """Counts of this moment, at a cost that does not grow with them."""
+        """Return counts of entries, at a cost that does not depend on them."""
         total, leased, due, next_ms, now_ms = self._one("stats")
         return QueueStats(total, leased, due, _time_or_none(next_ms), now_ms)
 
     def peek(self, limit: int = 100) -> list[tuple[int, int]]:
-        """The first `limit` (at most 500) entries as (id, due ms or lease expiry), by time; changes nothing."""
+        """Return the first `limit` (at most 500) entries as (id, due ms or lease expiry), by time."""
         if limit < 1:
             raise ValueError(f"the limit of a peek is 1 or more, not {limit}")
         limit = min(int(limit), MAX_PEEK)
@@ -144,17 +145,17 @@ class DelayQueue:
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
     def ensure_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
-        """The commands of `ensure`, for a round trip over several queues."""
+        """Return the commands of `ensure`, for a round trip over several queues."""
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
         return [Call("ensure", self.keys, (self.keys.wake, MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
 
     def reschedule_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
-        """The commands of `reschedule`, for a round trip over several queues."""
+        """Return the commands of `reschedule`, for a round trip over several queues."""
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
         return [Call("reschedule", self.keys, (self.keys.wake, *_flat(batch))) for batch in batches(pairs)]
 
     def remove_calls(self, ids: Iterable[int]) -> list[Call]:
-        """The commands of `remove`, for a round trip over several queues."""
+        """Return the commands of `remove`, for a round trip over several queues."""
         return [Call("remove", self.keys, batch) for batch in batches(checked_id(id) for id in ids)]
 
     def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:

@@ -1,15 +1,36 @@
-"""What the engine hands out: frozen, small, and free of Redis."""
+"""The values of the engine, and their bounds, which are checked before anything is sent."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+MAX_BATCH: Final = 1000
+"""Members that one script may change: 100,000 would block every client of the server for most of a second."""
+MAX_PEEK: Final = 500
+MAX_ID: Final = 2**63 - 1
+MAX_DUE_MS: Final = 2**42 - 1
+"""In the year 2109: the time shares an exact double with the lease and the deliveries."""
+MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
+"""`ensure` overrides a lease that ends later: it is a forgery, or the clock was set back."""
+
+NO_LEASE: Final = 2**52
+"""The token of a lease that ended in 1970, which no worker has."""
+MAX_AHEAD_MS: Final = 1000
+
+DUE_UNIT: Final = 1024
+"""The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One leased id, and how many deliveries of it nobody has answered for, this one included (1 to 15).
+    """One leased id, and how many of its deliveries have no result, this one included (1 to 15).
 
-    2 or more means that a process died, or lost its lease, while it held the entry.
+    2 or more: a process has died, or lost its lease, while it held the entry.
     """
 
     id: int
@@ -29,7 +50,7 @@ class Reserved:
 
     `next_due_ms` is when the queue next has work (a due time, or the expiry of a lease), at or before `now_ms` if
     more is due already, and None if the queue is empty. Both times are the server's, so their difference is the
-    time to wait whatever the worker's clock says. `lease` is None if and only if `entries` is empty.
+    time to wait, whatever the clock of the worker. `lease` is None if and only if `entries` is empty.
     """
 
     lease: Lease | None
@@ -41,7 +62,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """Counts at one moment: `due` is what `reserve` would return now, `leased` what is under a live lease."""
+    """Counts of entries. `due`: those that `reserve` would return now. `leased`: those with a valid lease."""
 
     total: int
     leased: int
@@ -52,13 +73,55 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One wish for `Engine.apply`.
+    """One change for `Engine.apply`.
 
-    `due_ms` None removes the entry. `earlier_only` adds it, or moves a waiting one earlier (`ensure`); otherwise the
-    due time is set unconditionally, and a lease on the entry is broken (`reschedule`).
+    `due_ms` None removes the entry. `earlier_only` adds it, or moves a pending one forward (`ensure`). Otherwise the
+    due time is set, and a lease on the entry ends (`reschedule`).
     """
 
     queue: str
     id: int
     due_ms: int | None
     earlier_only: bool = False
+
+
+def checked_id(id: int) -> str:
+    """Return the id as a member in Redis. Raises ValueError outside [1, 2**63), TypeError for other types than int."""
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise TypeError(f"an entry's id is an int, not {id!r}")
+    if not 0 < id <= MAX_ID:
+        raise ValueError(f"an entry's id is in [1, 2**63), not {id}")
+    return str(id)
+
+
+def checked_pair(id: int, due_ms: int) -> tuple[int, str]:
+    """Return score and member of a pending entry.
+
+    Raises ValueError outside [0, 2**42) ms, TypeError for other types than int.
+    """
+    if not isinstance(due_ms, int) or isinstance(due_ms, bool):
+        raise TypeError(f"a due time is an int of milliseconds since 1970, rounded up by the caller, not {due_ms!r}")
+    if not 0 <= due_ms <= MAX_DUE_MS:
+        raise ValueError(f"a due time is in [0, 2**42) milliseconds since 1970, not {due_ms}")
+    return due_ms * DUE_UNIT, checked_id(id)
+
+
+def checked_lease_ms(lease_ms: int) -> int:
+    """Return the lease time. Raises ValueError outside [1 ms, 24 h]."""
+    if not 1 <= lease_ms <= MAX_LEASE_MS:
+        raise ValueError(f"a lease lasts from 1 ms to 24 hours, not {lease_ms} ms")
+    return int(lease_ms)
+
+
+def checked_ahead_ms(ahead_ms: int) -> int:
+    """Return the time. Raises ValueError outside [0, 1 s]: other workers could fire such entries meanwhile."""
+    if not 0 <= ahead_ms <= MAX_AHEAD_MS:
+        raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
+    return int(ahead_ms)
+
+
+def batches(items: Iterable[T], size: int = MAX_BATCH) -> Iterator[Sequence[T]]:
+    """Yield the items in order, in tuples of at most `size`."""
+    iterator = iter(items)
+    while batch := tuple(islice(iterator, size)):
+        yield batch

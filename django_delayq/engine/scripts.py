@@ -1,15 +1,17 @@
-"""Loads `lua/<command>.lua`, and runs commands one by one or many in one round trip.
+"""Load `lua/<command>.lua`, and run commands, many of them in one round trip.
 
-A file's head names its KEYS in order; the names are attributes of the keys object that a call brings along, so nobody
-counts positions. A line `--- include piece` is replaced by `lua/include/piece.lua`.
+The head of a file names its KEYS in order: they are attributes of the keys of a call. A line `--- include piece` is
+replaced by `lua/include/piece.lua`.
 
-Servers forget scripts (SCRIPT FLUSH, restart, failover): then the text is sent instead of its digest, which makes the
-server remember it again.
+A server may lose its scripts (SCRIPT FLUSH, restart, failover). Then the text is sent instead of its digest, and the
+server caches it again.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,8 +21,10 @@ from typing import Any, Final
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from django_delayq.engine.faults import Client
+from django_delayq.engine.faults import Client, is_wrong_type, translated
 from django_delayq.engine.keys import AsideKeys, QueueKeys
+
+logger = logging.getLogger("django_delayq.engine")
 
 COMMANDS: Final = (
     "acknowledge",
@@ -35,6 +39,8 @@ COMMANDS: Final = (
     "set_aside",
     "stats",
 )
+_CLEARINGS: Final = 3
+"""How often a call renames foreign keys before it fails, so that it ends although they are written again."""
 _HEADER = re.compile(r"^-- (KEYS|ARGV|RETURN)(?: (.*))?$", re.MULTILINE)
 _INCLUDE = re.compile(r"^--- include (\w+)$", re.MULTILINE)
 
@@ -50,7 +56,7 @@ class Script:
 
     @classmethod
     def parse(cls, text: str) -> Script:
-        """The script of a text whose includes are in place. Raises KeyError if its head lacks KEYS or ARGV."""
+        """Return the script of a file with its includes. Raises KeyError if its head lacks KEYS or ARGV."""
         header = dict(_HEADER.findall(text))
         digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
         return cls(text=text, sha=digest, keys=tuple(header["KEYS"].split()), argv=header["ARGV"])
@@ -58,7 +64,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One command to run: its name, an object with the keys that its head names, and its arguments in order."""
+    """One command: its name, an object with the keys that its head names, and its arguments in order."""
 
     command: str
     keys: QueueKeys | AsideKeys
@@ -72,10 +78,10 @@ class Scripts:
         self._scripts = {name: Script.parse(text) for name, text in texts.items()}
 
     def run(self, client: Client, calls: Sequence[Call]) -> list[Any]:
-        """The replies in order, errors of single commands among them; many calls make one round trip.
+        """Return the replies in order, errors of single commands among them, in one round trip.
 
-        If the server had forgotten a script, everything from that call on is sent again: a later call may have run
-        already, and only the whole rest in order leaves what the caller wished for. Every command may be repeated.
+        If the server has lost a script, all calls from that one on are sent again: a later call may have run already,
+        and only all of them in order have the intended result. Every command may be repeated.
         """
         replies = self._send(client, calls, "EVALSHA")
         for i, reply in enumerate(replies):
@@ -103,7 +109,7 @@ class Scripts:
 
 
 def read_texts() -> dict[str, str]:
-    """Each command's text by name, its includes in place. Raises FileNotFoundError for a piece that is not there."""
+    """Return the text of each command, with its includes. Raises FileNotFoundError for a missing one."""
     folder = files("django_delayq.engine") / "lua"
 
     def piece(match: re.Match[str]) -> str:
@@ -114,5 +120,56 @@ def read_texts() -> dict[str, str]:
 
 @cache
 def packaged_scripts() -> Scripts:
-    """The commands that come with this package, read once."""
+    """Return the commands of this package, read once."""
     return Scripts(read_texts())
+
+
+class Caller:
+    """Runs commands on one client. Foreign keys in their way are renamed, so that they never stop a worker."""
+
+    def __init__(self, client: Client, scripts: Scripts | None = None) -> None:
+        self.client = client
+        self._scripts = scripts or packaged_scripts()
+        self._logged: set[tuple[str, str]] = set()
+        self._label = 0
+
+    def send(self, calls: Sequence[Call]) -> list[Any]:
+        """Return the replies in order, in one round trip.
+
+        Raises EngineUnavailable or EngineError for the first call that failed, after all others have run.
+        """
+        if not calls:
+            return []
+        with translated(self.client):
+            replies = self._scripts.run(self.client, calls)
+            for _ in range(_CLEARINGS):
+                blocked = [i for i, reply in enumerate(replies) if is_wrong_type(reply)]
+                if not blocked:
+                    break
+                again = [calls[i] for i in blocked]
+                self._clear(again)
+                for i, reply in zip(blocked, self._scripts.run(self.client, again), strict=True):
+                    replies[i] = reply
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+        return replies
+
+    def log_once(self, event: str, queue: str, message: str, *args: object) -> None:
+        """Log a warning once for each event and queue, so that an attacker cannot fill the log."""
+        if (event, queue) not in self._logged:
+            self._logged.add((event, queue))
+            logger.warning(message, *args, extra={"event": event, "queue": queue})
+
+    def _clear(self, blocked: Sequence[Call]) -> None:
+        for keys in dict.fromkeys(call.keys for call in blocked):
+            if isinstance(keys, QueueKeys):
+                # Never the same name twice: it may exist by now, and no existing key is overwritten.
+                self._label = max(self._label + 1, time.time_ns() // 1_000_000)
+                aside = keys.aside(self._label)
+                (renamed,) = self._scripts.run(self.client, [Call("set_aside", aside)])
+                if isinstance(renamed, Exception):
+                    raise renamed
+                if renamed:
+                    names = ", ".join(name.decode() if isinstance(name, bytes) else name for name in renamed)
+                    self.log_once("foreign_key", keys.entries, "A key of another application was renamed to %s", names)

@@ -13,12 +13,12 @@ from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.report import Candidate, ReportBuilder
+from django_delayq.firing.report import MAX_ID, Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.db_errors import link_of, trouble_of
+from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.locking import lock_objects
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Cause = Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
-_MAX_ID = 2**63 - 1
 
 
 class LostRace(Exception):
@@ -117,7 +116,7 @@ class Attempt:
         if self.expired:
             try:
                 self.report.add(settle_dead_attempts(self.using, len(self.expired), self.expired))
-            except Exception as error:  # noqa: BLE001 - what is committed above must be reported
+            except Exception as error:  # noqa: BLE001 - the commit above must be reported
                 self.report.release_unknown(self.policy.label, self.expired, error, self.using)
         return self.report
 
@@ -192,7 +191,7 @@ class Attempt:
         is_group = len(self.ready) > 1 and self.policy.batch is None
         group = OverlapDetector(self.policy, self.ready, self.using) if is_group else None
         self.monitor = StatementMonitor(self.using, group)
-        self.driver_connection = link_of(self.using)
+        self.driver_connection = driver_connection_of(self.using)
         with connections[self.using].execute_wrapper(self.monitor):
             if self.policy.batch:
                 self._call_batch()
@@ -240,7 +239,7 @@ class Attempt:
         elif isinstance(error, LostRace):
             report.release(ids, self.using, reason := "the database clock went back")
         elif not isinstance(error, Outcome):
-            reason = trouble_of(error, self.using, self.monitor, self.driver_connection)
+            reason = transient_reason(error, self.using, self.monitor, self.driver_connection)
             if reason is not None:
                 report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
         if reason is None or len(ids) > 1:
@@ -274,7 +273,7 @@ def _lock_objects_of(
 def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], using: str) -> dict[Any, Any]:
     """Return for each key of `asked` that exists how the table spells it.
 
-    MySQL finds "ABC" for "abc", so a set of found keys does not tell which question each answers.
+    MySQL finds "ABC" for "abc", so a set of found keys does not show which question each answers.
     """
     missing = asked - locked
     present = _present(policy, missing, using)
@@ -301,7 +300,7 @@ def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
     except ValueError:
         return None
     if isinstance(pk, int):
-        return pk if -_MAX_ID <= pk <= _MAX_ID else None
+        return pk if -MAX_ID <= pk <= MAX_ID else None
     return None if isinstance(pk, str) and "\0" in pk else pk
 
 

@@ -26,20 +26,10 @@ from django_delayq.firing.state import firing_state
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS = (
-    "planned",
-    "charged",
-    "begun",
-    "locked",
-    "checked",
-    "marked",
-    "handled",
-    "committed",
-    "settled",
-    "undone",
-    "recorded",
-    "reported",
-)
+CHECKPOINTS = (
+    "planned", "charged", "begun", "locked", "checked", "marked",
+    "handled", "committed", "settled", "undone", "recorded", "reported",
+)  # fmt: skip
 
 _hook: Callable[[str], None] | None = None
 

@@ -80,6 +80,7 @@ def record(
     *,
     seen: dict[str, Any] | None,
     is_counted: bool = False,
+    superseded: bool = False,
 ) -> ReportBuilder:
     """Commit what `error` means for the timeout, unless it was moved, cancelled or tried meanwhile.
 
@@ -90,50 +91,36 @@ def record(
         using: the database.
         seen: columns of the row when it was fired; None: it was not read, and must still be due.
         is_counted: this attempt is among the row's `attempts` already.
+        superseded: a newer round has just taken the slot, as an IntegrityError has shown.
     """
-    try:
-        return _record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted)
-    except IntegrityError:  # a newer round took the slot at this very time
-        return _record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True)
-
-
-def _record(
-    policy: TimeoutPolicy[Any] | None,
-    timeout_id: int,
-    error: BaseException,
-    using: str,
-    *,
-    seen: dict[str, Any] | None,
-    is_counted: bool,
-    superseded: bool = False,
-) -> ReportBuilder:
     report, verdict, is_recorded = ReportBuilder(), None, False
     reach("undone")
-    with firing_transaction(using):
-        rows, now = settling.lock_rows([timeout_id], using, history=True)
-        report.now, row = now, rows.get(timeout_id)
-        if row is None:
-            report.release([timeout_id], using, "another transaction has locked its row")
-            return report
-        if _is_unchanged(row, seen, now):
-            verdict = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
-            if row.state == State.FIRING:
-                slot_is_taken = superseded or settling.slot_is_taken(row, policy.labels if policy else (), using)
-                verdict = _of_firing(row, verdict, now, slot_is_taken)
-            if verdict.events:
-                verdict.values["history"] = appended(row.history, *verdict.events)
-            is_recorded = settling.compare_and_set(row, using, **verdict.values)
-            if is_recorded and verdict.signal:
-                report.signals.append((verdict.signal, row))
+    try:
+        with firing_transaction(using):
+            rows, now = settling.lock_rows([timeout_id], using, history=True)
+            report.now, row = now, rows.get(timeout_id)
+            if row is None:
+                report.release([timeout_id], using, "another transaction has locked its row")
+                return report
+            if _is_unchanged(row, seen, now):
+                verdict = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
+                if row.state == State.FIRING:
+                    slot_is_taken = superseded or settling.slot_is_taken(row, policy.labels if policy else (), using)
+                    verdict = _of_firing(row, verdict, now, slot_is_taken)
+                history = appended(row.history, *verdict.events)
+                is_recorded = settling.compare_and_set(row, using, **verdict.values, history=history)
+    except IntegrityError:
+        if superseded:
+            raise
+        return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True)
     reach("recorded")
     if verdict is not None and is_recorded:
+        if verdict.signal:
+            report.signals.append((verdict.signal, row))
         _log(row, verdict.error)
     elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
         _log(row, error)
-    if row.is_settled:
-        report.done.append(row.pk)
-    else:
-        report.again[row.pk] = row.run_at
+    report.add_row(row)
     return report
 
 

@@ -64,7 +64,7 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
         lasted = now - run.began
         if lasted >= max(lease_seconds, 2 * run.logged_after):
             run.is_logged, run.logged_after = True, lasted
-            _log(run, _words(thread, run, lasted), lasted, logging.WARNING, "handler_runs_long")
+            _log(run, lasted, logging.WARNING, "handler_runs_long", _activity(thread, run))
         elif lasted >= SLOW_SECONDS and not run.is_logged:
             run.is_logged = True
             label = run.work.policy
@@ -72,23 +72,18 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
                 continue
             firing_state.slow_logged_at[label] = now
             level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
-            words = _words(thread, run, lasted) + (f"; {len(busy)} of {threads} threads are busy" if threads else "")
-            _log(run, words, lasted, level, "handler_slow")
+            words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
+            _log(run, lasted, level, "handler_slow", _activity(thread, run) + words)
 
 
-def _log(run: RunningWork, words: str, lasted: float, level: int, event: str) -> None:
-    ids = run.timeout_ids or run.work.ids
-    facts = {"policy": run.work.policy, "timeout_id": ids[0], "timeout_ids": ids, "seconds": lasted}
-    logger.log(level, words, extra={"event": event, **facts})
-
-
-def _words(thread: int, run: RunningWork, lasted: float) -> str:
+def _log(run: RunningWork, lasted: float, level: int, event: str, activity: str) -> None:
     work, ids = run.work, run.timeout_ids or run.work.ids
     objects = dict(zip(work.ids, work.object_ids, strict=True))
-    more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-    return (
+    logger.log(
+        level,
         f"The handler of {work.policy} has been running for {lasted:.1f} s, with timeout {ids[0]} of object "
-        f"{objects.get(ids[0], '?')}{more}: {_activity(thread, run)}"
+        f"{objects.get(ids[0], '?')}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {activity}",
+        extra={"event": event, "policy": work.policy, "timeout_id": ids[0], "timeout_ids": ids, "seconds": lasted},
     )
 
 

@@ -22,7 +22,7 @@ from django_delayq.firing.handler import call_handler, firing_transaction, guard
 from django_delayq.firing.report import Report, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger import settling
-from django_delayq.ledger.db_errors import link_of, trouble_of
+from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 
@@ -81,10 +81,10 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
 def _run_handler(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str) -> ReportBuilder:
     """Call the handler, and settle the row or record its failed attempt."""
     seen = {"state": State.FIRING, "attempts": row.attempts}
-    driver_connection = link_of(using)
+    driver_connection = driver_connection_of(using)
 
     def failed(error: BaseException) -> ReportBuilder:
-        reason = None if isinstance(error, Outcome) else trouble_of(error, using, None, driver_connection)
+        reason = None if isinstance(error, Outcome) else transient_reason(error, using, None, driver_connection)
         if reason is not None:
             wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
             error = TransientFailure(reason, wait)
@@ -115,7 +115,7 @@ def _persistently(settle: Callable[[], ReportBuilder], row: Timeout, using: str)
             if row.pk not in report.uncounted:
                 return report
         except Exception as error:
-            if trouble_of(error, using) is None:
+            if transient_reason(error, using) is None:
                 raise
         time.sleep(pause)
     return settle()
@@ -139,8 +139,5 @@ def _settle(fired: Timeout, using: str) -> ReportBuilder:
         if is_same_attempt and settling.compare_and_set(row, using, **values):
             report.fired.append(row.pk)
             report.signals.append((signals.timeout_fired, row))
-    if row.is_settled:
-        report.done.append(row.pk)
-    else:
-        report.again[row.pk] = row.run_at
+    report.add_row(row)
     return report

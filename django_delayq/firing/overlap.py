@@ -128,11 +128,11 @@ class OverlapDetector:
         if many:
             values = [value for row in values for value in (row.values() if isinstance(row, dict) else row)]
         if self._names_other_slot(values):
-            return True  # the ledger says "fired" of it, although its handler has yet to run
+            return True  # its row is "fired" in this transaction, although its handler has yet to run
         verb = sql.lstrip(" (\n\t")[:12].split(" ", 1)[0].upper()
         if verb in _READS or (verb == "INSERT" and not any(words in sql for words in _REPLACES)):
             return False
-        # The part of a writing statement that names what it writes; the whole statement where that is hard to tell.
+        # The part of a writing statement that names what it writes; the whole statement where that is unclear.
         ends = {"UPDATE": " SET ", "DELETE": " WHERE ", "INSERT": "("}
         target = sql.partition(ends[verb])[0] if verb in ends else sql
         if Timeout._meta.db_table in target and self._names_other_row(sql, values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,8 +15,8 @@ from django.utils import timezone
 from django_delayq import clock
 from django_delayq.firing.handler import guarded
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
-from django_delayq.ledger.announcing import announce
-from django_delayq.ledger.db_errors import trouble_of
+from django_delayq.ledger.db_errors import transient_reason
+from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq.firing")
 
 VERSION: Final = 1
-"""The version of both messages. A reader ignores unknown keys of a newer one, and keys missing in an older one have
-defaults."""
+"""The version of both messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
-_BIGGEST_ID: Final = 2**63 - 1
+MAX_ID: Final = 2**63 - 1
+_ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain types for JSON; datetimes are strings in ISO format."""
-        return {
-            "version": VERSION,
-            "done": list(self.done),
-            "again": [[id, moment.isoformat()] for id, moment in self.again.items()],
-            "fired": list(self.fired),
-            "now": None if self.now is None else self.now.isoformat(),
-            "untried": list(self.untried),
-            "lost": list(self.lost),
-            "refused": list(self.refused),
-        }
+        again = [[id, at.isoformat()] for id, at in self.again.items()]
+        ids = {name: list(getattr(self, name)) for name in _ID_FIELDS}
+        return {"version": VERSION, "again": again, "now": self.now and self.now.isoformat(), **ids}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
@@ -77,15 +70,10 @@ class Report:
             ValueError: `data` is not a report.
         """
         try:
-            return cls(
-                done=_ids(data.get("done", ())),
-                again={_id(id): _moment(moment) for id, moment in data.get("again", ())},
-                fired=_ids(data.get("fired", ())),
-                now=None if data.get("now") is None else _moment(data["now"]),
-                untried=_ids(data.get("untried", ())),
-                lost=_ids(data.get("lost", ())),
-                refused=_ids(data.get("refused", ())),
-            )
+            again = {_id(id): _datetime(at) for id, at in data.get("again", ())}
+            now = None if data.get("now") is None else _datetime(data["now"])
+            ids: dict[str, Any] = {name: _ids(data.get(name, ())) for name in _ID_FIELDS}
+            return cls(again=again, now=now, **ids)
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"This is not a report: {error}. Pass what Report.as_dict() returned.") from error
 
@@ -113,14 +101,8 @@ class Work:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the work as plain types for JSON: ids and labels only."""
-        return {
-            "version": VERSION,
-            "policy": self.policy,
-            "ids": list(self.ids),
-            "object_ids": list(self.object_ids),
-            "queue": self.queue,
-            "suspect": self.suspect,
-        }
+        ids, object_ids = list(self.ids), list(self.object_ids)
+        return {"version": VERSION, **asdict(self), "ids": ids, "object_ids": object_ids}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Work:
@@ -165,6 +147,13 @@ class ReportBuilder:
         """Return the time of the database clock, or of this process if the database has not answered."""
         return self.now or clock.now()
 
+    def add_row(self, row: Timeout) -> None:
+        """Report `row` as done if it is settled, else have it checked again when it is due."""
+        if row.is_settled:
+            self.done.append(row.pk)
+        else:
+            self.again[row.pk] = row.run_at
+
     def release(self, ids: Iterable[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
         for timeout_id in ids:
@@ -181,7 +170,7 @@ class ReportBuilder:
     def release_unknown(self, policy: str, ids: Iterable[int], error: BaseException, using: str) -> None:
         """Log that `error` prevented the outcome of `ids` from being known or written, and release them."""
         rest = [timeout_id for timeout_id in ids if timeout_id not in self.again and timeout_id not in self.done]
-        transient = trouble_of(error, using)
+        transient = transient_reason(error, using)
         logger.warning(
             "Timeouts %s of %s are released, because their outcome could not be determined or written: %s",
             rest,
@@ -217,7 +206,7 @@ def _log_unsent(row: Timeout, error: BaseException) -> None:
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _BIGGEST_ID:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
         raise ValueError(f"{value!r} is not the id of a timeout")
     return value
 
@@ -232,15 +221,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def is_moment(value: Any) -> bool:
+def suits_use_tz(value: Any) -> bool:
     """Return whether `value` is a datetime that suits `USE_TZ`: aware if it is True, else naive."""
     return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ
 
 
-def _moment(value: Any) -> datetime:
-    moment = datetime.fromisoformat(value)
-    if not is_moment(moment):
-        raise ValueError(
-            f"{value!r} {'has no' if settings.USE_TZ else 'has a'} time zone, with USE_TZ={settings.USE_TZ}"
-        )
-    return moment
+def _datetime(value: Any) -> datetime:
+    found = datetime.fromisoformat(value)
+    if not suits_use_tz(found):
+        problem = "has no" if settings.USE_TZ else "has a"
+        raise ValueError(f"{value!r} {problem} time zone, with USE_TZ={settings.USE_TZ}")
+    return found

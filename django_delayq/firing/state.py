@@ -98,7 +98,7 @@ class _Waiting(NamedTuple):
     logged_at: float
 
 
-class Backoff:
+class TimeoutBackoff:
     """How long timeouts wait that could not be fired because of a lock or a transient error. Bounded in size."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class FiringState:
 
     def forget(self) -> None:
         """Return to the state of a new process. For tests."""
-        self.backoff = Backoff()
+        self.backoff = TimeoutBackoff()
         self.running: dict[int, RunningWork] = {}
         self.slow_logged_at: dict[str, float] = {}
         self._group_sizes: dict[str, GroupSize] = {}

@@ -1,8 +1,8 @@
-"""Timeouts of policies that are not declared in this process: most likely those of a newer or older release.
+"""Leave timeouts of policies that are not declared in this process to other workers.
 
-Workers of several releases run side by side during a deployment. A worker that meets such a row leaves it to the
-others: the row comes back after 1, 2, 4 ... 60 seconds, the worker asks the ledger for other labels only, and for a
-minute it looks into Redis a little later than a worker that knows the label.
+During a deployment workers of several releases run side by side. A worker that finds such a row releases it for 1, 2,
+4 ... 60 seconds, reads only other labels from the ledger, and for a minute reads Redis a little later than a worker
+that knows the label.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.firing")
 
-FIRST: Final = timedelta(seconds=1)
-LONGEST: Final = timedelta(minutes=1)
-ABOUT_SECONDS: Final = 60.0
-"""After a row was met for the first time, more such rows are expected for so long."""
+FIRST_PAUSE: Final = timedelta(seconds=1)
+MAX_PAUSE: Final = timedelta(minutes=1)
+EXPECTED_SECONDS: Final = 60.0
+"""How long more unknown rows are expected after one was found for the first time."""
 MAX_ROWS: Final = 10_000
 MAX_LABELS: Final = 1_000
 
@@ -31,37 +31,37 @@ class _Row(NamedTuple):
     again_at: datetime
 
 
-class _Unknown:
-    """The unknown labels that this process has met, and when it checks their rows again. Forgets what is declared."""
+class UnknownPolicies:
+    """The unknown labels that this process has found, until they are declared, and when to check their rows again."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
         self._labels: set[str] = set()
-        self._met_at = -ABOUT_SECONDS
+        self._found_at = -EXPECTED_SECONDS
         self._lock = threading.Lock()
 
     def again_at(self, label: str, timeout_id: int, now: datetime) -> datetime:
-        """Return when to check a row again that was met `now`, by the database's clock."""
+        """Return when to check a row again that was found `now`, by the database clock."""
         with self._lock:
             self._note(label)
             row = self._rows.pop(timeout_id, None)
             if row is None:
-                self._met_at = time.monotonic()
+                self._found_at = time.monotonic()
                 if len(self._rows) >= MAX_ROWS:
-                    self._rows = {id: old for id, old in self._rows.items() if old.again_at + LONGEST > now}
+                    self._rows = {id: old for id, old in self._rows.items() if old.again_at + MAX_PAUSE > now}
                 if len(self._rows) >= MAX_ROWS:
-                    return now + LONGEST
-            pause = FIRST if row is None else min(2 * row.pause, LONGEST)
+                    return now + MAX_PAUSE
+            pause = FIRST_PAUSE if row is None else min(2 * row.pause, MAX_PAUSE)
             self._rows[timeout_id] = _Row(label, pause, now + pause)
             return now + pause
 
     def parked_until(self, timeout_id: int) -> datetime | None:
-        """Return what `again_at` said of the row last; None: this process has not met it."""
+        """Return what `again_at` returned for the row last; None: this process has not found it."""
         row = self._rows.get(timeout_id)
         return None if row is None else row.again_at
 
     def labels(self) -> list[str]:
-        """Return the labels that were met and are still not declared."""
+        """Return the labels that were found and are still not declared."""
         known = [label for label in list(self._labels) if registry.get(label) is not None]
         if known:
             with self._lock:
@@ -71,11 +71,11 @@ class _Unknown:
 
     @property
     def are_about(self) -> bool:
-        """Whether a row was met for the first time within the last minute."""
-        return time.monotonic() - self._met_at < ABOUT_SECONDS
+        """Return whether a row was found for the first time within the last minute."""
+        return time.monotonic() - self._found_at < EXPECTED_SECONDS
 
     def forget_all(self) -> None:
-        """As in a process that has just started: for tests."""
+        """Return to the state of a new process. For tests."""
         self.__init__()  # type: ignore[misc]
 
     def _note(self, label: str) -> None:
@@ -90,4 +90,4 @@ class _Unknown:
         )
 
 
-unknown = _Unknown()
+unknown = UnknownPolicies()

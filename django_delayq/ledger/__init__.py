@@ -1,5 +1,6 @@
-"""The only writer of `Timeout` rows: each transition is one compare-and-set that says whether it won.
+"""The only code that writes `Timeout` rows. Each transition is a compare-and-set or holds the lock of its row.
 
-`subjects` names the slot of a row, `locking` fixes the order of locks, `writing` holds what schedulers may
-do with a row (insert, move, cancel), `settling` what a firing may do with it.
+`subjects` identifies what a row is about, `locking` fixes the order of locks and `paging` applies it to many rows.
+`writing` has the statements of schedulers and operators, `settling` and `claiming` those of workers. `outbox` notifies
+Redis and sends signals after the commit.
 """

@@ -1,7 +1,7 @@
-"""What a worker without Redis may do with rows: claim those that are due for a while, and give claims back.
+"""Claims, the leases of workers without Redis: claim due rows for a while, extend claims, release them.
 
-A claim is to the ledger what a lease is to Redis: whoever dies with it leaves a count behind, so that the row is a
-suspect when it is claimed again. It decides nothing: a claimed row may be fired by anybody, once.
+A worker that dies with a claim leaves its count behind, so that the row is a poison suspect when it is claimed again.
+A claim decides nothing else: any worker may fire a claimed row, once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from django.db.models import Case, DateTimeField, F, Q, Value, When
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.ledger.paging import chunks
 from django_delayq.models import Timeout, TimeoutQuerySet
 
 CHUNK = 200
-MOST_CLAIMS = 30_000
+MAX_CLAIMS = 30_000
 """The column holds no more than 32,767."""
 
 
 class Claimed(NamedTuple):
-    """What `claim` got: how often each id was claimed and never given back, until when, and the database's moment."""
+    """The result of `claim`: how often each id was claimed and not released, until when, and the database's time."""
 
     claims: Mapping[int, int]
     until: datetime
@@ -34,39 +35,39 @@ class Claimed(NamedTuple):
 def claimable(
     using: str, queues: Sequence[str] | None, label: str | None = None, without: Collection[str] = ()
 ) -> TimeoutQuerySet:
-    """Rows that are due and that nobody has claimed, longest due first.
+    """Return the due rows that are not claimed, longest due first.
 
-    `queues` None: of all queues; `label` None: of all policies that are not stopped, but for the labels `without`.
+    `queues` None: of all queues; `label` None: of all policies that are not stopped, except the labels `without`.
     """
     unclaimed = Q(claimed_until__isnull=True) | Q(claimed_until__lte=DatabaseNow())
     rows: TimeoutQuerySet = Timeout.objects.using(using).due().filter(unclaimed).order_by("run_at", "id")
     if label is not None:
         rows = rows.filter(policy=label)
     elif left_out := {*stop_cache.confirmed(using).all_labels(), *without}:
-        # What is stopped is not even claimed: there may be more of it than a worker takes in one look.
+        # Rows of stopped policies are not claimed, because there may be more of them than a worker claims at once.
         rows = rows.exclude(policy__in=sorted(left_out))
     return rows if queues is None else rows.filter(queue__in=queues)
 
 
 def is_any_claimable(using: str, queues: Sequence[str] | None, without: Collection[str] = ()) -> bool:
-    """Whether `claim` would find anything.
+    """Return whether `claim` would find a row.
 
-    Not `exists()`, which leaves out the order: without it PostgreSQL may read the table from its beginning until it
-    finds one, and mostly there is none.
+    Not by `exists()`, which drops the order: without it PostgreSQL may read the table from its beginning until it
+    finds a row, and usually there is none.
     """
     return bool(claimable(using, queues, without=without).values_list("pk", flat=True)[:1])
 
 
 def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequence[str]) -> list[str]:
-    """Those of `labels` that `claim_each` would find anything for: one look into an index for each, in one query."""
+    """Return those of `labels` for which `claim_each` would find a row: one index lookup for each, in one query."""
     stopped = set(stop_cache.confirmed(using).all_labels())
     labels = [label for label in labels if label not in stopped]
     if not labels:
         return []
-    looks = [claimable(using, queues, label).values("pk")[:1].query.get_compiler(using).as_sql() for label in labels]
-    words = ", ".join(f"({sql})" for sql, _ in looks)
+    lookups = [claimable(using, queues, label).values("pk")[:1].query.get_compiler(using).as_sql() for label in labels]
+    columns = ", ".join(f"({sql})" for sql, _ in lookups)
     with connections[using].cursor() as cursor:
-        cursor.execute(f"SELECT {words}", [value for _, values in looks for value in values])
+        cursor.execute(f"SELECT {columns}", [value for _, values in lookups for value in values])
         [found] = cursor.fetchall()
     return [label for label, id in zip(labels, found, strict=True) if id is not None]
 
@@ -74,15 +75,15 @@ def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequ
 def claim(
     using: str, queues: Sequence[str] | None, limit: int, seconds: timedelta, without: Collection[str] = ()
 ) -> Claimed:
-    """At most `limit` due rows are claimed by the caller for `seconds`; rows that others lock are left out.
+    """Claim at most `limit` due rows for `seconds`; leave out rows that other transactions have locked.
 
-    So are those of the labels `without`, which the caller could not fire.
+    Also leave out the labels `without`, which the caller cannot fire.
     """
     return _claim([(claimable(using, queues, without=without), limit)], seconds, using)
 
 
 def claim_each(using: str, queues: Sequence[str] | None, limits: Mapping[str, int], seconds: timedelta) -> Claimed:
-    """As `claim`, of each label at most so many, in one transaction."""
+    """Claim as `claim` does, at most the given number of rows for each label, in one transaction."""
     wanted = [(claimable(using, queues, label), limit) for label, limit in limits.items()]
     return _claim(wanted, seconds, using)
 
@@ -94,66 +95,62 @@ def _claim(wanted: Sequence[tuple[TimeoutQuerySet, int]], seconds: timedelta, us
         until = now + seconds
         for rows, limit in wanted:
             found.update(for_update(rows, using, wait=False).values_list("id", "claims")[:limit])
-        for ids in _chunks(list(found)):
-            unspent = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MOST_CLAIMS)
+        for ids in chunks(list(found), CHUNK):
+            unspent = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MAX_CLAIMS)
             unspent.update(claims=F("claims") + 1, claimed_until=until)
     return Claimed({id: count + 1 for id, count in found.items()}, until, now)
 
 
-def keep(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> tuple[datetime, list[int]]:
-    """Those of `ids` that are still claimed `until` then are claimed for `seconds` from now; until when, and which.
+def extend(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> tuple[datetime, list[int]]:
+    """Extend the claims of those of `ids` that are still claimed `until` then; return until when, and which.
 
-    Rows that others lock stay as they are: whoever fires one holds it for as long as its handler runs, and nobody
-    claims what somebody holds.
+    The new claims last `seconds` from now. Locked rows stay as they are: they are locked while their handler runs,
+    and no worker claims a locked row.
     """
     longer, kept = database_now(using) + seconds, []
-    for chunk in _chunks(list(ids)):
+    for chunk in chunks(list(ids), CHUNK):
         with transaction_of(using):
-            free = _locked(Timeout.objects.using(using).filter(pk__in=chunk, claimed_until=until), using)
+            free = _lock_free(Timeout.objects.using(using).filter(pk__in=chunk, claimed_until=until), using)
             Timeout.objects.using(using).filter(pk__in=free, claimed_until=until).update(claimed_until=longer)
         kept += free
     return longer, kept
 
 
-def give_back(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:
-    """Those that are still claimed `until` then are free, each from its moment on, and that claim is not counted.
+def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:
+    """Release the rows that are still claimed `until` then, and do not count that claim; return the locked ones.
 
-    A row that waits for that moment anyway is free at once: somebody may move it forward. Returns those that others
-    lock, which stay as they are: a row is often put back because somebody holds it.
+    Each may be claimed again from its datetime in `again`; at once if its `run_at` is not earlier, because the row may
+    be moved forward. Rows that other transactions have locked stay as they are, which is often why they are released.
     """
-    held: list[int] = []
-    for ids in _chunks(list(again)):
+    locked: list[int] = []
+    for ids in chunks(list(again), CHUNK):
         moments = [When(pk=id, then=Value(again[id], output_field=DateTimeField())) for id in ids]
         free_from = Case(*moments, output_field=DateTimeField())
         claimed = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
         with transaction_of(using):
-            free = _locked(claimed, using)
+            free = _lock_free(claimed, using)
             rows = claimed.filter(pk__in=free)
             rows.filter(run_at__gte=free_from).update(claims=F("claims") - 1, claimed_until=None)
             rows.update(claims=F("claims") - 1, claimed_until=free_from)
         if len(free) < len(ids):
-            held += claimed.exclude(pk__in=free).values_list("pk", flat=True)
-    return held
+            locked += claimed.exclude(pk__in=free).values_list("pk", flat=True)
+    return locked
 
 
-def free(ids: Sequence[int], using: str) -> int:
-    """Those of `ids` that were given back until a later moment may be claimed now; returns how many.
+def requeue(ids: Sequence[int], using: str) -> int:
+    """Let those of `ids` that were released until a later datetime be claimed now; return how many.
 
-    What somebody has claimed just now stays his, and what somebody locks stays as it is.
+    Rows that are claimed or locked stay as they are.
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
     with transaction_of(using):
-        return int(rows.filter(pk__in=_locked(rows, using)).update(claimed_until=None))
+        return int(rows.filter(pk__in=_lock_free(rows, using)).update(claimed_until=None))
 
 
-def _locked(rows: TimeoutQuerySet, using: str) -> list[int]:
-    """The ids of those of `rows` that nobody else locks, locked.
+def _lock_free(rows: TimeoutQuerySet, using: str) -> list[int]:
+    """Lock those of `rows` that no other transaction has locked; return their ids.
 
-    An UPDATE of many rows would wait for the others: for a handler that runs, or for a request that waits for one of
-    the rows which the UPDATE has already.
+    An UPDATE of many rows would wait for the others: for a running handler, or for a request that waits for one of
+    the rows which the UPDATE has already locked.
     """
     return list(for_update(rows.order_by("pk"), using, wait=False).values_list("pk", flat=True))
-
-
-def _chunks(ids: Sequence[int]) -> list[Sequence[int]]:
-    return [ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK)]

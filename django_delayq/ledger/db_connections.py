@@ -1,4 +1,4 @@
-"""The database connections of a worker: how many it needs, when a thread returns one, and which ones are broken.
+"""The database connections of a worker: how many it needs, and when a thread closes or returns one.
 
 A worker without a pool keeps the connections of its threads open, because opening one costs more than most firings.
 With psycopg's pool a thread returns its connection after each run, so that the pool can lend it to another thread.
@@ -24,10 +24,6 @@ logger = logging.getLogger("django_delayq.worker")
 
 IDLE_SECONDS: Final = 60.0
 """A connection that was idle for longer is tested before it is used, because firewalls cut silent connections."""
-OWN: Final = 3
-"""Connections beside those of the handlers: the main loop; leases, heartbeat and sweep; sync and pruning."""
-OWN_OF_A_POOL: Final = 2
-"""The same with a pool: the first two of these hold a connection only briefly, so they can share one."""
 POOL_SIZE: Final = 4
 """The default of psycopg's pool."""
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
@@ -37,7 +33,7 @@ _SQLITE_READ_ONLY: Final = 8
 
 
 class Limit(NamedTuple):
-    """How many connections a worker may open, and which setting says so."""
+    """How many connections a worker may open, and the setting that limits them."""
 
     size: int
     setting: str
@@ -45,13 +41,12 @@ class Limit(NamedTuple):
 
     @property
     def own(self) -> int:
-        """Return how many connections the worker needs beside those of its handlers."""
-        return OWN_OF_A_POOL if self.is_pool else OWN
+        """Return how many connections the worker needs beside those of its handlers.
 
-    @property
-    def least(self) -> int:
-        """Return how many of them the worker cannot do without. Two threads that share a pool's last one take turns."""
-        return 1 if self.is_pool else self.own
+        They are for the main loop; for leases, heartbeat and sweep; for sync and pruning. With a pool the first two
+        share one, because they need it only briefly.
+        """
+        return 2 if self.is_pool else 3
 
     def shortage(self, concurrency: int) -> str | None:
         """Describe the limit if a worker with `concurrency` handler threads needs more; else return None."""
@@ -69,9 +64,10 @@ class Limit(NamedTuple):
         Raises:
             ConfigError: not even one fits.
         """
-        if self.size <= self.least:
+        least = 2 if self.is_pool else 1 + self.own  # threads that share the last connection of a pool take turns
+        if self.size < least:
             raise ConfigError(
-                f"{self.setting} allows {self.size} connections. A worker needs at least {1 + self.least}, "
+                f"{self.setting} allows {self.size} connections. A worker needs at least {least}, "
                 f"and {concurrency + self.own} for {concurrency} handler threads. Raise the limit."
             )
         return max(1, min(concurrency, self.size - self.own))
@@ -117,14 +113,13 @@ def open_connection(using: str) -> bool:
 def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> None:
     """Close this thread's connections that are broken or too old, and return pooled ones to their pool.
 
-    Django closes a connection after each request unless CONN_MAX_AGE says otherwise. A worker has no requests, so
-    a connection stays open as long as it works, or for CONN_MAX_AGE seconds if that is set. A connection inside
-    a transaction is left alone.
+    A worker has no requests, so a connection stays open as long as it works, or for CONN_MAX_AGE seconds if that is
+    set. A connection inside a transaction is not closed.
 
     Args:
-        idle_seconds: how long they were not used; from `IDLE_SECONDS` on they are tested.
-        error: what the last run raised. After an error that a read-only server raises no connection is kept: it
-            leads to a primary that was demoted, and every test that only reads would succeed there.
+        idle_seconds: how long they were not used. After `IDLE_SECONDS` they are tested.
+        error: the exception of the last run. If a read-only server raised it, all connections are closed: they lead
+            to a primary that was demoted, and a test that only reads would succeed.
     """
     is_demoted = error is not None and is_read_only(error)
     for connection in connections.all(initialized_only=True):
@@ -133,20 +128,20 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
         must_test = error is not None or connection.errors_occurred or idle_seconds > IDLE_SECONDS
         if is_demoted or (must_test and not is_usable(connection)):
             discard(connection)
-        elif _is_too_old(connection) or _pool_of(connection) is not None:
+        elif _is_too_old(connection) or getattr(connection, "pool", None) is not None:
             with contextlib.suppress(Exception):
                 connection.close()
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:
-    """Close the connection, and all idle ones of its pool: most likely they are broken or read-only, too.
+    """Close the connection, and all idle ones of its pool, which most likely are broken or read-only, too.
 
-    Does nothing inside a transaction.
+    Inside a transaction nothing is closed.
     """
     if connection.in_atomic_block:
         return
     with contextlib.suppress(Exception):
-        pool = _pool_of(connection)
+        pool: Any = getattr(connection, "pool", None)
         if pool is not None and hasattr(pool, "drain"):  # psycopg_pool 3.3
             pool.drain()
         elif pool is not None and connection.connection is not None:
@@ -183,10 +178,6 @@ def error_code(error: BaseException) -> str | int | None:
         return state
     number = cause.args[0] if cause.args else None
     return number if isinstance(number, int) else None
-
-
-def _pool_of(connection: BaseDatabaseWrapper) -> Any:
-    return getattr(connection, "pool", None)
 
 
 def _is_too_old(connection: BaseDatabaseWrapper) -> bool:

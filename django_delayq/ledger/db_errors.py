@@ -1,7 +1,7 @@
-"""Database errors that are nobody's fault, told apart from errors of a handler.
+"""Distinguish transient database errors from errors of a handler.
 
-A deadlock, a serialization failure, a lock that took too long, a lost connection, a server that restarts or is
-full: the firing is undone and repeated soon, and no attempt is counted.
+A deadlock, a serialization failure, a lock timeout, a lost connection, a server that restarts or is full: the firing
+is rolled back and retried soon, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -25,53 +25,51 @@ _MYSQL = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226})
 _SQLITE = frozenset({5, 6, 10, 13, 14, 15})
 
 
-def trouble_of(
-    error: BaseException, using: str, watch: StatementMonitor | None = None, link: object = None
+def transient_reason(
+    error: BaseException, using: str, monitor: StatementMonitor | None = None, driver_connection: object = None
 ) -> str | None:
-    """In a few words, what trouble of the database `error` stems from; None: it is the handler's own.
+    """Describe the transient database error that caused `error`; return None if the handler caused it.
 
-    Called after the transaction is undone. A connection that broke is closed, so that the next use connects anew.
+    Call it after the rollback. A broken connection is closed, so that the next use opens another one.
 
     Args:
-        error: what was raised.
+        error: the exception.
         using: the database.
-        watch: who saw the handler's statements: it may have caught the database's error and raised another one.
-        link: `link_of(using)` from before the handler ran. A handler may talk to other databases, so that a
-            lost connection is ours only if ours is gone, or another one by now: leaving a transaction may
-            have opened a new one. None: no handler has run, and every statement was ours.
+        monitor: saw the handler's statements: the handler may have caught the database error and raised another one.
+        driver_connection: `driver_connection_of(using)` from before the handler ran. A handler may use other databases,
+            so a lost connection counts only if this one is lost, or replaced: leaving a transaction may have opened
+            another one. None: no handler has run.
     """
-    causes = [error, *(watch.errors if watch else ())]
+    causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
-    lost = any(isinstance(cause, OperationalError | InterfaceError) for cause in causes) and (
-        link is None or link is not link_of(using) or not is_usable(connections[using])
+    is_lost = any(isinstance(cause, OperationalError | InterfaceError) for cause in causes) and (
+        driver_connection is None
+        or driver_connection is not driver_connection_of(using)
+        or not is_usable(connections[using])
     )
     if contention is not None and is_read_only(contention):
         discard(connections[using])  # the next connection may lead to the new primary
-    if lost:
+    if is_lost:
         if not is_usable(connections[using]):
             discard(connections[using])
-        return f"the connection to the database failed ({_words(error)})"
-    return None if contention is None else _words(contention)
+        return f"the connection to the database failed ({_summary(error)})"
+    return None if contention is None else _summary(contention)
 
 
-def link_of(using: str) -> object:
-    """The driver's connection that this thread has open now; None: there is none."""
+def driver_connection_of(using: str) -> object:
+    """Return the open connection of this thread's driver, or None."""
     return connections[using].connection
 
 
 def _is_contention(error: BaseException) -> bool:
     if not isinstance(error, Error):
         return False
-    if is_read_only(error):
-        return True
     code = error_code(error)
-    if isinstance(code, str):
-        return code.startswith(_POSTGRESQL)
-    cause = error.__cause__
-    if isinstance(getattr(cause, "sqlite_errorcode", None), int):
-        return cause.sqlite_errorcode & 0xFF in _SQLITE  # type: ignore[union-attr]
-    return code in _MYSQL
+    if is_read_only(error) or (isinstance(code, str) and code.startswith(_POSTGRESQL)):
+        return True
+    sqlite_code = getattr(error.__cause__, "sqlite_errorcode", None)
+    return sqlite_code & 0xFF in _SQLITE if isinstance(sqlite_code, int) else code in _MYSQL
 
 
-def _words(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -1,4 +1,4 @@
-"""The events that a row keeps: what happened to it, when, by whom and why; capped, so that rows stay small."""
+"""The events that a row keeps: what happened to it, when, who did it and why; capped, so that rows stay small."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ if TYPE_CHECKING:
 MAX_EVENTS = 40
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
-# The reasons that the library itself gives; `story.REASONS` has them in the reader's language.
+# The reasons that the library itself gives; `story.REASON_LABELS` translates them.
 SINCE_CHANGED = "what it counts from has changed"
 RENAMED = "the policy was renamed"
 
 
+def record(row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> None:
+    """Add an event to the history of `row`, in memory."""
+    row.history = appended(row.history, event(what, at, by=by, reason=reason, **details))
+
+
+def record_death(row: Timeout, now: datetime) -> None:
+    """Add the death of `row`, if it is dead, to its history, because its columns are about to say something else."""
+    if row.state == row.State.DEAD:
+        record(row, "dead", row.settled_at or now, reason=row.reason)
+
+
 def event(what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> dict[str, Any]:
-    """One event as JSON: `what`, `at`, and of the rest whatever is said; datetimes become ISO texts in UTC."""
+    """Return an event as JSON: `what`, `at`, and the others that are not empty; datetimes as ISO strings in UTC."""
     said = {"by": by, "reason": clipped(reason), **details}
     return {
         "at": _iso(at),
@@ -31,15 +42,15 @@ def event(what: str, at: datetime, *, by: str = "", reason: str = "", **details:
 
 
 def appended(history: list[dict[str, Any]], *events: dict[str, Any]) -> list[dict[str, Any]]:
-    """`history` with `events` behind; beyond the cap the oldest but the very first go."""
+    """Return `history` with `events` appended; beyond the cap the oldest are dropped, except the first."""
     longer = [*history, *events]
     return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[len(longer) - MAX_EVENTS + 1 :]]
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:
-    """What is kept of an exception of `timeout`: type, message and traceback, the last capped from the front.
+    """Return what is kept of an exception of `timeout`: type, message, and the end of the traceback.
 
-    Scrubbed before it is capped: what is cut in two cannot be recognised.
+    Scrubbed before it is capped, because a secret that is cut in two is not recognised.
     """
     return {
         "error": clean(type(error).__name__)[:MAX_REASON],
@@ -49,17 +60,17 @@ def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[
 
 
 def message_of(error: BaseException, timeout: Timeout | None = None) -> str:
-    """What `error` says, scrubbed, as a database takes it."""
+    """Return the message of `error`, scrubbed and clean."""
     return clean(scrubbing.message_of(error, timeout))
 
 
 def clipped(reason: str) -> str:
-    """`reason` as it fits its column."""
+    """Return `reason` so that it fits its column."""
     return clean(str(reason))[:MAX_REASON]
 
 
 def clean(text: str) -> str:
-    """`text` without what databases refuse: NUL and lone surrogates. A bad message must not stop the settling."""
+    """Replace what databases refuse: NUL and lone surrogates. Such a message must not prevent the row from settling."""
     return text.replace("\0", "�").encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,6 @@
 """Transactions and the order of locks: business row first, then timeout row, everywhere.
 
-Two of us who locked in opposite orders would wait for each other for ever, and the database would end it by
-failing somebody's payment.
+Two transactions that lock in opposite orders deadlock, and the database aborts one of them, which may be a payment.
 """
 
 from __future__ import annotations
@@ -102,33 +101,25 @@ def _is_migrated(using: str) -> bool:
 
 @contextmanager
 def transaction_of(using: str) -> Iterator[None]:
-    """Inside the caller's transaction, joins it, without a savepoint; outside, opens one.
+    """Join the caller's transaction, without a savepoint; outside of one, open one.
 
-    Joining keeps the caller's transaction usable after our own errors: `atomic(savepoint=False)` would mark
-    it for rollback. So whoever raises inside must not have written yet.
+    Joining keeps the caller's transaction usable after an error: `atomic(savepoint=False)` would mark it for rollback.
+    So an error inside must be raised before anything is written.
     """
-    connection = connections[using]
+    connection, dialect = connections[using], dialect_of(connections[using])
     if connection.in_atomic_block:
-        begin_write(using)
+        dialect.begin_write(connection, Timeout._meta.db_table)
         yield
-    else:
-        is_new = may_read_stale(using) and connection.get_autocommit()
-        with transaction.atomic(using=using):
-            if is_new:
-                with connection.cursor() as cursor:
-                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            begin_write(using)
-            yield
-
-
-def may_read_stale(using: str) -> bool:
-    """Whether transactions are set to see the database as it was when they began: REPEATABLE READ or stricter.
-
-    Our own need no such thing. They lock what they decide by, and want to see it as it is then; on PostgreSQL they
-    would fail where they need only look again.
-    """
-    connection = connections[using]
-    return dialect_of(connection).repeats_reads(connection)
+        return
+    # Under REPEATABLE READ, PostgreSQL would raise an error where a locked row is newer than the snapshot, and MySQL
+    # would mix old and new rows. This library locks the rows that it decides by and needs them as they are then.
+    must_commit_reads = dialect.repeats_reads(connection) and connection.get_autocommit()
+    with transaction.atomic(using=using):
+        if must_commit_reads:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        dialect.begin_write(connection, Timeout._meta.db_table)
+        yield
 
 
 def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
@@ -145,16 +136,16 @@ def begin_write(using: str) -> None:
 
 
 def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[M]:
-    """`rows`, locked until the end of the transaction; `wait=False` leaves out what others hold.
+    """Return `rows` as a query that locks them until the transaction ends; `wait=False` leaves out locked ones.
 
-    SKIP LOCKED and not NOWAIT: NOWAIT aborts a PostgreSQL transaction, and MariaDB reports it like a lock
-    wait that timed out. PostgreSQL gets FOR NO KEY UPDATE, which does not stall inserts of child rows.
+    SKIP LOCKED and not NOWAIT: NOWAIT aborts a PostgreSQL transaction, and MariaDB reports it like a lock wait that
+    timed out. On PostgreSQL FOR NO KEY UPDATE, which does not block inserts of child rows.
     """
     features = connections[using].features
     if not features.has_select_for_update:
         return rows
     if not wait and not features.has_select_for_update_skip_locked:
-        raise ImproperlyConfigured("The database must know SKIP LOCKED: MySQL 8.0.1 or MariaDB 10.6 at least.")
+        raise ImproperlyConfigured("The database must support SKIP LOCKED: MySQL 8.0.1 or MariaDB 10.6 at least.")
     return rows.select_for_update(skip_locked=not wait, no_key=features.has_select_for_no_key_update)
 
 
@@ -210,13 +201,13 @@ def has_own_manager(model: type[Model]) -> bool:
 
 
 def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
-    """The rows in the parents' tables of the multi-table children `pks` are locked, the topmost first, as by `save()`.
+    """Lock the rows of the multi-table children `pks` in their parents' tables, the topmost first, as `save()` does.
 
-    A statement over both tables would lock the child's half first, and deadlock with whoever is saving it.
+    A statement over both tables would lock the child's row first, and deadlock with a transaction that saves it.
     """
     for parent in reversed(model._meta.all_parents):
         wanted = pks
-        if root_of_key(parent) is not root_of_key(model):  # the child has a key of its own
+        if root_of_key(parent) is not root_of_key(model):  # the child has its own key
             name = cast("Any", parent._meta.pk).name
             wanted = list(rows_of(model, using).filter(pk__in=pks).values_list(name, flat=True))
         keys = rows_of(parent, using).filter(pk__in=wanted).order_by("pk").values_list("pk", flat=True)
@@ -224,5 +215,34 @@ def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
 
 
 def lock_object(model: type[M], pk: Any, using: str) -> M | None:
-    """The business row `pk`, fresh and locked; None if it is gone."""
-    return lock_objects(model, [pk], using).get(pk)
+    """Lock the business row `pk` and return it fresh; None if it does not exist any more."""
+    return next(iter(locking_rows(model, [pk], using)), None)
+
+
+def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
+    """Wait for `rows` and lock them, in the order of their slots, in which all callers lock several.
+
+    A database that locks what it reads would wait for rows that are none of them. There the rows that are free are
+    locked first, without waiting, and then the missing ones, one by one.
+    """
+    ordered = rows.order_by("slot", "id")
+    if not dialect_of(connections[using]).locks_what_it_reads:
+        return list(for_update(ordered, using))
+    found = {row.pk: row for row in for_update(ordered, using, wait=False)}
+    missing = [pk for pk in ordered.values_list("pk", flat=True) if pk not in found]
+    waited_for = (for_update(rows.filter(pk=pk), using).first() for pk in missing)
+    return [*found.values(), *(row for row in waited_for if row is not None)]
+
+
+def lock_newest(rows: TimeoutQuerySet, using: str) -> Timeout | None:
+    """Wait for the newest of `rows`, all of one subject, and lock it; return None if there are none.
+
+    A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
+    the ids alone, it reads them from the index of slots.
+    """
+    if dialect_of(connections[using]).locks_what_it_reads:
+        ids = list(for_update(rows.order_by(), using).values_list("pk", flat=True))
+        if not ids:
+            return None
+        rows = rows.filter(pk=max(ids))
+    return for_update(rows, using).first()

@@ -1,19 +1,18 @@
-"""From the ledger to Redis: what a transaction changed goes there after its commit, all in one call.
+"""After commit: send to Redis what a transaction changed, in one call, and send signals to their receivers.
 
-A push is a hint. If it fails nobody hears of it but the log, once for each outage, and the sweep makes up for it:
-whoever schedules is never told about Redis, and never waits for it longer than `connections.PRODUCER` allows.
+A push is a hint. If it fails, that is logged once for each outage and the sweep adds what is missing. The caller gets
+no error, and waits for Redis no longer than the client's timeout.
 
-Every push is an on-commit callback of its own that carries its own changes, and the first one to run sends the
-changes of all that are still there. So Django itself keeps the books: a savepoint that rolls back drops its callbacks
-and with them exactly its changes, and no flag can be left behind that would keep a later push from happening.
+Each push is an on-commit callback with its own changes. The first one to run sends the changes of all that still
+exist. So a savepoint that rolls back drops its callbacks, and with them exactly its changes, and no flag can be left
+behind that would prevent a later push.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -22,46 +21,73 @@ from django.db import connections, transaction
 from django_delayq import clock
 from django_delayq.conf import get_settings
 from django_delayq.engine import Change
-from django_delayq.engine.limits import MAX_DUE_MS
+from django_delayq.engine.records import MAX_DUE_MS
 from django_delayq.exceptions import EngineError
+from django_delayq.models import Timeout
+from django_delayq.policies import registry
 from django_delayq.redis_clients import get_engine
 
 if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
 
-    from django_delayq.models import Timeout
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.dispatch import Signal
 
 logger = logging.getLogger("django_delayq.outbox")
 
 
-def push(using: str, changes: Iterable[Change]) -> None:
-    """Redis learns of `changes` once the present transaction has committed; at once where there is none.
+def announce(signal: Signal, row: Timeout, using: str) -> None:
+    """Send `signal` for `row` once the transaction has committed; what a receiver raises is logged."""
+    policy = registry.get(row.policy)
+    sender = policy.model if policy else Timeout
+    if not signal.has_listeners(sender):
+        return
+    connection = connections[using]
+    if connection.in_atomic_block or connection.get_autocommit():
+        transaction.on_commit(functools.partial(signal.send_robust, sender, timeout=row), using=using, robust=True)
 
-    Call it after writing the rows. Whatever happens to Redis, nothing is raised. Without Redis nothing is done.
+
+def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False) -> None:
+    """Push when `rows`, as they were written, are due.
+
+    `earlier_only`: for new rows, of which Redis has nothing that would be wrong. Otherwise a later due time replaces
+    the one that Redis has.
+    """
+    if get_settings().redis is None:
+        return
+    changes = (change_for(row, earlier_only=earlier_only) for row in rows)
+    push(using, [change for change in changes if change is not None])
+
+
+def withdraw(rows: Iterable[tuple[str, int]], using: str) -> None:
+    """Remove these (queue, id) from Redis. This only saves a worker a check."""
+    push(using, [Change(queue, row_id, None) for queue, row_id in rows])
+
+
+def push(using: str, changes: Iterable[Change]) -> None:
+    """Send `changes` to Redis once the current transaction has committed; at once where there is none.
+
+    Call it after writing the rows. Nothing is raised, whatever happens to Redis. Without Redis nothing is done.
     """
     changes = tuple(changes)
     if not changes or get_settings().redis is None:
         return
     connection = connections[using]
     if not connection.in_atomic_block and not connection.get_autocommit():
-        # The caller manages his transaction himself, and nobody will tell us when it ends. A hint that comes before
-        # its row costs a look in vain, and the sweep finds the row; no hint at all would always be late.
+        # The caller manages the transaction itself, and its end is not known here. A hint before its row costs a
+        # worker one check, and the sweep finds the row. Without a hint the timeout would always be late.
         _send(changes)
         return
-    push = _Push(_outboxes.setdefault(connection, _Outbox()), changes)
-    transaction.on_commit(push, using=using, robust=True)
+    transaction.on_commit(_Push(connection, changes), using=using, robust=True)
 
 
 def change_for(timeout: Timeout, *, earlier_only: bool = False) -> Change | None:
-    """What Redis has to learn about `timeout` as it is now; None: nothing.
+    """Return what to send to Redis about `timeout` as it is now; None: nothing.
 
-    A row that waits within `HORIZON` gets an entry, due at its `run_at`. One that waits longer stays out of Redis
-    until a sweep brings it in, so an entry that it had before it was moved must go, and so must that of a row which
-    does not wait.
-
-    Args:
-        timeout: as it was written.
-        earlier_only: True for a row that is new: it can have no entry that would be wrong.
+    A pending row that is due within `HORIZON` gets an entry, due at its `run_at`. One that is due later stays out of
+    Redis until a sweep adds it, so the entry that it had before it was moved is removed, and so is that of a row that
+    is not pending.
     """
     is_near = timeout.run_at - clock.now() <= get_settings().horizon
     if timeout.state == timeout.State.PENDING and is_near:
@@ -70,48 +96,31 @@ def change_for(timeout: Timeout, *, earlier_only: bool = False) -> Change | None
 
 
 def due_ms_of(moment: datetime) -> int:
-    """The moment as the engine counts it, and within what it can count."""
+    """Return the datetime as the engine counts it, within what it can count."""
     return min(max(clock.to_ms(moment), 0), MAX_DUE_MS)
 
 
-class _Outbox:
-    """The pushes of one connection that wait for their commit, in the order in which they were made."""
-
-    def __init__(self) -> None:
-        # Weak, so that the list of Django's callbacks alone decides which of them still exist.
-        self._pushes: WeakValueDictionary[int, _Push] = WeakValueDictionary()
-        self._numbers = itertools.count()
-
-    def add(self, push: _Push) -> None:
-        self._pushes[next(self._numbers)] = push
-
-    def flush(self) -> None:
-        waiting = list(self._pushes.values())
-        self._pushes.clear()
-        changes = tuple(itertools.chain.from_iterable(push.take() for push in waiting))
-        if changes:
-            _send(changes)
-
-
 class _Push:
-    """One on-commit callback with its changes."""
+    """An on-commit callback with its changes."""
 
-    __slots__ = ("__weakref__", "_changes", "_outbox")
+    __slots__ = ("__weakref__", "changes", "pending")
 
-    def __init__(self, outbox: _Outbox, changes: tuple[Change, ...]) -> None:
-        self._outbox = outbox
-        self._changes = changes
-        outbox.add(self)
+    def __init__(self, connection: BaseDatabaseWrapper, changes: tuple[Change, ...]) -> None:
+        self.changes = changes
+        self.pending = _pending.setdefault(connection, WeakValueDictionary())
+        self.pending[next(_numbers)] = self
 
     def __call__(self) -> None:
-        self._outbox.flush()
+        pushes = list(self.pending.values())
+        self.pending.clear()
+        if pushes:
+            _send(tuple(itertools.chain.from_iterable(each.changes for each in pushes)))
 
-    def take(self) -> tuple[Change, ...]:
-        changes, self._changes = self._changes, ()
-        return changes
 
-
-_outboxes: WeakKeyDictionary[BaseDatabaseWrapper, _Outbox] = WeakKeyDictionary()
+_numbers = itertools.count()
+# The pushes of each connection that wait for its commit, in order. Weak: Django's list of callbacks alone decides
+# which of them still exist.
+_pending: WeakKeyDictionary[BaseDatabaseWrapper, WeakValueDictionary[int, _Push]] = WeakKeyDictionary()
 
 
 def _send(changes: Sequence[Change]) -> None:
@@ -120,9 +129,8 @@ def _send(changes: Sequence[Change]) -> None:
         if engine is not None:
             engine.apply(changes)
     except EngineError as error:
-        # The breaker has told the operator, once.
+        # The circuit breaker has logged it, once.
         logger.debug("%d changes were not pushed: %s", len(changes), error, extra={"event": "push_failed"})
     except Exception:
-        # Not only in callbacks, where Django would log it: whoever manages his transaction himself is called back by
-        # nobody, and his order must not fail for a hint.
+        # Django logs this in callbacks only, and a caller that manages its own transaction must not fail for a hint.
         logger.exception("%d changes were not pushed", len(changes), extra={"event": "push_failed"})

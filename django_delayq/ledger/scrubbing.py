@@ -1,7 +1,7 @@
-"""What is said of somebody else's exception, in the ledger and in the log: only through the setting `SCRUB`.
+"""Messages and tracebacks of exceptions for the ledger and the log, filtered by the setting `SCRUB`.
 
-An exception's text may hold what nobody should read who reads the ledger: an address, a token, a card number. Locals
-are never said. If the scrubber fails, nothing of the text is said at all: an attempt must not get lost for that.
+An exception's message may contain what readers of the ledger must not see: an address, a token, a card number. Locals
+are never included. If the scrubber fails, the message is withheld, and the attempt is recorded without it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WITHHELD = "(withheld: the scrubber failed)"
 
 
 class Scrubbed(Exception):
-    """Stands for an exception where one is logged: its text is the scrubbed traceback."""
+    """Replaces an exception in the log; its message is the scrubbed traceback."""
 
 
 def get_scrubber() -> Scrubber | None:
-    """The callable that `DELAYQ["SCRUB"]` means; None: there is none.
+    """Return the callable in `DELAYQ["SCRUB"]`, or None.
 
     Raises:
         ConfigError: it cannot be imported, or is not callable.
@@ -47,32 +47,29 @@ def get_scrubber() -> Scrubber | None:
 
 
 def message_of(error: BaseException, timeout: Timeout | None = None) -> str:
-    """What `error` says, scrubbed. An exception that cannot even say it must not stop the settling either."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - somebody else's __str__
-        text = UNREADABLE
-    return _scrubbed(text, timeout)
+    """Return the scrubbed message of `error`, also if its `__str__` fails."""
+    return _scrubbed(lambda: str(error), UNREADABLE, timeout)
 
 
 def traceback_of(error: BaseException, timeout: Timeout | None = None) -> str:
-    """The traceback of `error` and its causes, scrubbed, without locals."""
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - as above
-        text = f"{type(error).__name__}: {UNREADABLE}\n"
-    return _scrubbed(text, timeout)
+    """Return the scrubbed traceback of `error` and its causes, without locals."""
+    unreadable = f"{type(error).__name__}: {UNREADABLE}\n"
+    return _scrubbed(lambda: "".join(traceback.format_exception(error)), unreadable, timeout)
 
 
 def shown(error: BaseException, timeout: Timeout | None = None) -> BaseException:
-    """What to give a logger as `exc_info`: `error` itself, or with a scrubber a stand-in that has only its text.
+    """Return what a logger may get as `exc_info`: `error`, or with a scrubber a replacement that has only its message.
 
-    A log handler may print or send away whatever hangs on an exception: its causes, and the locals of its frames.
+    A log handler may print or send everything an exception refers to: its causes, and the locals of its frames.
     """
     return error if get_settings().scrub is None else Scrubbed(traceback_of(error, timeout))
 
 
-def _scrubbed(text: str, timeout: Timeout | None) -> str:
+def _scrubbed(render: Callable[[], str], unreadable: str, timeout: Timeout | None) -> str:
+    try:
+        text = render()
+    except Exception:  # noqa: BLE001 - code of the application
+        text = unreadable
     try:
         scrub = get_scrubber()
         if scrub is None:
@@ -83,8 +80,8 @@ def _scrubbed(text: str, timeout: Timeout | None) -> str:
         kind = f"returned {type(found).__name__}"
     except KeyboardInterrupt:
         raise
-    except BaseException as failure:  # noqa: BLE001 - whatever it is: see the top
+    except BaseException as failure:  # noqa: BLE001 - the attempt must be recorded
         kind = f"raised {type(failure).__name__}"
-    # Its own message and traceback are not said: they may quote what it was to scrub.
-    logger.error("DELAYQ['SCRUB'] %s: a text is withheld", kind, extra={"event": "scrub_failed"})
+    # Without its own message and traceback, which may quote what must be scrubbed.
+    logger.error("DELAYQ['SCRUB'] %s: a message is withheld", kind, extra={"event": "scrub_failed"})
     return WITHHELD

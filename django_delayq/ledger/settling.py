@@ -1,14 +1,14 @@
-"""What a firing may do with a row. Each transition is one UPDATE that compares before it sets.
+"""The statements with which workers write rows: fired, firing, skipped, retried, deleted. Each compares before it sets.
 
-All of it runs inside a transaction. Rows come from `lock_rows`, which waits for nobody, so that what a row
-says is still true when it is changed; the comparison in the UPDATE decides nevertheless, because SQLite locks
-no rows and a worker's clock proves nothing.
+All of it runs inside a transaction. Rows come from `lock_rows`, which does not wait, so that they are unchanged when
+they are written. The comparison in the UPDATE decides nevertheless, because SQLite locks no rows and the clock of a
+worker proves nothing.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db.models import F
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
+PRUNED_PAGE: Final = 500
 
 
 def lock_rows(
     ids: Collection[int], using: str, *, history: bool = False, policy: TimeoutPolicy[Any] | None = None
 ) -> tuple[dict[int, Timeout], datetime]:
-    """The rows `ids` by id, fresh and locked, and the database's moment. Those that others hold are left out.
+    """Lock the rows `ids`, except those that are locked already; return them fresh, by id, and the database's time.
 
     The history, which may be large, is loaded only on demand, or here with `history`. With `policy` each row has an
-    attribute `is_stopped`: whether that policy is. The statement reads it after its moment, so nothing that was
-    committed before that moment is missed.
+    attribute `is_stopped`: whether that policy is stopped. The statement reads it after its time, so nothing that was
+    committed before that time is missed.
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow()).order_by("pk")
     if policy is not None:
@@ -44,9 +45,9 @@ def lock_rows(
 
 
 def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: bool = False) -> bool:
-    """All of the pending `rows` are `fired` and say so; False: one of them is not due, and the caller must undo.
+    """Mark the pending `rows` as fired. Return False if one of them is not due: then the caller must roll back.
 
-    `counted`: the attempt has been charged already.
+    `counted`: the attempt has been counted already.
     """
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
     attempts = 0 if counted else 1
@@ -55,62 +56,62 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
     if count != len(rows):
         return False
     for row in rows:
-        _tell(row, {**values, "attempts": row.attempts + attempts})
+        _assign(row, {**values, "attempts": row.attempts + attempts})
     return True
 
 
 def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
-    """The pending `row` is `firing` until `until`, its attempt counted and its slot free; False: it is not due."""
+    """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due."""
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
     with raising_instead_of_waiting(using):
         if not _due([row], using).filter(attempts=row.attempts).update(**values):
             return False
-    _tell(row, values)
+    _assign(row, values)
     return True
 
 
 def is_marked(row_id: int, using: str) -> bool:
-    """Whether the current transaction still works and still sees the row as fired."""
+    """Return whether the current transaction still works and still sees the row as fired."""
     return bool(Timeout.objects.using(using).filter(pk=row_id, state=State.FIRED).exists())
 
 
 def mark_skipped(rows: Sequence[Timeout], cause: Timeout.Cause, now: datetime, using: str) -> None:
-    """The pending, locked `rows` are `skipped`: there is nothing to do."""
+    """Mark the pending, locked `rows` as skipped: there is nothing to do."""
     values = {"state": State.SKIPPED, "cause": cause, "settled_at": now, "slot_taken": None}
     with raising_instead_of_waiting(using):
         Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
     for row in rows:
-        _tell(row, values)
+        _assign(row, values)
 
 
 def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
-    """`row` has `values` if nobody has moved, settled, begun anew or tried it since it was read; else False."""
+    """Write `values` if `row` was not moved, settled, restarted or tried since it was read; else return False."""
     unchanged = {name: getattr(row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
     if not Timeout.objects.using(using).filter(pk=row.pk, **unchanged).update(**values):
         return False
-    _tell(row, values)
+    _assign(row, values)
     return True
 
 
 def settled(state: Timeout.State, cause: Timeout.Cause, now: datetime) -> dict[str, Any]:
-    """The columns of a row that settles as `state`, for `compare_and_set`."""
+    """Return the columns of a row that settles as `state`, for `compare_and_set`."""
     return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
 
 
 def waiting(run_at: datetime) -> dict[str, Any]:
-    """The columns of a row that waits for its next attempt at `run_at`, for `compare_and_set`."""
+    """Return the columns of a row whose next attempt is at `run_at`, for `compare_and_set`."""
     return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at}
 
 
 def slot_is_taken(row: Timeout, labels: Iterable[str], using: str) -> bool:
-    """Whether a newer round waits in the slot of the firing `row`, under any of its policy's `labels`."""
+    """Return whether a newer round is pending in the slot of `row`, under any of its policy's `labels`."""
     slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels}
     taken: bool = Timeout.objects.using(using).filter(slot__in={row.slot, *slots}, slot_taken=1).exists()
     return taken
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
-    """At most `limit` rows, only `ids` if given, whose attempt outlived its expiry, the longest expired first."""
+    """Return at most `limit` rows, only `ids` if given, whose attempt has expired, the longest expired first."""
     rows = Timeout.objects.using(using).filter(state=State.FIRING, settled_at__isnull=True, run_at__lte=DatabaseNow())
     if ids is not None:
         rows = rows.filter(pk__in=ids)
@@ -118,10 +119,10 @@ def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[
 
 
 def extend(ids: Collection[int], until: datetime, using: str) -> None:
-    """Those of `ids` that are firing expire at `until`.
+    """Let those of `ids` that are firing expire at `until`.
 
-    Rows that others hold are waited for, but only when all the rest is written, and one by one: whoever holds one may
-    be waiting for another of them.
+    Waits for locked rows after all others are written, and one by one: the transaction that has locked one may be
+    waiting for another of them.
     """
     firing = in_state(Timeout.objects.using(using).filter(pk__in=ids), State.FIRING, using)
     with transaction_of(using):
@@ -131,12 +132,31 @@ def extend(ids: Collection[int], until: datetime, using: str) -> None:
         in_state(Timeout.objects.using(using).filter(pk=id), State.FIRING, using).update(run_at=until)
 
 
+def delete_settled(using: str, before: datetime, start: datetime | None) -> tuple[int, datetime | None]:
+    """Delete a page of the rows that were settled from `start` on, and settled and due before `before`.
+
+    Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
+    and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
+    were settled by one bulk call, for each page again.
+    """
+    old = Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before)
+    rows = old if start is None else old.filter(settled_at__gte=start)
+    page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:PRUNED_PAGE])
+    with transaction_of(using):
+        # Read again, because an operator may have revived one in between. A row that another transaction has locked
+        # stays until the next time: that transaction may be waiting for another row of the page.
+        found = old.filter(pk__in=[id for _, id in page]).order_by("pk")
+        free = list(for_update(found, using, wait=False).values_list("pk", flat=True))
+        count, _ = old.filter(pk__in=free).delete()
+    return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
+
+
 def _due(rows: Sequence[Timeout], using: str) -> Any:
     ids = [row.pk for row in rows]
     # Not by the state: see `in_state`.
     return Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, run_at__lte=DatabaseNow())
 
 
-def _tell(row: Timeout, values: dict[str, Any]) -> None:
+def _assign(row: Timeout, values: dict[str, Any]) -> None:
     for name, value in values.items():
         setattr(row, name, value)

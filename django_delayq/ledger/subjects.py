@@ -1,22 +1,32 @@
-"""Whom a timeout is about: a policy, an object, a key, and the slot that follows from them."""
+"""What a timeout is about: a policy, an object and a key; and how queries compare objects with ledger rows.
+
+The ledger identifies an object by its content type and its primary key as a string, which `key_types` defines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Model
+from django.db import connections
+from django.db.models import CharField, F, Func, Model, OuterRef, Q, QuerySet
 
-from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.dialects import dialect_of
+from django_delayq.exceptions import PolicyError
+from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.expressions import Combinable
+    from django.db.models.sql.compiler import SQLCompiler
 
     from django_delayq.models import TimeoutQuerySet
     from django_delayq.policies import TimeoutPolicy
@@ -26,10 +36,10 @@ MAX_KEY = 200
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One policy's place for one object and key in one database; or, with `row_id`, one row of it."""
+    """One policy, object and key in one database; or, with `row_id`, one row of them."""
 
     policy: TimeoutPolicy[Any] | None
-    """None: a row whose policy is not declared any more; it can still be found, cancelled and moved."""
+    """None: the policy is not declared any more. Its rows can still be found, cancelled and moved."""
     model: type[Model] | None
     pk: Any
     labels: tuple[str, ...]
@@ -41,49 +51,35 @@ class Subject:
 
     @property
     def slot(self) -> str:
-        """The slot that new rows take."""
+        """Return the slot of new rows."""
         return slot_of(self.labels[0], self.content_type_id, self.object_id, self.key)
 
     @property
     def slots(self) -> list[str]:
-        """The slots under the present and all former labels of the policy, the present first."""
+        """Return the slots under the present and all former labels of the policy, the present first."""
         return [slot_of(label, self.content_type_id, self.object_id, self.key) for label in self.labels]
 
     def rounds(self) -> TimeoutQuerySet:
-        """Every row of this subject, newest first."""
+        """Return all rows of this subject, newest first."""
         rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by("-id")
         return rows.filter(slot__in=self.slots) if self.row_id is None else rows.filter(pk=self.row_id)
 
     def pending(self) -> TimeoutQuerySet:
-        """The row that waits, if there is one; found by the unique slot."""
+        """Return the pending row, if there is one; it is found by its unique slot."""
         return self.rounds().filter(slot_taken=1)
 
     @property
     def about(self) -> str:
-        """The object's id, and the key if there is one."""
+        """Return the object's id, and the key if there is one."""
         return f"{self.object_id}{f' ({self.key})' if self.key else ''}"
 
     def __str__(self) -> str:
-        """For errors, which are English; people read `Story.title`."""
+        """For errors, which are not translated."""
         return f"{self.labels[0]} of {self.about}"
 
 
-def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:
-    """The subject of the object with the primary key `pk`.
-
-    Raises:
-        ValueError: `key` is no text, longer than 200 characters, or holds NUL, which PostgreSQL refuses.
-    """
-    if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
-        raise ValueError(f"key must be a text of at most {MAX_KEY} characters without NUL, not {key!r}.")
-    content_type = ContentType.objects.db_manager(using).get_for_model(policy.concrete_model)
-    object_id = object_id_of(policy.concrete_model, pk)
-    pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a text
-    return Subject(policy, policy.model, pk, policy.labels, content_type.pk, object_id, key, using)
-
-
 def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str = "") -> Subject:
-    """What a public verb was asked to act on: an object and a policy, or a row of the ledger itself.
+    """Return the subject of an object and a policy, or of a row of the ledger.
 
     Raises:
         UnknownPolicy: no such policy for this kind of object.
@@ -104,6 +100,30 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
     return subject_at(resolved, pk, key, database_of(type(target), target))
 
 
+def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:
+    """Return the subject of the object with the primary key `pk`.
+
+    Raises:
+        ValueError: `key` is not a string, is longer than 200 characters, or contains NUL, which PostgreSQL refuses.
+    """
+    if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
+        raise ValueError(f"key must be a string of at most {MAX_KEY} characters without NUL, not {key!r}.")
+    object_id = object_id_of(policy.concrete_model, pk)
+    pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a string
+    content_type_id = kind_of(policy.concrete_model, using)
+    return Subject(policy, policy.model, pk, policy.labels, content_type_id, object_id, key, using)
+
+
+def _subject_of_row(row: Timeout) -> Subject:
+    if row.pk is None:
+        raise ValueError("This Timeout is not a row of the ledger.")
+    policy = registry.get(row.policy)
+    using = database_of(Timeout, row)
+    model, pk = model_and_pk_of(row, using)
+    labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
+    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
+
+
 def instances(target: Any) -> list[Model]:
     """Return the model instances that `target` is, or that it contains. Raises TypeError for anything else."""
     if isinstance(target, type):
@@ -115,18 +135,8 @@ def instances(target: Any) -> list[Model]:
     return found
 
 
-def _subject_of_row(row: Timeout) -> Subject:
-    if row.pk is None:
-        raise ValueError("This Timeout is not a row of the ledger.")
-    policy = registry.get(row.policy)
-    using = database_of(Timeout, row)
-    model, pk = _object_of(row, using)
-    labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
-    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
-
-
-def _object_of(row: Timeout, using: str) -> tuple[type[Model] | None, Any]:
-    """Return the model and the key of the object; (None, None) if the row names no model or no key of it."""
+def model_and_pk_of(row: Timeout, using: str) -> tuple[type[Model] | None, Any]:
+    """Return the model and the key of the object; (None, None) if the row names no model or not a key of it."""
     policy = registry.get(row.policy)
     model = policy.model if policy else model_of_kind(row.content_type_id, using)
     try:
@@ -140,20 +150,100 @@ def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[int, type[
 
     Reads `policy`, `content_type_id` and `object_id` of each row, and no other column.
     """
-    for kind, same in groupby(sorted(rows, key=_kind_of), key=_kind_of):
-        found = [_object_of(row, using) for row in same]
+
+    def kind(row: Timeout) -> int:
+        return row.content_type_id
+
+    for content_type_id, same in groupby(sorted(rows, key=kind), key=kind):
+        found = [model_and_pk_of(row, using) for row in same]
         models = [model for model, _ in found if model is not None]
         if models:
-            yield kind, models[0], sorted({pk for model, pk in found if model is not None and pk is not None})
+            keys = {pk for model, pk in found if model is not None and pk is not None}
+            yield content_type_id, models[0], sorted(keys)
 
 
-def _kind_of(row: Timeout) -> int:
-    return row.content_type_id
+def kind_of(table: type[Model], using: str) -> int:
+    """Return the id of the content type under which the ledger has objects of `table`."""
+    return int(ContentType.objects.db_manager(using).get_for_model(table).pk)
 
 
 def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
-    """The model that a row's content type names; None if the model, or the content type itself, is gone."""
+    """Return the model of a content type; None if the model, or the content type itself, does not exist any more."""
     try:
         return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
     except ContentType.DoesNotExist:
         return None
+
+
+def tables_of(model: type[Model]) -> list[type[Model]]:
+    """Return the models whose timeouts concern objects of `model`: its own table's, and those of its parents.
+
+    Each has its own key in the ledger: the key of a multi-table child may differ from its parent's.
+    """
+    own = cast("type[Model]", model._meta.concrete_model)
+    return [own, *(parent for parent in own._meta.all_parents if not parent._meta.proxy and not refusal(parent))]
+
+
+def object_id(reference: Any, model: type[Model], using: str) -> Combinable:
+    """Return `reference`, the primary key of `model` in the surrounding query, as `Timeout.object_id` has it.
+
+    Raises:
+        PolicyError: the type of the key is not supported on this database.
+    """
+    connection = connections[using]
+    if words := refusal(model, connection):
+        raise PolicyError(words)
+    return _InLedgerCollation(key_type(model).sql(reference, root_of_key(model), connection))
+
+
+def key_of(reference: Any, model: type[Model], using: str) -> Combinable | None:
+    """Return the primary key of `model` for `reference`, an `object_id`; NULL if that is not a key.
+
+    Of the key's own type, so that its index finds it. None: SQL cannot convert it back, because the type or the
+    collation differs.
+    """
+    found: Combinable | None = key_type(model).key(reference, root_of_key(model), connections[using])
+    return found
+
+
+def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model], using: str) -> Q:
+    """Return the condition on ledger rows that are about any of `objects`, as objects of `tables`.
+
+    No objects means no rows.
+    """
+    wanted = Q(pk__in=[])
+    for table in tables:
+        key: Any = table._meta.pk
+        ids: Any
+        rows = objects.using(using) if isinstance(objects, QuerySet) else None
+        if rows is not None and not rows.query.is_sliced:
+            ids = rows.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
+        else:  # MySQL refuses a slice as a subquery
+            keys = [getattr(obj, key.attname) for obj in (objects if rows is None else rows)]
+            ids = [object_id_of(table, each) for each in keys if each is not None]
+        wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
+    return wanted
+
+
+def about_each(model: type[Model], using: str) -> Q:
+    """Return the condition on ledger rows that are about the row of a surrounding query over `model`."""
+    wanted = Q(pk__in=[])
+    for table in tables_of(model):
+        own_id = object_id(OuterRef(cast("Any", table._meta.pk).name), table, using)
+        wanted |= Q(content_type=kind_of(table, using), object_id=own_id)
+    return wanted
+
+
+class _InLedgerCollation(Func):
+    """A string that can be compared with `Timeout.object_id`."""
+
+    output_field = CharField()
+    template = "%(expressions)s"
+
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **context: Any
+    ) -> tuple[str, Any]:
+        """Compile the string, in the collation of the column."""
+        sql, params = super().as_sql(compiler, connection, *args, **context)
+        table = Timeout._meta.db_table
+        return dialect_of(connection).in_collation_of(sql, connection, table, "object_id"), params

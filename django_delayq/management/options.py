@@ -181,7 +181,7 @@ class Selection:
                 ]
             else:
                 parts = [part.filter(settled_at__isnull=True)]
-            found += [row for part in parts for row in part[:limit]]
+            found += [row for some in parts for row in some[:limit]]
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from enum import IntEnum
 from typing import Any
 
 from django.utils import timezone
@@ -25,8 +24,6 @@ def _plain(value: Any) -> Any:
         del fields["policy"]
         own = {"label": value.label, "model": value.policy.concrete_model._meta.label, "delay": value.delay}
         return _plain(own | fields)
-    if isinstance(value, IntEnum):
-        return value.name.lower()
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):

@@ -94,7 +94,7 @@ def indexes(using: str) -> Iterator[CheckMessage]:
 
 
 def machine_clock(using: str) -> Iterator[CheckMessage]:
-    """Compare this machine's clock, which computes deadlines, with the database's, which decides what is due."""
+    """Compare this machine's clock, which computes deadlines, with the database's, which decides which rows are due."""
     before = timezone.now()
     now = database_now(using)
     aware = now if timezone.is_aware(now) else timezone.make_aware(now)
@@ -113,19 +113,29 @@ def connection_limit(using: str) -> Iterator[CheckMessage]:
         yield Info("A worker may open as many connections as it needs.", id="connections")
 
 
-def redis_server(using: str) -> Iterator[CheckMessage]:
-    """Check each Redis server: reachable, new enough, not evicting, with enough memory."""
+def redis(using: str) -> Iterator[CheckMessage]:
+    """Check that Redis is reachable, on time and in step with the ledger, and examine each of its servers."""
     engine = get_engine()
     if engine is None:
         yield Info("No Redis is configured: workers poll the ledger once a second.", id="redis")
         return
     try:
         engine.ping()
+        stats = engine.queue("default", 0).stats()
     except EngineError as error:
         hint = "Start it again. Meanwhile workers poll the ledger, so timeouts are up to a second late."
         yield Error(str(error), hint=hint, id="redis")
         return
     yield Info("Redis answers.", id="redis")
+    # Redis's clock wakes workers. They correct a small skew.
+    yield skew("redis.clock", "Redis's clock", (stats.now_ms - to_ms(database_now(using))) / 1000)
+    status = redis_status(using, database_now(using))
+    text = f"Redis has {status.compared - status.missing} of the {status.compared} timeouts that are due next."
+    if status.missing:
+        hint = "If a worker is running, its sweep adds them within seconds."
+        yield Warning(text, hint=hint, id="redis.in_step")
+    elif status.is_reachable:
+        yield Info(text, id="redis.in_step")
     try:
         with translated(engine.client):
             info = engine.client.info()
@@ -168,18 +178,6 @@ def examine_redis_server(info: dict[str, Any]) -> Iterator[CheckMessage]:
     yield Info(text, id="redis.persistence")
 
 
-def redis_clock(using: str) -> Iterator[CheckMessage]:
-    """Compare Redis's clock, which wakes workers, with the database's. Workers correct a small skew."""
-    engine = get_engine()
-    if engine is None:
-        return
-    try:
-        stats = engine.queue("default", 0).stats()
-    except EngineError:
-        return  # `redis_server` reports it
-    yield skew("redis.clock", "Redis's clock", (stats.now_ms - to_ms(database_now(using))) / 1000)
-
-
 def skew(name: str, clock: str, ahead: float) -> CheckMessage:
     """Return the finding for a clock that is `ahead` seconds ahead of the database's."""
     seconds = abs(ahead)
@@ -188,19 +186,6 @@ def skew(name: str, clock: str, ahead: float) -> CheckMessage:
     kind = Error if seconds >= SKEW_ERROR_SECONDS else Warning
     text = f"{clock} is {seconds:.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's."
     return kind(text, hint="Synchronize both machines by NTP.", id=name)
-
-
-def redis_in_step(using: str) -> Iterator[CheckMessage]:
-    """Check that Redis has the timeouts that are due next."""
-    status = redis_status(using, database_now(using))
-    if not status.is_reachable:
-        return
-    text = f"Redis has {status.compared - status.missing} of the {status.compared} timeouts that are due next."
-    if status.missing:
-        hint = "If a worker is running, its sweep adds them within seconds."
-        yield Warning(text, hint=hint, id="redis.in_step")
-    else:
-        yield Info(text, id="redis.in_step")
 
 
 def workers(using: str) -> Iterator[CheckMessage]:
@@ -311,9 +296,7 @@ QUICK: dict[str, Check] = {
     "databases.indexes": indexes,
     "databases.clock": machine_clock,
     "databases.room": connection_limit,
-    "redis.server": redis_server,
-    "redis.clock": redis_clock,
-    "redis.in_step": redis_in_step,
+    "redis.server": redis,
     "workers.alive": workers,
     "rounds.waiting": policies,
     "rounds.stopped": stopped,

@@ -48,7 +48,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """How one policy stands. Counts go up to `search.MAX_COUNT`; fired and skipped ones are those of the last day."""
+    """The counts of one policy, up to `search.MAX_COUNT` each; `fired` and `skipped` are those of the last day."""
 
     label: str
     state: PolicyState | None

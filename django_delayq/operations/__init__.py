@@ -4,7 +4,9 @@
 | --- | --- |
 | `cancel`, `fire_now`, `postpone`, `retry` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
 
-Each takes the actor `by` (`admin:alice`) and a reason, and stores both: in the row's history or as a `PolicyChange`.
+Each takes the actor `by` (`admin:alice`) and a `reason` for people, and stores both: in the row's history or as a
+`PolicyChange`. An empty `by` is a ValueError. Those on policies take the policy or its label, and raise UnknownPolicy
+if it is not declared.
 """
 
 from django_delayq.operations.delay import DelayPreview, change_delay, preview_delay

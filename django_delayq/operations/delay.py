@@ -84,26 +84,22 @@ def change_delay(
 ) -> PolicyChange:
     """Make timeouts that are armed from now on due `after` their `since`; exempt objects stay exempt.
 
+    Inside a transaction the rows are moved after its commit. If this process dies meanwhile, a worker completes the
+    change; no row is moved twice.
+
     Args:
-        policy: the policy or its label.
+        policy, by, reason: see `operations`.
         after: a delay for all objects; None: the declared one. The delay in force, with `mode="recompute"`, replans
             pending timeouts, as after a change of the declaration.
-        by: the actor, such as `admin:alice`.
-        reason: for people.
         mode: the effect on pending deadlines. `"keep"`: none. `"recompute"`: each becomes `since` plus the new delay,
             also one that was set by hand; without `since` it counts from when it was scheduled. `"shift"`: each moves
             by the difference, so that one set by hand keeps its distance. A retry that is due even later keeps its
             time. Timeouts that are overdue then fire at once: see `preview_delay`.
         progress: called with the number of rows examined, page by page.
 
-    Inside a transaction the rows are moved after its commit. If this process dies meanwhile, a worker completes the
-    change; no row is moved twice.
-
     Raises:
-        UnknownPolicy: it is not declared.
         InvalidDelay: `after` is not a valid duration.
-        ValueError: the policy has no delay of its own, a wrong mode, `by` is empty, or `"shift"` where the old or the
-            new delay differs from object to object.
+        ValueError: the policy has no delay of its own, or `"shift"` where a delay differs from object to object.
         PolicyConflict: an earlier change still moves rows.
     """
     found = resolved(policy)
@@ -132,7 +128,7 @@ def _checked(policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode) ->
     if mode not in MODES:
         raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
     if policy.after is None:
-        words = _("{policy} has no delay of its own: each scheduling names one, so none can be changed.")
+        words = _("{policy} declares no delay that could be changed: each call sets its own.")
         raise ValueError(words.format(policy=policy.label))
     if after is not None:
         check_length(after, "after")
@@ -141,7 +137,7 @@ def _checked(policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode) ->
 
 def _check_shift(policy: TimeoutPolicy[Any], mode: Mode, before: timedelta | None, new: timedelta | None) -> None:
     if mode == "shift" and (new is None or before is None):
-        words = _("The delay of {policy} differs from object to object: there is no one shift for all.")
+        words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")
         raise ValueError(words.format(policy=policy.label))
 
 

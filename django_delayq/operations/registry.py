@@ -79,7 +79,7 @@ OPERATIONS: Final = {
             label=_("Cancel"),
             action=_("Cancel selected timeouts"),
             question=_("Cancel these timeouts?"),
-            explanation=_("They will not happen. What is firing just now is not tried again should it fail."),
+            explanation=_("They will not fire. Timeouts that are firing now are not retried if they fail."),
             done=ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
             log_message=_("Cancelled: {reason}"),
         ),
@@ -92,9 +92,9 @@ OPERATIONS: Final = {
             label=_("Fire now"),
             action=_("Fire selected timeouts now"),
             question=_("Fire these timeouts now?"),
-            explanation=_("They become due at once. A worker fires each of them, if its condition still holds."),
+            explanation=_("They are due immediately. A worker fires each of them if its condition still holds."),
             done=ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
-            log_message=_("Fired at once: {reason}"),
+            log_message=_("Fired now: {reason}"),
         ),
         Operation(
             name="postpone",
@@ -106,7 +106,7 @@ OPERATIONS: Final = {
             label=_("Postpone"),
             action=_("Postpone selected timeouts"),
             question=_("Postpone these timeouts?"),
-            explanation=_("Each gets a later deadline: by a length of time, or one moment for all of them."),
+            explanation=_("Each gets a later deadline: by a duration, or one time for all of them."),
             done=ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
             log_message=_("Postponed: {reason}"),
         ),
@@ -119,7 +119,7 @@ OPERATIONS: Final = {
             label=_("Retry"),
             action=_("Retry selected dead timeouts"),
             question=_("Retry these dead timeouts?"),
-            explanation=_("They are pending again and due at once, with all their attempts before them."),
+            explanation=_("They are pending again and due immediately, with all their attempts left."),
             done=ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
             log_message=_("Retried: {reason}"),
         ),
@@ -133,8 +133,8 @@ OPERATIONS: Final = {
             label=_("Pause"),
             question=_("Pause this policy?"),
             explanation=_(
-                "Nothing of it fires until it goes on. Deadlines stay where they are: "
-                "what fell due meanwhile fires then."
+                "Its timeouts do not fire until it is resumed. Deadlines stay unchanged: "
+                "timeouts that are due by then fire immediately."
             ),
             log_message=_("Paused: {reason}"),
         ),
@@ -147,8 +147,8 @@ OPERATIONS: Final = {
             label=_("Hold"),
             question=_("Hold this policy?"),
             explanation=_(
-                "Nothing of it fires, and its clock stands still: when it is released, all pending deadlines move by "
-                "the length of the hold. For an outage during which nobody could do what the deadlines wait for."
+                "Its timeouts do not fire. When it is resumed, all pending deadlines are moved by the duration of the "
+                "hold. Use it for an outage during which customers cannot act."
             ),
             log_message=_("Held: {reason}"),
         ),
@@ -161,8 +161,8 @@ OPERATIONS: Final = {
             parameters=("shift",),
             moves_rows=True,
             label=_("Resume"),
-            question=_("Let this policy go on?"),
-            explanation=_("What is due fires within two seconds. After a hold, deadlines are moved first."),
+            question=_("Resume this policy?"),
+            explanation=_("Due timeouts fire within two seconds. After a hold, deadlines are moved first."),
             log_message=_("Resumed: {reason}"),
         ),
         Operation(
@@ -176,8 +176,7 @@ OPERATIONS: Final = {
             label=_("Change the delay"),
             question=_("Change the delay of this policy?"),
             explanation=_(
-                "What is scheduled from now on gets the new delay; for what is pending, choose. "
-                "You see first what it means."
+                "New timeouts get the new delay. For pending ones, choose. The next page shows the consequences."
             ),
             log_message=_("Delay changed: {reason}"),
         ),

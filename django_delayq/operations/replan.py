@@ -16,16 +16,14 @@ from django_delayq.clock import database_now
 from django_delayq.delays import shifted
 from django_delayq.engine import Change
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.ledger import claiming, controls, outbox, writing
-from django_delayq.ledger.announcing import push
-from django_delayq.ledger.history import appended, event
+from django_delayq.ledger import claiming, outbox, paging
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.runner import Objects, objects_by_id
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
-    from django_delayq.models import TimeoutQuerySet
     from django_delayq.policies import TimeoutPolicy
 
     Progress = Callable[[int], object]
@@ -94,7 +92,7 @@ def _move_page(change_id: int, using: str) -> int:
             return 0
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
-        ids = list(page.values_list("pk", flat=True)[: writing.CHUNK])
+        ids = list(page.values_list("pk", flat=True)[: paging.CHUNK])
         change.touched_at = database_now(using)
         if ids:
             moved = _move_rows(ids, change, policy, using)
@@ -113,29 +111,21 @@ def _move_page(change_id: int, using: str) -> int:
 
 def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str) -> int:
     """Move those of `ids` that are still pending and get another deadline; return how many."""
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1)
-    objects = objects_by_id(rows, using, lock=True)
-    moved = []
-    for row in writing.locked(rows, using):
+    page = paging.read_page(ids, using)
+    moves = []
+    for row in page.rows:
         try:
-            due_at, run_at = _replanned(row, change, policy, objects)
+            due_at, run_at = _replanned(row, change, policy, page)
         except InvalidDelay:
             continue  # the deadline would be too far in the future: it stays where it is
-        if (due_at, run_at) == (row.due_at, row.run_at):
-            continue
-        details = {"from": row.due_at, "to": due_at}
-        row.history = appended(
-            row.history, event("replanned", change.touched_at, by=change.by, reason=change.reason, **details)
-        )
-        row.due_at, row.run_at, row.claims, row.claimed_until = due_at, run_at, 0, None
-        moved.append(row)
-    writing.save_moved(moved, using)
-    push(moved, using)
-    return len(moved)
+        if (due_at, run_at) != (row.due_at, row.run_at):
+            moves.append((row, due_at, run_at))
+    at, by, reason = change.touched_at, change.by, change.reason
+    return len(move_rows(moves, using, what="replanned", at=at, by=by, reason=reason))
 
 
 def _replanned(
-    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], objects: Objects
+    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page
 ) -> tuple[datetime, datetime]:
     """Return the deadline and the next attempt of `row` after `change`."""
     details = change.details
@@ -150,12 +140,11 @@ def _replanned(
     if details["move"] == "shift":
         due_at = shifted(due_at, timedelta(microseconds=details["microseconds"]))
     else:
-        obj = objects.get((row.content_type_id, row.object_id))
+        obj = page.object_of(row) if callable(policy.after) else None
         after = None if details["after"] is None else timedelta(microseconds=details["after"])
         if obj is not None or not callable(policy.after):
             due_at = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
-    retries_later = row.run_at > row.due_at
-    return due_at, max(row.run_at, due_at) if retries_later else due_at
+    return due_at, run_at_of(row, due_at)
 
 
 def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
@@ -163,11 +152,11 @@ def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
 
     Only the first rows; if this fails or there are more, the sweep requeues the rest.
     """
-    controls.stop_cache.forget()
+    stop_cache.forget()
     due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
     rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
-    for chunk in writing.chunks(rows, REQUEUE_PAGE):
-        claiming.free([row_id for row_id, _, _ in chunk], using)
+    for chunk in paging.chunks(rows, REQUEUE_PAGE):
+        claiming.requeue([row_id for row_id, _, _ in chunk], using)
         # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
         # change makes that lease stale.
         outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])

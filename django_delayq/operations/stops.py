@@ -20,7 +20,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.delays import check_moment
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import controls
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import database_of, for_update, transaction_of
 from django_delayq.models import PolicyChange, PolicyControl
@@ -51,9 +51,7 @@ def pause(
     Pausing a paused policy again changes what is given and keeps the rest: its end, its reason and its beginning.
 
     Args:
-        policy: the policy or its label.
-        by: the actor, such as `admin:alice`.
-        reason: for people; empty: the reason of the pause that is in force.
+        policy, by, reason: see `operations`. Without a reason, that of the pause in force remains.
         until: a datetime in the future, by the database's clock; None: until it is resumed. `"keep"`: the end of
             the pause that is in force, or none.
 
@@ -61,13 +59,11 @@ def pause(
         The change; None: the policy was paused like this already.
 
     Raises:
-        UnknownPolicy: it is not declared.
         InvalidDelay: `until` has passed, or its awareness does not fit `USE_TZ`.
         PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
-        ValueError: `by` is empty.
     """
     if isinstance(until, datetime) and check_moment(until, "until") <= clock.now():
-        raise InvalidDelay(_("{moment} has passed already.").format(moment=until))
+        raise InvalidDelay(_("{moment} is in the past.").format(moment=until))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
@@ -88,24 +84,15 @@ def pause(
 def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange | None:
     """Stop `policy` until `resume`, which then moves all pending deadlines by the length of the hold.
 
-    A pause becomes a hold that begins now and has no end; its reason stays unless another one is given. Holding a held
-    policy again changes its reason only.
-
-    Args:
-        policy: the policy or its label.
-        by: the actor.
-        reason: for people; empty: the reason of the pause or hold that is in force.
-
-    Returns:
-        The change; None: the policy was held like this already.
+    A pause becomes a hold that begins now and has no end. Its reason remains unless another one is given. Holding a
+    held policy again changes its reason only. Returns the change; None: the policy was held like this already.
 
     Raises:
         PolicyConflict: it is being released.
-        UnknownPolicy, ValueError: as for `pause`.
     """
     with control_of(policy, by, reason) as (control, change):
         if control.stop == Stop.RELEASING:
-            words = _("{policy} is {stop} already.")
+            words = _("{policy} is already {stop}.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
@@ -125,24 +112,16 @@ def resume(
     shift: bool = True,
     progress: Progress | None = None,
 ) -> PolicyChange | None:
-    """Let `policy` continue; due timeouts fire within two seconds.
+    """Let `policy` continue; due timeouts fire within two seconds. Returns the change; None: it was not stopped.
 
     After a hold its pending rows are moved first, page by page; it continues when all are moved. If this process dies
     meanwhile, the next call or, after half a minute, a worker completes the change; no row is moved twice. Inside a
     transaction the rows are moved after its commit.
 
     Args:
-        policy: the policy or its label.
-        by: the actor.
-        reason: for people.
+        policy, by, reason: see `operations`.
         shift: False: after a hold, deadlines stay where they are, and timeouts that became due meanwhile fire.
         progress: called with the number of rows examined, page by page.
-
-    Returns:
-        The change; None: the policy was not stopped.
-
-    Raises:
-        UnknownPolicy, ValueError: as for `pause`.
     """
     found = resolved(policy)
     using = database_of(found.concrete_model)
@@ -184,7 +163,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     with transaction_of(using), transaction.atomic(using=using):
         control = _lock_control(found, using)
         if unfinished(found, using):
-            words = _("Rows of {policy} are still being moved by an earlier change: wait for it.")
+            words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
@@ -198,12 +177,12 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
                 control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)
         control.save(using=using)
-    controls.stop_cache.forget()
+    stop_cache.forget()
     transaction.on_commit(lambda: _after_commit(change), using=using, robust=True)
 
 
 def _after_commit(change: PolicyChange) -> None:
-    controls.stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
+    stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
     if change.what:
         logger.info(
             "%s by %s: %s %s",

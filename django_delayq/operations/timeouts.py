@@ -11,11 +11,10 @@ from django_delayq import clock, signals
 from django_delayq.delays import check_length, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.announcing import push, withdraw
-from django_delayq.ledger.history import appended, event
+from django_delayq.ledger.history import record, record_death
 from django_delayq.ledger.settling import slot_is_taken
 from django_delayq.models import Timeout, slot_of
-from django_delayq.operations.runner import Action, Page, Refusal, Result, run
+from django_delayq.operations.runner import Action, Context, Refusal, Result, run
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
@@ -35,33 +34,27 @@ def cancel(
 
     Args:
         target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
-            caller's.
-        by: the actor, such as `admin:alice`; stored in the history of each row together with `reason`.
-        reason: for people.
+            caller's. TypeError: it is something else.
+        by, reason: see `operations`.
         dry_run: count, and write nothing.
         progress: called with the result of each page, after its commit.
-
-    Raises:
-        ValueError: `by` is empty.
-        TypeError: `target` is something else.
     """
     action = Action("cancel", signals.timeout_cancelled, _refuse_cancel, _write_cancel)
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_cancel(row: Timeout, page: Page) -> Refusal | None:
+def _refuse_cancel(row: Timeout, context: Context) -> Refusal | None:
     return None if row.state == State.DEAD else _refuse_unless_pending(row)
 
 
-def _write_cancel(rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
+def _write_cancel(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
     for row in rows:
-        _note_death(row, page)
-        page.note(row, "cancel_requested")
+        record_death(row, context.now)
+        record(row, "cancel_requested", **context.event)
     for row in refused:
         if row.state == State.FIRING:
-            writing.forbid_attempts(row, page.reason, by=page.by)
-    writing.cancel_rows(rows, page.using, page.reason, page.now)
-    withdraw([(row.queue, row.pk) for row in rows], page.using)
+            writing.forbid_attempts(row, context.reason, by=context.by)
+    writing.cancel_rows(rows, context.using, context.reason, context.now)
 
 
 def fire_now(
@@ -76,22 +69,18 @@ def fire_now(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_fire(row: Timeout, page: Page) -> Refusal | None:
+def _refuse_fire(row: Timeout, context: Context) -> Refusal | None:
     if why := _refuse_unless_pending(row):
         return why
     policy = registry.get(row.policy)
     if policy is None:
         return Refusal.POLICY_UNKNOWN
-    return Refusal.POLICY_STOPPED if policy.label in page.stopped else None
+    return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
 
 
-def _write_fire(rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
-    for row in rows:
-        page.note(row, "fire_requested", **{"from": row.due_at, "to": page.now})
-        row.due_at, row.run_at = min(row.due_at, page.now), page.now
-        row.claims, row.claimed_until = 0, None
-    writing.save_moved(rows, page.using)
-    push(rows, page.using)
+def _write_fire(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
+    writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
 
 def postpone(
@@ -114,9 +103,9 @@ def postpone(
     """
     given = parse_delay(dict(delay))
     if given is None:
-        raise InvalidDelay(_("By how much, or to when? Give units, after= or at=."))
+        raise InvalidDelay(_("The new deadline is missing: give units, after= or at=."))
     if given.at is not None and given.at <= clock.now():
-        words = _("{moment} has passed already. To have it fire now is another verb: fire_now.")
+        words = _("{moment} is in the past. To fire it now, use fire_now.")
         raise InvalidDelay(words.format(moment=given.at))
     action = Action(
         "postpone", signals.timeout_rescheduled, partial(_refuse_postpone, given), partial(_write_postpone, given)
@@ -124,23 +113,19 @@ def postpone(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_postpone(given: Delay, row: Timeout, page: Page) -> Refusal | None:
+def _refuse_postpone(given: Delay, row: Timeout, context: Context) -> Refusal | None:
     if why := _refuse_unless_pending(row):
         return why
     try:
-        return None if _postponed(given, row, page.now) > row.due_at else Refusal.NOT_LATER
+        return None if _postponed(given, row, context.now) > row.due_at else Refusal.NOT_LATER
     except InvalidDelay:
         return Refusal.TOO_FAR
 
 
-def _write_postpone(given: Delay, rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
-    for row in rows:
-        due_at = _postponed(given, row, page.now)
-        page.note(row, "postponed", **{"from": row.due_at, "to": due_at})
-        row.due_at, row.run_at = due_at, max(row.run_at, due_at)
-        row.claims, row.claimed_until = 0, None
-    writing.save_moved(rows, page.using)
-    push(rows, page.using)
+def _write_postpone(given: Delay, rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    deadlines = [(row, _postponed(given, row, context.now)) for row in rows]
+    moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
+    writing.move_rows(moves, context.using, what="postponed", **context.event)
 
 
 def _postponed(given: Delay, row: Timeout, now: datetime) -> datetime:
@@ -160,37 +145,29 @@ def retry(
     return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def _refuse_retry(row: Timeout, page: Page) -> Refusal | None:
+def _refuse_retry(row: Timeout, context: Context) -> Refusal | None:
     policy = registry.get(row.policy)
     if row.state != State.DEAD:
         return Refusal.NOT_DEAD
     if policy is None:
         return Refusal.POLICY_UNKNOWN
-    if (row.content_type_id, row.object_id) not in page.objects:
+    if context.page.object_of(row) is None:
         return Refusal.OBJECT_GONE
     slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels}
-    if slots & page.slots or slot_is_taken(row, policy.labels, page.using):
+    if slots & context.slots or slot_is_taken(row, policy.labels, context.using):
         return Refusal.SLOT_TAKEN
-    page.slots |= slots
+    context.slots |= slots
     return None
 
 
-def _write_retry(rows: list[Timeout], refused: list[Timeout], page: Page) -> None:
+def _write_retry(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
     for row in rows:
-        _note_death(row, page)
-        page.note(row, "retried", to=page.now)
-    writing.revive(rows, page.using, page.now)
-    push(rows, page.using)
+        record_death(row, context.now)
+        record(row, "retried", to=context.now, **context.event)
+    writing.revive(rows, context.using, context.now)
 
 
 def _refuse_unless_pending(row: Timeout) -> Refusal | None:
     if row.state == State.PENDING:
         return None
     return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
-
-
-def _note_death(row: Timeout, page: Page) -> None:
-    """Keep when and why a row became dead in its history, before its columns are overwritten."""
-    if row.state == State.DEAD:
-        died = event("dead", row.settled_at or page.now, reason=row.reason)
-        row.history = appended(row.history, died)

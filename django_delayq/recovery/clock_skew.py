@@ -1,8 +1,8 @@
 """The difference between the clocks of Redis and the database.
 
-Redis wakes a worker by its own clock, but only the database clock decides what is due. Where the two differ, entries
-would be early or late. So a worker measures both clocks and sends each deadline to Redis by the clock of Redis. An
-error of some milliseconds costs an extra check or a little delay, never correctness.
+Redis wakes a worker by its own clock, but only the database clock decides which timeouts are due. Where the two
+differ, entries would be early or late. So a worker measures both, and sends each deadline to Redis by the clock of
+Redis. An error of some milliseconds costs an extra check or a little delay, never correctness.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class ClockSkew:
     """How far the clock of Redis is ahead of the database clock. Thread-safe.
 
-    Args:
-        using: the database. SQLite has no server, so its clock is that of this process.
-        monotonic: the steady clock of this process.
+    Both are compared with the steady clock of this process. SQLite has no server, so its clock is that of the process.
     """
 
     def __init__(self, using: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +96,7 @@ def _ms(time: datetime) -> float:
 class _Offset:
     """How far a clock is ahead of the steady clock: the best of the latest samples.
 
-    An answer arrives after it was true, so each sample makes the clock look slow, and the highest one is the nearest.
+    An answer arrives after it was true, so each sample is too low, and the highest one is the nearest.
     Samples are kept for two windows, so that a clock which was set back a little is followed after a minute or two.
     One that was set back by more than its answers can be late is followed after a few samples.
     """

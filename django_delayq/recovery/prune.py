@@ -9,8 +9,8 @@ from typing import Final
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.ledger.forgetting import delete_page
 from django_delayq.ledger.search import Count, count
+from django_delayq.ledger.settling import delete_settled
 from django_delayq.models import Timeout
 
 PAUSE_SECONDS: Final = 0.01
@@ -33,7 +33,7 @@ def prune(using: str, older_than: timedelta | None = None, between: Callable[[],
     deleted = 0
     start: datetime | None = None
     while True:
-        count, start = delete_page(using, before, start)
+        count, start = delete_settled(using, before, start)
         deleted += count
         if start is None:
             return deleted

@@ -34,13 +34,13 @@ def get_engine() -> ProducerEngine | None:
     if not _shared:
         with _lock:
             if not _shared:
-                settings = get_settings()
-                if settings.redis is None:
-                    _shared.append(None)
-                else:
-                    from django_delayq.redis_clients.clients import make_producer_engine
+                engine, settings = None, get_settings()
+                if settings.redis is not None:
+                    from django_delayq.redis_clients.clients import PRODUCER, ProducerEngine, make_client
 
-                    _shared.append(make_producer_engine(settings))
+                    client = make_client(settings.redis, PRODUCER)
+                    engine = ProducerEngine(client, prefix=settings.prefix, shards=settings.shards)
+                _shared.append(engine)
     return _shared[0]
 
 
@@ -56,9 +56,10 @@ def get_worker_engine() -> Engine | None:
     settings = get_settings()
     if settings.redis is None:
         return None
-    from django_delayq.redis_clients.clients import make_worker_engine
+    from django_delayq.engine import Engine
+    from django_delayq.redis_clients.clients import WORKER, make_client
 
-    return make_worker_engine(settings)
+    return Engine(make_client(settings.redis, WORKER), prefix=settings.prefix, shards=settings.shards)
 
 
 def forget_engine() -> None:

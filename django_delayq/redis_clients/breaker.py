@@ -94,7 +94,7 @@ class Breaker:
         if is_probe:
             call_in_thread(work).add_done_callback(self._probed)
         if is_refused:
-            raise EngineUnavailable("Redis was not available a moment ago, and is not asked again yet")
+            raise EngineUnavailable("Redis has just been unavailable, and is not called again yet")
         try:
             result = work() if is_connected else self._within_limit(work)
         except Exception as error:

@@ -31,14 +31,13 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from django_delayq.conf import ConfigError, Settings
+from django_delayq.conf import ConfigError
 from django_delayq.engine import Engine
-from django_delayq.engine.calls import Caller
 from django_delayq.engine.faults import Client, translated
-from django_delayq.engine.scripts import Call
+from django_delayq.engine.scripts import Call, Caller
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.breaker import LIMIT_SECONDS, Breaker, call_in_thread
-from django_delayq.redis_clients.urls import ClusterAddress, SentinelAddress, ServerAddress, parse_url
+from django_delayq.redis_clients.urls import ClusterAddress, ServerAddress, parse_url
 
 _INTERNALS = ("connection_pool", "event_dispatcher", "himport_", "maint_notifications_", "orig_", "oss_cluster_")
 """Options that a pool of redis-py adds to its connections, and that a copy of it would refuse or share."""
@@ -106,16 +105,6 @@ class _GuardedCaller(Caller):
         return self._breaker.call(partial(super().send, calls))
 
 
-def make_producer_engine(settings: Settings) -> ProducerEngine:
-    """Return an engine for web requests. Opens no connection. Raises ConfigError for an invalid address."""
-    return ProducerEngine(make_client(settings.redis, PRODUCER), prefix=settings.prefix, shards=settings.shards)
-
-
-def make_worker_engine(settings: Settings) -> Engine:
-    """Return an engine for one worker. Opens no connection. Raises ConfigError for an invalid address."""
-    return Engine(make_client(settings.redis, WORKER), prefix=settings.prefix, shards=settings.shards)
-
-
 def evicting_policy(engine: Engine) -> str | None:
     """Return the `maxmemory-policy` of a server of `engine` that may evict its keys; None: no server does.
 
@@ -154,11 +143,15 @@ def make_client(source: Any, timeouts: Timeouts) -> Client:
     if "://" not in source:
         return _lazy(lambda: _from_callable(_imported(source), timeouts))
     address = parse_url(source)
-    if isinstance(address, SentinelAddress):
-        return _sentinel_client(address, timeouts)
     if isinstance(address, ClusterAddress):
         return _lazy(lambda: _cluster_client(address, timeouts))
-    return _server_client(address, timeouts)
+    options = {**timeouts.options(address.options), "max_connections": MAX_CONNECTIONS}
+    if isinstance(address, ServerAddress):
+        return redis.Redis(connection_pool=redis.ConnectionPool(address.connection_class, **options))
+    sentinel_options = timeouts.options(address.sentinel_options, share=len(address.sentinels))
+    manager = Sentinel(address.sentinels, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
+    pool = SentinelConnectionPool(address.service, manager, **options)  # type: ignore[no-untyped-call]
+    return redis.Redis(connection_pool=pool)
 
 
 def check_source(source: Any) -> None:
@@ -171,24 +164,6 @@ def check_source(source: Any) -> None:
         parse_url(source)
     elif isinstance(source, str) and source not in caches.settings:
         _imported(source)
-
-
-def _server_client(address: ServerAddress, timeouts: Timeouts) -> redis.Redis:
-    pool = redis.ConnectionPool(
-        connection_class=address.connection_class, max_connections=MAX_CONNECTIONS, **timeouts.options(address.options)
-    )
-    return redis.Redis(connection_pool=pool)
-
-
-def _sentinel_client(address: SentinelAddress, timeouts: Timeouts) -> redis.Redis:
-    share = len(address.sentinels)
-    manager = Sentinel(  # type: ignore[no-untyped-call]
-        address.sentinels, sentinel_kwargs=timeouts.options(address.sentinel_options, share)
-    )
-    options = timeouts.options(address.options)
-    options["max_connections"] = MAX_CONNECTIONS
-    pool = SentinelConnectionPool(address.service, manager, **options)  # type: ignore[no-untyped-call]
-    return redis.Redis(connection_pool=pool)
 
 
 def _cluster_client(address: ClusterAddress, timeouts: Timeouts) -> RedisCluster:

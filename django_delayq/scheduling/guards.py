@@ -1,9 +1,9 @@
-"""`before_deadline`: the guard for the view in which it happens, such as the payment."""
+"""`before_deadline`: the guard for the code that must not run after the timeout has fired, such as a payment."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.db import transaction
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 def before_deadline(
     obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
 ) -> Iterator[Timeout | None]:
-    """The block runs only if the timeout has not fired, and then the timeout will not: one of the two wins.
+    """Run the block only if the timeout has not fired, and cancel the timeout: exactly one of the two happens.
 
-    Opens `atomic()`, locks the row of `obj`, refreshes `obj` from it (what was changed in memory and not
-    saved is gone), and cancels the pending round. The block gets the newest round's row, or None. When it
-    raises, everything is undone, the cancelling too.
+    Opens `atomic()`, locks the row of `obj`, refreshes `obj` from it (unsaved changes in memory are lost), and cancels
+    the pending round. The block gets the newest round's row, or None. If it raises, everything is rolled back,
+    including the cancellation.
 
-    A round that was skipped, is dead, cancelled or was never armed lets the block run: a payment must not
-    fail because arming was missed. If the block makes the policy's `when` false, the round counts as
-    cancelled by its condition; it is armed again should the object fall back.
+    A round that was skipped, is dead, cancelled or was never armed lets the block run: a payment must not fail
+    because arming was missed. If the block makes the policy's `when` false, the round counts as cancelled by its
+    condition; it is armed again if the condition holds again.
 
     `obj` may be a `Timeout`: then its object is locked, the row itself is cancelled and refreshed.
 
@@ -41,7 +41,7 @@ def before_deadline(
         DeadlinePassed: the current round has fired or is firing; it is in `.timeout`.
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
-        obj.DoesNotExist: its row is gone.
+        obj.DoesNotExist: its row does not exist any more.
     """
     subject = subject_of(obj, policy, key)
     with transaction.atomic(using=subject.using):
@@ -58,11 +58,8 @@ def before_deadline(
         if not cancelling.in_time and row is not None:
             raise DeadlinePassed(f"{subject}: the deadline at {row.due_at} has passed.", row)
         yield row
-        if cancelling.won and row is not None and subject.policy is not None:
-            _note_what_the_block_did(row, subject.policy, subject.pk, subject.using)
-
-
-def _note_what_the_block_did(row: Timeout, policy: TimeoutPolicy[Any], pk: Any, using: str) -> None:
-    """Only a round that was cancelled although its condition still holds is closed for good."""
-    if policy.is_automatic and not condition_holds(policy, pk, using):
-        writing.note_condition(row)
+        if not cancelling.won or row is None or subject.policy is None or not subject.policy.is_automatic:
+            return
+        # Only a round that was cancelled although its condition still holds must never be armed again.
+        if not condition_holds(subject.policy, subject.pk, subject.using):
+            writing.note_condition(row)

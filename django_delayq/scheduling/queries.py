@@ -1,7 +1,8 @@
-"""Read what is pending: rows, one deadline, or a deadline as a column of your own query."""
+"""Read pending timeouts: as rows, one deadline, a countdown for display, or a deadline as a column of a query."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
@@ -9,27 +10,33 @@ from django.contrib.contenttypes.models import ContentType
 from django.db.models import Expression, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
 
+from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.object_ids import about, kind_of, object_id, tables_of
-from django_delayq.ledger.subjects import instances, subject_of
+from django_delayq.ledger.subjects import about, instances, kind_of, object_id, subject_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, get_policy, resolve_policy
+from django_delayq.relations import TimeoutRelation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
+    from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
 
     class NullableDateTimeField(DateTimeField[Any, Any]):
-        """What an annotation with `Deadline` is to type checkers: a row may have none pending."""
+        """The type of an annotation with `Deadline` for type checkers: None if nothing is pending."""
 
         _pyi_private_get_type: datetime | None  # type: ignore[assignment]
 
     Target = Model | type[Model] | QuerySet[Any] | Iterable[Model] | None
 else:
     NullableDateTimeField = DateTimeField
+
+State = Timeout.State
+MAX_SLOTS = 500
+"""Older SQLite accepts at most 999 parameters in a statement."""
 
 
 def pending_timeouts(
@@ -38,7 +45,7 @@ def pending_timeouts(
     *,
     key: str | None = None,
 ) -> TimeoutQuerySet:
-    """The pending timeouts of `target` and `policy`, soonest first, as a queryset.
+    """Return the pending timeouts of `target` and `policy`, soonest first, as a queryset.
 
     Args:
         target: an object, a model, a queryset or an iterable of objects of one model; None: all. Timeouts, one or
@@ -47,7 +54,7 @@ def pending_timeouts(
         key: only this key; None: all.
 
     Raises:
-        UnknownPolicy: no such policy, or a bare name without a target that says whose.
+        UnknownPolicy: no such policy, or a bare name without a target.
         ValueError: an object is not saved.
         TypeError: the objects are of several models, or no objects of a model.
     """
@@ -113,7 +120,7 @@ def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any
 
 
 def get_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> datetime | None:
-    """When the pending timeout of `obj` is due; None: nothing is pending. `obj` may be a `Timeout` itself.
+    """Return when the pending timeout of `obj` is due; None: nothing is pending. `obj` may be a `Timeout` itself.
 
     Raises:
         UnknownPolicy: no such policy.
@@ -122,13 +129,119 @@ def get_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str 
     return subject_of(obj, policy, key).pending().values_list("due_at", flat=True).first()
 
 
-async def aget_deadline(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> datetime | None:
-    """`get_deadline` for async code."""
-    return await sync_to_async(get_deadline)(obj, policy, key)
+aget_deadline = sync_to_async(get_deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Countdown:
+    """A deadline as it is displayed, at one point in time. True in a condition while it is pending.
+
+    It contains the server's time, so that a display that counts down does not depend on the user's clock.
+    """
+
+    due_at: datetime | None
+    """The deadline of the newest round; None: there never was one."""
+    state: str
+    """The state of the newest round, one of `Timeout.State`; "": there never was one."""
+    now: datetime
+    """The server's time when this was read: the database's, or this process's if no query was needed."""
+    timeout_id: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.due_at is not None and self.state == State.PENDING
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the time until the deadline, never below zero; None: nothing is pending."""
+        if self.due_at is None or not self:
+            return None
+        return max(0.0, (self.due_at - self.now).total_seconds())
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the deadline has passed and the timeout is still pending: a worker is about to fire it."""
+        return self.seconds_left == 0.0
+
+
+def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Countdown:
+    """Return the countdown of the newest round of `policy` for `target`.
+
+    One query; none if `target` is a `Timeout`, or if its `TimeoutRelation` was prefetched whole.
+
+    Raises:
+        UnknownPolicy: no such policy.
+        ValueError: `target` is not saved.
+    """
+    if isinstance(target, Timeout):
+        return Countdown(target.due_at, target.state, clock.now(), target.pk)
+    subject = subject_of(target, policy, key)
+    kept = _prefetched(target, subject)
+    if kept is not None:
+        newest = max(kept, key=lambda row: row.pk, default=None)
+        return _nothing() if newest is None else countdown_of(newest)
+    found = subject.rounds().values_list("due_at", "state", clock.DatabaseNow(), "id").first()
+    return _nothing() if found is None else Countdown(*found)
+
+
+def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:
+    """Return the pending countdown of each of `objects`, in their order; None: nothing is pending.
+
+    One query for up to five hundred objects; none for those whose `TimeoutRelation` was prefetched.
+
+    Raises:
+        UnknownPolicy, ValueError: as for `countdown_of`.
+    """
+    subjects = [subject_of(obj, policy, key) for obj in objects]
+    kept = [_prefetched(obj, subject) for obj, subject in zip(objects, subjects, strict=True)]
+    asked: dict[str, list[str]] = {}
+    for subject, rows in zip(subjects, kept, strict=True):
+        if rows is None:
+            asked.setdefault(subject.using, []).extend(subject.slots)
+    found = {using: _in_slots(slots, using) for using, slots in asked.items()}
+    return [
+        _first(found[subject.using].get(slot) for slot in subject.slots)
+        if rows is None
+        else _first(countdown_of(row) for row in rows if row.slot_taken)
+        for subject, rows in zip(subjects, kept, strict=True)
+    ]
+
+
+def _in_slots(slots: list[str], using: str) -> dict[str, Countdown]:
+    """Return the pending countdowns in `slots`, by slot; they are found by the unique index."""
+    found = {}
+    for begin in range(0, len(slots), MAX_SLOTS):
+        rows = Timeout.objects.using(using).filter(slot__in=slots[begin : begin + MAX_SLOTS], slot_taken=1)
+        for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id"):
+            found[slot] = Countdown(*values)
+    return found
+
+
+def _first(found: Iterable[Countdown | None]) -> Countdown | None:
+    return next((one for one in found if one is not None), None)
+
+
+def _nothing() -> Countdown:
+    return Countdown(None, "", clock.now())
+
+
+def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
+    """Return the rounds of `subject` among the timeouts that were prefetched with `obj`; None: they were not."""
+    kept = getattr(obj, "_prefetched_objects_cache", {})
+    if not kept or subject.policy is None:
+        return None
+    place = (subject.content_type_id, subject.object_id)  # a child's rows may be about a parent's table
+    for field in obj._meta.private_fields:
+        if isinstance(field, TimeoutRelation) and field.name in kept:
+            rows = kept[field.name]
+            if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
+                return None  # read from a replica, which may be behind
+            mine = [row for row in rows if (row.content_type_id, row.object_id) == place]
+            return [row for row in mine if row.policy in subject.labels and row.key == subject.key]
+    return None
 
 
 class Deadline(Expression):
-    """The pending deadline of each row of a query, for `annotate`, `filter` and `order_by`; NULL: none.
+    """The pending deadline of each row of a query, for `annotate`, `filter` and `order_by`; NULL: nothing is pending.
 
     `Order.objects.annotate(due=Deadline("cancel_unpaid")).order_by("due")`
     """
@@ -147,7 +260,7 @@ class Deadline(Expression):
         summarize: bool = False,
         for_save: bool = False,
     ) -> Any:
-        """The subquery that this stands for in `query`. Raises UnknownPolicy."""
+        """Return the subquery. Raises UnknownPolicy."""
         policy = resolve_policy(self.policy, query.model)
         table, using = policy.concrete_model, database_of(policy.concrete_model)
         pk = table._meta.pk

@@ -1,26 +1,27 @@
-"""Schedule, cancel, reschedule and extend by hand: the row now, in the caller's transaction; Redis on commit.
+"""Schedule, cancel, reschedule and extend one timeout: the row at once, in the caller's transaction; Redis on commit.
 
-Each verb locks the business row first and the timeout row second, as firing does, so that exactly one of
-"it happened in time" and "it fired" wins. Outside a transaction a verb opens its own. Whatever is raised is
-raised before anything is written, and the caller's transaction stays usable.
+Each function locks the business row first and the timeout row second, as firing does, so that exactly one of "it
+happened in time" and "it fired" wins. Outside a transaction it opens its own. Errors are raised before anything is
+written, and the caller's transaction stays usable.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from asgiref.sync import sync_to_async
 
 from django_delayq import clock
-from django_delayq.delays import check_length, parse_delay, shifted
-from django_delayq.exceptions import ExtensionLimit, InvalidDelay, TimeoutConflict
+from django_delayq.delays import parse_delay, shifted
+from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
-from django_delayq.ledger.announcing import announce, push, withdraw
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.locking import lock_object, transaction_of
+from django_delayq.ledger.history import record_death
+from django_delayq.ledger.locking import lock_newest, lock_object, transaction_of
+from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.payloads import check_payload
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 OnConflict = Literal["replace", "keep", "error"]
 State, Cause = Timeout.State, Timeout.Cause
+MAX_PAYLOAD_BYTES = 1_000_000
+MAX_PAYLOAD_DEPTH = 100
 
 
 def schedule_timeout(
@@ -47,23 +50,23 @@ def schedule_timeout(
     reason: str = "",
     **delay: Unpack[DelayArgs],
 ) -> Timeout:
-    """`policy` has one pending timeout for `obj` (and `key`) once the transaction commits; returns its row.
+    """Schedule `policy` for `obj` (and `key`); return the row, which is the only pending one after the commit.
 
     Args:
         obj: a saved object of the policy's model, a proxy or a child of it.
         policy: a name, a label or the policy itself.
-        key: tells several pending timeouts of one policy and object apart; at most 200 characters.
+        key: distinguishes several pending timeouts of one policy and object; at most 200 characters.
         payload: JSON for the handler, as `timeout.payload`.
-        on_conflict: what happens to one that is pending already. `"replace"` begins its round anew with this
+        on_conflict: what happens to a timeout that is pending already. `"replace"` begins its round again with this
             deadline and payload, but keeps `first_due_at` and `extensions`; `"keep"` returns it unchanged; `"error"`
             raises `TimeoutConflict`.
-        reason: kept with the row, for people.
+        reason: kept with the row, for operators.
         **delay: units, summed, from now (`minutes=30`), or `after=timedelta`, or `at=datetime` (in the past:
-            due now). Without one the policy's own `since` and `after` decide.
+            due now). By default the policy's own `since` and `after` decide.
 
     Raises:
-        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict: as they say; nothing is written.
-        ValueError: `obj` is not saved or gone, or the key is too long.
+        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict: nothing is written.
+        ValueError: `obj` is not saved or does not exist any more, or the key is too long.
         TypeError: `obj` is a `Timeout`, which exists already, or no policy is given.
     """
     if isinstance(obj, Timeout):
@@ -77,162 +80,68 @@ def schedule_timeout(
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
     with transaction_of(subject.using):
-        fresh = _locked_object(subject)
-        present = writing.lock_newest(subject.pending(), subject.using)
+        fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
+        if fresh is None:
+            raise ValueError(f"{subject}: the object is not in the database (any more).")
+        present = lock_newest(subject.pending(), subject.using)
         if present is not None and on_conflict == "error":
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
         if present is not None and on_conflict == "keep":
             return present
-        since_at, due_at = round_of(subject, fresh, given, delay_for(subject, given))
+        since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
         if present is not None and present.slot != subject.slot:
             present = writing.adopt(subject)
         if present is None:
             writing.insert([new], subject.using, replace=True)
-            push([new], subject.using, earlier_only=True)
             announce(timeout_scheduled, new, subject.using)
             return new
-        writing.replace(present, new)
-        push([present], subject.using)
+        writing.replace(present, new, subject.using)
         announce(timeout_rescheduled, present, subject.using)
         return present
 
 
-def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = "") -> bool:
-    """True: it will not happen. False: too late, the newest round has fired or is firing.
-
-    May be called again, and when nothing is pending. Cancels a dead timeout too, so that nobody revives it.
-    While one is firing it answers False and forbids further attempts. `obj` may be a `Timeout` itself.
+def check_payload(payload: Any) -> Any:
+    """Return `payload` as every supported database returns it (tuples as lists); None stays None.
 
     Raises:
-        UnknownPolicy: no such policy.
-        ValueError: `obj` is not saved.
+        InvalidPayload: not JSON, a dict key that is not a string, NaN or infinity, a NUL or half a surrogate pair
+            (which PostgreSQL refuses, together with the caller's transaction), or more than 1 MB.
     """
-    subject = subject_of(obj, policy, key)
-    with transaction_of(subject.using):
-        if subject.model is not None:
-            lock_object(subject.model, subject.pk, subject.using)
-        return cancel_newest(subject, reason=reason).in_time
+    if payload is None:
+        return None
+    _check_values(payload)
+    try:
+        text = json.dumps(payload, allow_nan=False, ensure_ascii=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"The payload is not plain JSON: {error}") from error
+    if size > MAX_PAYLOAD_BYTES:
+        raise InvalidPayload(
+            f"The payload has {size} bytes; at most {MAX_PAYLOAD_BYTES}. Keep big things in rows of your own."
+        )
+    return json.loads(text)
 
 
-class Cancelling(NamedTuple):
-    """What came of an attempt to cancel: in time or not, the newest round, and whether this call cancelled it."""
-
-    in_time: bool
-    row: Timeout | None = None
-    won: bool = False
-
-
-def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
-    """The newest round of `subject`, unless it has fired or is firing, is cancelled by hand.
-
-    Inside a transaction that has locked the business row.
-    """
-    row = writing.lock_newest(subject.rounds(), subject.using)
-    if row is None:
-        return Cancelling(in_time=True)
-    if row.state in (State.FIRED, State.FIRING):
-        if row.state == State.FIRING:
-            writing.forbid_attempts(row, reason)
-        return Cancelling(in_time=False, row=row)
-    if row.state == State.DEAD:
-        writing.bury(row, reason)
-    elif row.state != State.PENDING or not writing.cancel([row.pk], subject.using, Cause.HAND, reason):
-        return Cancelling(in_time=True, row=row)
-    row.refresh_from_db(using=subject.using)
-    withdraw([(row.queue, row.pk)], subject.using)
-    announce(timeout_cancelled, row, subject.using)
-    return Cancelling(in_time=True, row=row, won=True)
+def _check_values(value: Any, depth: int = 0) -> None:
+    """Refuse NUL, and keys that JSON would silently turn into strings: 1 would come back as "1"."""
+    if depth > MAX_PAYLOAD_DEPTH:
+        raise InvalidPayload(f"The payload is nested more than {MAX_PAYLOAD_DEPTH} deep.")
+    if isinstance(value, str) and "\0" in value:
+        raise InvalidPayload("The payload holds a NUL character, which PostgreSQL cannot keep.")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidPayload(f"Keys of the payload must be strings, not {key!r}.")
+            _check_values(key, depth + 1)
+            _check_values(inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_values(inner, depth + 1)
 
 
-def reschedule_timeout(
-    obj: M,
-    policy: str | TimeoutPolicy[M] | None = None,
-    *,
-    key: str = "",
-    reason: str = "",
-    **delay: Unpack[DelayArgs],
-) -> Timeout | None:
-    """The pending timeout is due when `delay` says, counted from now; returns its row. None: nothing is pending.
-
-    Raises:
-        InvalidDelay: no delay, or a wrong one.
-        UnknownPolicy, ValueError: as for `schedule_timeout`.
-    """
-    given = parse_delay(dict(delay))
-    if given is None:
-        raise InvalidDelay("To when? Give units, after= or at=.")
-    subject = subject_of(obj, policy, key)
-    with transaction_of(subject.using):
-        row = _locked_pending(subject)
-        if row is None:
-            return None
-        writing.move(row, given.due_from(clock.now()), what="rescheduled", by="hand", reason=reason)
-        return _moved(row, subject)
-
-
-def extend_timeout(
-    obj: M,
-    policy: str | TimeoutPolicy[M] | None = None,
-    *,
-    key: str = "",
-    reason: str = "",
-    **span: Unpack[Span],
-) -> Timeout | None:
-    """The deadline of the pending timeout lies later by `span`; returns its row. None: nothing is pending.
-
-    Raises:
-        ExtensionLimit: the policy's `max_extensions` is used up.
-        InvalidDelay, UnknownPolicy, ValueError: as for `schedule_timeout`.
-    """
-    by = parse_span(dict(span))
-    subject = subject_of(obj, policy, key)
-    with transaction_of(subject.using):
-        row = _locked_pending(subject)
-        if row is None:
-            return None
-        if not may_extend(row, subject.policy):
-            raise ExtensionLimit(f"{subject} has been extended {row.extensions} times, which is the limit.", row)
-        due_at = shifted(row.due_at, check_length(by.after, "after"))
-        writing.move(row, due_at, what="extended", by="hand", reason=reason, extended=True)
-        return _moved(row, subject)
-
-
-def parse_span(span: dict[str, Any]) -> Delay:
-    """A length of time; InvalidDelay for none, or for a moment."""
-    by = parse_delay(span)
-    if by is None or by.after is None:
-        raise InvalidDelay("By how much? Give units or after=.")
-    return by
-
-
-def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
-    """Whether `max_extensions` leaves one for `row`."""
-    limit = policy.max_extensions if policy else None
-    return limit is None or row.extensions < limit
-
-
-def _locked_object(subject: Subject) -> Model:
-    fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
-    if fresh is None:
-        raise ValueError(f"{subject}: the object is not in the database (any more).")
-    return fresh
-
-
-def _locked_pending(subject: Subject) -> Timeout | None:
-    if subject.model is not None:
-        lock_object(subject.model, subject.pk, subject.using)
-    return writing.lock_newest(subject.pending(), subject.using)
-
-
-def _moved(row: Timeout, subject: Subject) -> Timeout:
-    push([row], subject.using)
-    announce(timeout_rescheduled, row, subject.using)
-    return row
-
-
-def delay_for(subject: Subject, given: Delay | None) -> timedelta | None:
-    """The delay that an operator has put in the place of the policy's, where it matters."""
+def operator_delay(subject: Subject, given: Delay | None) -> timedelta | None:
+    """Return the delay that an operator has set in place of the policy's, if it matters."""
     policy = cast("TimeoutPolicy[Any]", subject.policy)
     return None if given is not None or policy.after is None else read_delay(policy, subject.using)
 
@@ -240,7 +149,7 @@ def delay_for(subject: Subject, given: Delay | None) -> timedelta | None:
 def round_of(
     subject: Subject, fresh: Model, given: Delay | None, in_force: timedelta | None = None
 ) -> tuple[datetime | None, datetime]:
-    """From when the round counts and when it is due; a delay given by hand wins over the policy's."""
+    """Return since when the round counts and when it is due; a delay that the caller gives has priority."""
     policy = cast("TimeoutPolicy[Any]", subject.policy)
     since_at = policy.since_of(fresh)
     if given is not None:
@@ -255,30 +164,53 @@ def round_of(
     return since_at, due_at
 
 
-async def aschedule_timeout(
-    obj: M,
-    policy: str | TimeoutPolicy[M],
-    *,
-    key: str = "",
-    payload: Any = None,
-    on_conflict: OnConflict = "replace",
-    reason: str = "",
-    **delay: Unpack[DelayArgs],
-) -> Timeout:
-    """`schedule_timeout` for async code."""
-    return await sync_to_async(schedule_timeout)(
-        obj, policy, key=key, payload=payload, on_conflict=on_conflict, reason=reason, **delay
-    )
+def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = "") -> bool:
+    """Cancel the timeout. Return True: it will not fire. False: too late, the newest round has fired or is firing.
+
+    May be called again, and when nothing is pending. Cancels a dead timeout too, so that it cannot be retried. While
+    one is firing, returns False and forbids further attempts. `obj` may be a `Timeout` itself.
+
+    Raises:
+        UnknownPolicy: no such policy.
+        ValueError: `obj` is not saved.
+    """
+    subject = subject_of(obj, policy, key)
+    with transaction_of(subject.using):
+        if subject.model is not None:
+            lock_object(subject.model, subject.pk, subject.using)
+        return cancel_newest(subject, reason=reason).in_time
 
 
-async def acancel_timeout(
-    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
-) -> bool:
-    """`cancel_timeout` for async code."""
-    return await sync_to_async(cancel_timeout)(obj, policy, key=key, reason=reason)
+class Cancelling(NamedTuple):
+    """The result of an attempt to cancel: in time or not, the newest round, and whether this call cancelled it."""
+
+    in_time: bool
+    row: Timeout | None = None
+    won: bool = False
 
 
-async def areschedule_timeout(
+def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
+    """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
+
+    Inside a transaction that has locked the business row.
+    """
+    row = lock_newest(subject.rounds(), subject.using)
+    if row is None:
+        return Cancelling(in_time=True)
+    if row.state in (State.FIRED, State.FIRING):
+        if row.state == State.FIRING:
+            writing.forbid_attempts(row, reason)
+        return Cancelling(in_time=False, row=row)
+    if row.state not in (State.PENDING, State.DEAD):
+        return Cancelling(in_time=True, row=row)
+    now = clock.now()
+    record_death(row, now)
+    writing.cancel_rows([row], subject.using, reason, now)
+    announce(timeout_cancelled, row, subject.using)
+    return Cancelling(in_time=True, row=row, won=True)
+
+
+def reschedule_timeout(
     obj: M,
     policy: str | TimeoutPolicy[M] | None = None,
     *,
@@ -286,11 +218,22 @@ async def areschedule_timeout(
     reason: str = "",
     **delay: Unpack[DelayArgs],
 ) -> Timeout | None:
-    """`reschedule_timeout` for async code."""
-    return await sync_to_async(reschedule_timeout)(obj, policy, key=key, reason=reason, **delay)
+    """Move the pending timeout to `delay`, counted from now; return its row. None: nothing is pending.
+
+    Raises:
+        InvalidDelay: no delay, or a wrong one.
+        UnknownPolicy, ValueError: as for `schedule_timeout`.
+    """
+    given = parse_delay(dict(delay))
+    if given is None:
+        raise InvalidDelay("To when? Give units, after= or at=.")
+    subject = subject_of(obj, policy, key)
+    with transaction_of(subject.using):
+        row = _locked_pending(subject)
+        return None if row is None else _move(row, given.due_from(clock.now()), "rescheduled", reason, subject.using)
 
 
-async def aextend_timeout(
+def extend_timeout(
     obj: M,
     policy: str | TimeoutPolicy[M] | None = None,
     *,
@@ -298,5 +241,54 @@ async def aextend_timeout(
     reason: str = "",
     **span: Unpack[Span],
 ) -> Timeout | None:
-    """`extend_timeout` for async code."""
-    return await sync_to_async(extend_timeout)(obj, policy, key=key, reason=reason, **span)
+    """Move the deadline of the pending timeout later by `span`; return its row. None: nothing is pending.
+
+    Raises:
+        ExtensionLimit: the policy's `max_extensions` is used up.
+        InvalidDelay, UnknownPolicy, ValueError: as for `schedule_timeout`.
+    """
+    by = parse_span(dict(span))
+    subject = subject_of(obj, policy, key)
+    with transaction_of(subject.using):
+        row = _locked_pending(subject)
+        if row is None:
+            return None
+        if not may_extend(row, subject.policy):
+            raise ExtensionLimit(f"{subject} has been extended {row.extensions} times, which is the limit.", row)
+        return _move(row, shifted(row.due_at, by), "extended", reason, subject.using)
+
+
+def parse_span(span: dict[str, Any]) -> timedelta:
+    """Return a duration. Raises InvalidDelay if there is none, or a datetime."""
+    by = parse_delay(span)
+    if by is None or by.after is None:
+        raise InvalidDelay("By how much? Give units or after=.")
+    return by.after
+
+
+def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
+    """Return whether `max_extensions` allows one more for `row`."""
+    limit = policy.max_extensions if policy else None
+    return limit is None or row.extensions < limit
+
+
+def _locked_pending(subject: Subject) -> Timeout | None:
+    if subject.model is not None:
+        lock_object(subject.model, subject.pk, subject.using)
+    return lock_newest(subject.pending(), subject.using)
+
+
+def _move(row: Timeout, due_at: datetime, what: str, reason: str, using: str) -> Timeout:
+    extended = what == "extended"
+    run_at = writing.run_at_of(row, due_at) if extended else due_at
+    writing.move_rows(
+        [(row, due_at, run_at)], using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended
+    )
+    announce(timeout_rescheduled, row, using)
+    return row
+
+
+aschedule_timeout = sync_to_async(schedule_timeout)
+acancel_timeout = sync_to_async(cancel_timeout)
+areschedule_timeout = sync_to_async(reschedule_timeout)
+aextend_timeout = sync_to_async(extend_timeout)

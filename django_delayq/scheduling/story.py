@@ -1,4 +1,4 @@
-"""Why did that happen? Every round of one policy for one object, as events in order, readable as text."""
+"""The story of a timeout: every round of one policy for one object, as events in order, readable as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from django_delayq.policies import M, TimeoutPolicy
 
 State = Timeout.State
-NAMES = {
+EVENT_LABELS = {
     "scheduled": gettext_lazy("scheduled"),
     "rescheduled": gettext_lazy("rescheduled"),
     "extended": gettext_lazy("extended"),
@@ -34,20 +34,20 @@ NAMES = {
     "snoozed": gettext_lazy("snoozed"),
     "retried": gettext_lazy("retried"),
     "postponed": gettext_lazy("postponed"),
-    "cancel_requested": gettext_lazy("cancelling asked for"),
-    "fire_requested": gettext_lazy("firing at once asked for"),
+    "cancel_requested": gettext_lazy("cancellation requested"),
+    "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
-    "suspected": gettext_lazy("a worker may have died of it"),
+    "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
 }
-"""What happened, in the reader's language; what has no name here shows as it is written in the row."""
-REASONS = {
+"""Names of the events in a history, translated; other events are displayed as they are stored."""
+REASON_LABELS = {
     SINCE_CHANGED: gettext_lazy("what it counts from has changed"),
     RENAMED: gettext_lazy("the policy was renamed"),
 }
-"""Why, where the library itself wrote it down, in the reader's language; people's reasons stay as they gave them."""
-ACTORS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a change of its object")}
-"""Who did it where that was no operator."""
+"""The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
+ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a save of its object")}
+"""Actors that are not operators."""
 
 
 def precise(seconds: float) -> str:
@@ -58,7 +58,7 @@ def precise(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoryEvent:
-    """One thing that happened to one round; `str()` is a line for people."""
+    """An event of one round; `str()` returns it as a line of text."""
 
     at: datetime
     what: str
@@ -68,21 +68,21 @@ class StoryEvent:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [f"{_local(self.at)}  {NAMES.get(self.what, self.what)}"]
+        parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
         if "to" in self.details:
-            parts.append(_("to {moment}").format(moment=_local(_moment(self.details["to"]))))
+            parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
             parts.append(_("{seconds} s after the deadline").format(seconds=precise(self.details["late"])))
         if self.by:
-            parts.append(told_by(self.by))
-        return ", ".join(parts) + (f" ({told_reason(self.reason)})" if self.reason else "")
+            parts.append(actor_label(self.by))
+        return ", ".join(parts) + (f" ({reason_label(self.reason)})" if self.reason else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The events of all rounds, oldest first, and one sentence on how things stand now."""
+    """The events of all rounds, oldest first, and a sentence on the present state."""
 
     title: str
     events: tuple[StoryEvent, ...]
@@ -98,20 +98,20 @@ class Story:
         return "\n".join([self.title, *(f"  {event}" for event in self.events), f"  {self.outlook}"])
 
 
-def told_by(who: str) -> str:
-    """Who did it, in the reader's language."""
-    return str(ACTORS[who]) if who in ACTORS else _("by {who}").format(who=who)
+def actor_label(who: str) -> str:
+    """Return the actor, translated."""
+    return str(ACTOR_LABELS[who]) if who in ACTOR_LABELS else _("by {who}").format(who=who)
 
 
-def told_reason(reason: str) -> str:
-    """Why, in the reader's language where the library gave the reason; what people wrote, as they did."""
-    return str(REASONS.get(reason, reason))
+def reason_label(reason: str) -> str:
+    """Return the reason, translated if the library gave it."""
+    return str(REASON_LABELS.get(reason, reason))
 
 
 def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Story:
-    """What happened to this timeout, when, by whom and why, and what will happen. Reads only.
+    """Return what happened to a timeout, when and why, who did it, and what will happen next. Only reads.
 
-    `obj` may be a `Timeout`: then only its own round is told.
+    `obj` may be a `Timeout`: then the story contains only its round.
 
     Raises:
         UnknownPolicy: no such policy.
@@ -126,7 +126,7 @@ def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: s
 
 
 def events_of(row: Timeout) -> Iterator[StoryEvent]:
-    """The events of one round: scheduled, what its history tells, and how it was settled."""
+    """Yield the events of one round: scheduled, those of its history, and how it was settled."""
     yield StoryEvent(
         row.created_at,
         "scheduled",
@@ -134,11 +134,11 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         reason="" if row.is_settled else row.reason,
         details={"to": _first_deadline(row)},
     )
-    for said in row.history:
+    for event in row.history:
         known = {"at", "what", "by", "reason"}
-        details = {name: value for name, value in said.items() if name not in known}
-        at = _moment(said["at"])
-        yield StoryEvent(at, said["what"], row.pk, said.get("by", ""), said.get("reason", ""), details)
+        details = {name: value for name, value in event.items() if name not in known}
+        at = _datetime(event["at"])
+        yield StoryEvent(at, event["what"], row.pk, event.get("by", ""), event.get("reason", ""), details)
     if row.settled_at is not None:
         late = row.lateness()
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
@@ -149,7 +149,7 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
 def _first_deadline(row: Timeout) -> datetime:
     """Return the deadline that this round began with; `first_due_at` may be that of a round that it replaced."""
     moved = next((event["from"] for event in row.history if "from" in event), None)
-    return row.due_at if moved is None else _moment(moved)
+    return row.due_at if moved is None else _datetime(moved)
 
 
 def _outlook(subject: Subject, newest: Timeout | None) -> str:
@@ -160,75 +160,75 @@ def _outlook(subject: Subject, newest: Timeout | None) -> str:
         if newest.attempts:
             text = _("Attempt {number} is due at {moment}.")
             return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
-        return _("It is due at {moment}, unless something happens first.").format(moment=_local(newest.run_at))
+        return _("It is due at {moment} unless it is cancelled or moved.").format(moment=_local(newest.run_at))
     if newest is not None and newest.state == State.FIRING:
         return _("It is firing now.")
-    return _why_nothing_waits(subject)
+    return _why_nothing_is_pending(subject)
 
 
 def _why_stopped(subject: Subject) -> str:
-    """Why what is pending does not fire, although it may be due; empty: nothing is stopped."""
+    """Return why the pending round does not fire although it may be due; empty: its policy is not stopped."""
     state = None if subject.policy is None else policy_state(subject.policy, subject.using)
     if state is None or not state.is_stopped:
         return ""
     words = {
-        "paused": _("Its policy is paused until {until} by {who}: nothing fires.")
+        "paused": _("Its policy is paused until {until} by {who}.")
         if state.until
-        else _("Its policy is paused by {who}: nothing fires until somebody resumes it."),
-        "held": _("Its policy is held by {who}: nothing fires, and then its deadlines lie later by as much."),
-        "releasing": _("Its policy was held, and goes on as soon as all deadlines have been moved."),
+        else _("Its policy is paused by {who} until an operator resumes it."),
+        "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
+        "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }
     text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
     return f"{text} ({state.reason})" if state.reason else text
 
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:
-    """Return why the pending round would be skipped as things are; empty: nothing prevents it from firing."""
+    """Return why the pending round would be skipped at present; empty: nothing prevents it from firing."""
     policy = subject.policy
     if policy is None or condition_holds(policy, subject.pk, subject.using):
         return ""
     is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
     text = (
-        _("It is due at {moment}, but the object is gone: it will be skipped.")
+        _("It is due at {moment}, but the object no longer exists: it will be skipped.")
         if is_gone
         else _(
             "It is due at {moment}, but the condition of the policy does not hold: "
-            "unless that changes, it will be skipped."
+            "it will be skipped unless that changes."
         )
     )
     return text.format(moment=_local(pending.run_at))
 
 
-def _why_nothing_waits(subject: Subject) -> str:
+def _why_nothing_is_pending(subject: Subject) -> str:
     policy = subject.policy
     if policy is None:
-        return _("Nothing is pending: the policy is not declared any more.")
+        return _("Nothing is pending: the policy is no longer declared.")
     if not policy.is_automatic or subject.key:
-        return _("Nothing is pending; this policy is scheduled by hand.")
+        return _("Nothing is pending: this policy is scheduled by hand.")
     seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
     changes = diff(seen, subject.using, get_settings().catch_up)
     reasons = (
-        (not seen, _("Nothing is pending: the object is gone.")),
+        (not seen, _("Nothing is pending: the object no longer exists.")),
         (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
         (
             bool(changes.too_old),
-            _("Nothing is pending: the deadline passed too long ago; arm it with delayq_sync --backfill."),
+            _("Nothing is pending: the deadline passed too long ago. Arm it with delayq_sync --backfill."),
         ),
         (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
         (
             bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
-            _("Nothing is pending: the moment that it counts from is not set."),
+            _("Nothing is pending: the time that it counts from is not set."),
         ),
         (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
     )
     return next(text for applies, text in reasons if applies)
 
 
-def _moment(text: Any) -> datetime:
+def _datetime(text: Any) -> datetime:
     found = parse_datetime(str(text))
     return found if found is not None else clock.now()
 
 
-def _local(moment: datetime) -> str:
-    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+def _local(at: datetime) -> str:
+    shown = timezone.localtime(at) if timezone.is_aware(at) else at
     return f"{shown:%Y-%m-%d %H:%M:%S.%f}"[:-3]

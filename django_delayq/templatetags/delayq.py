@@ -1,4 +1,4 @@
-"""`{% deadline order "cancel_unpaid" as due %}` reads a deadline, `{% countdown due %}` shows it running down."""
+"""Template tags: `{% deadline order "cancel_unpaid" as due %}` reads a deadline, `{% countdown due %}` shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
-from django_delayq.scheduling.countdown import Countdown, countdown_of
+from django_delayq.scheduling.queries import Countdown, countdown_of
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -22,9 +22,9 @@ AT_ZERO = ("", "reload")
 
 @register.simple_tag
 def deadline(target: Model | None, policy: str | TimeoutPolicy[Any] | None = None, key: str = "") -> Countdown:
-    """How the newest round of `policy` for `target` stands: a `Countdown`, true while it is pending.
+    """Return the state of the newest round of `policy` for `target`: a `Countdown`, true while it is pending.
 
-    One query; none if the object's `TimeoutRelation` was prefetched. Without an object nothing is pending.
+    It makes one query, or none if the object's `TimeoutRelation` was prefetched. Without an object nothing is pending.
     """
     if not isinstance(target, Model):
         return Countdown(None, "", clock.now())
@@ -43,28 +43,30 @@ def countdown(
     sync: str = "",
     announce: bool = True,
 ) -> dict[str, Any]:
-    """An element that counts down to a pending deadline by the server's clock; nothing if none is pending.
+    """Render an element that counts down to a pending deadline by the server's clock; nothing if none is pending.
 
     Args:
-        target: what `deadline` gave, a moment, or an object together with `policy` and `key`.
-        label: what the time is left for, as screen readers say it.
-        done: what it shows afterwards; "time is up" by default.
-        at_zero: `"reload"`: the page is loaded again once the deadline has passed. By default the element
-            only fires the event `delayq:due`.
-        sync: the address of a countdown endpoint, to look there again instead of trusting the page.
-        announce: whether screen readers are told, a few times on the way and at the end.
+        target: the result of `deadline`, a datetime, or an object together with `policy` and `key`.
+        policy: the policy of an object.
+        key: the key of the timeout.
+        label: what the time is left for; screen readers announce it.
+        done: the text after the deadline; "time is up" by default.
+        at_zero: `"reload"` reloads the page after the deadline. By default the element only fires the event
+            `delayq:due`.
+        sync: the address of a countdown endpoint, which the element asks for changes.
+        announce: whether screen readers announce the time left, a few times on the way and at the end.
     """
     if at_zero not in AT_ZERO:
         raise template.TemplateSyntaxError(f'countdown: at_zero is "reload" or "", not {at_zero!r}.')
-    seen = _seen(target, policy, key)
-    if seen.due_at is None or not seen:
+    shown = _countdown(target, policy, key)
+    if shown.due_at is None or not shown:
         return {"due_at": None}
     return {
-        "due_at": seen.due_at,
-        "iso": _aware(seen.due_at).astimezone(UTC).isoformat(),
-        # Texts: as numbers they would get thousands separators in some languages.
-        "due_ms": str(_ms(seen.due_at)),
-        "now_ms": str(_ms(seen.now)),
+        "due_at": shown.due_at,
+        "iso": _aware(shown.due_at).astimezone(UTC).isoformat(),
+        # Strings: some languages would add thousands separators to numbers.
+        "due_ms": str(round(_aware(shown.due_at).timestamp() * 1000)),
+        "now_ms": str(round(_aware(shown.now).timestamp() * 1000)),
         "language": get_language(),
         "label": label,
         "left": gettext("{time} left"),
@@ -75,7 +77,7 @@ def countdown(
     }
 
 
-def _seen(target: Any, policy: str | TimeoutPolicy[Any] | None, key: str) -> Countdown:
+def _countdown(target: Any, policy: str | TimeoutPolicy[Any] | None, key: str) -> Countdown:
     if isinstance(target, Countdown):
         return target
     if isinstance(target, datetime):
@@ -83,10 +85,5 @@ def _seen(target: Any, policy: str | TimeoutPolicy[Any] | None, key: str) -> Cou
     return deadline(target, policy, key)
 
 
-def _aware(moment: datetime) -> datetime:
-    return moment if timezone.is_aware(moment) else timezone.make_aware(moment)
-
-
-def _ms(moment: datetime) -> int:
-    """Milliseconds since 1970, as scripts count."""
-    return round(_aware(moment).timestamp() * 1000)
+def _aware(at: datetime) -> datetime:
+    return at if timezone.is_aware(at) else timezone.make_aware(at)

@@ -88,10 +88,7 @@ class Heartbeat:
     def beat(self, *, uses_redis: bool, passed_at: float, in_flight: int) -> None:
         """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors.
 
-        Args:
-            uses_redis: whether Redis works.
-            passed_at: `time.monotonic()` of the last pass of the main loop.
-            in_flight: how many timeouts are in flight.
+        `passed_at` is `time.monotonic()` of the last pass of the main loop.
         """
         now = database_now(self._using)
         row = self._row
@@ -111,13 +108,8 @@ class Heartbeat:
 class Background:
     """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time.
 
-    Args:
-        redis: whether Redis works, as the sweep finds.
-        using: the database.
-        skew: measures the database clock.
-        serve: called with queues that only rows name, as soon as there are some; None: do not search for them.
-        known_queues: the queues of declared policies.
-        wake: called when the worker has a reason to check its sources.
+    `serve` is called with queues that only rows name (None: do not search for them), and `wake` when the worker has
+    a reason to check its sources.
     """
 
     def __init__(
@@ -219,7 +211,7 @@ class Background:
         """Requeue the timeouts of policies that were resumed, by an operator or by the end of their pause."""
         before, self._stopped = self._stopped, stop_cache.read(self._using)
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
-        # later than its own time. So compare both, and look back some seconds.
+        # later than its own time. So compare both, and include the last seconds.
         last, self._followed_at = self._followed_at, database_now(self._using)
         resumed = resumed_since(last - LOOK_BACK, self._using)
         for label in (before.keys() - self._stopped.keys()) | resumed:

@@ -14,7 +14,7 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
-from django_delayq.firing.report import is_moment
+from django_delayq.firing.report import suits_use_tz
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
@@ -35,9 +35,9 @@ WEIGHT: Final = 0.5
 
 
 class Prefetch:
-    """How many timeouts a worker takes in advance: as many as it completes in half a second, so that others get more.
+    """How many timeouts a worker reserves in advance: as many as it completes in half a second.
 
-    That is a thousand fast ones, or one for each thread if handlers take minutes.
+    That is a thousand fast ones, or one for each thread if handlers take minutes. Other workers get the rest.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -72,15 +72,9 @@ class _Arrival(NamedTuple):
 
 
 class Dispatch:
-    """Between the sources and the executor. For the worker's own thread; only `wake` is called by others.
+    """Between the sources and the executor. For the worker's own thread.
 
-    Args:
-        executor: runs the works.
-        sources: get the result of each timeout.
-        using: the database.
-        skew: measures the database clock.
-        prefetch: measures how long timeouts are in flight.
-        wake: called, in any thread, when there is something to `collect`.
+    `wake` is called, in any thread, when there is something to `collect`.
     """
 
     def __init__(
@@ -112,7 +106,6 @@ class Dispatch:
 
     @property
     def in_flight(self) -> int:
-        """How many timeouts are in flight."""
         return len(self._works)
 
     @property
@@ -191,7 +184,7 @@ class Dispatch:
         if not isinstance(report, Report):
             report = Report(lost=tuple(ids))
         done = [id for id in report.done if id in ids]
-        again = {id: due_at for id, due_at in report.again.items() if id in ids and is_moment(due_at)}
+        again = {id: due_at for id, due_at in report.again.items() if id in ids and suits_use_tz(due_at)}
         refused = [id for id in report.refused if id in ids and id not in done and id not in again]
         lost = [id for id in ids if id not in done and id not in again and id not in refused]
         if refused:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar, cast
@@ -122,8 +122,9 @@ class Worker:
             ConfigError: the database allows too few connections for any handler.
         """
         with self._stopping_on_signals():
-            if open_connection(self.using):
-                self._limit_concurrency_by_server()
+            if open_connection(self.using) and pool_limit(self.using) is None:
+                with suppress(DatabaseError):
+                    self._limit_concurrency(server_limit(self.using))
             executor = make_executor(self.using, self.concurrency, self._only)
             dispatch = Dispatch(
                 executor, self._sources, self.using, skew=self._skew, prefetch=self._prefetch, wake=self.wake
@@ -159,16 +160,6 @@ class Worker:
                 self.concurrency,
                 extra={"event": "too_few_connections"},
             )
-
-    def _limit_concurrency_by_server(self) -> None:
-        if pool_limit(self.using) is not None:
-            return
-        try:
-            limit = server_limit(self.using)
-        except DatabaseError as error:
-            logger.debug("The server did not return how many connections it allows: %s", error)
-        else:
-            self._limit_concurrency(limit)
 
     def _new_threads(self, dispatch: Dispatch, background: Background) -> list[PeriodicThread]:
         """Return the thread that extends the leases, which ends last, and the others. Each has one connection."""

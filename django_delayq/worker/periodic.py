@@ -26,15 +26,9 @@ LONGEST_RETRY_SECONDS: Final = 30.0
 class Job:
     """A periodic job, and the time of its next run. For one thread.
 
-    A failure never ends it. It is logged once while errors of the same kind follow, and the job is run again after
-    1, 2, 4 ... 30 seconds, or its own interval if that is longer.
-
-    Args:
-        name: appears in log lines and in their field `duty`.
-        work: the function to call. It may be repeated at any time.
-        seconds: the time between two runs. A callable is called each time.
-        is_immediate: False: the first run is after `seconds` too.
-        at_end: called when the thread ends.
+    `work` is called every `seconds` (a callable is called each time), also at the start if it `is_immediate`, and
+    `at_end` when the thread ends. A failure never ends the job. It is logged once while errors of the same kind follow,
+    and the job is run again after 1, 2, 4 ... 30 seconds, or its own interval if that is longer.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`DATABASE_URL` as a Django database, in the few lines that the shop needs of it."""
+"""Convert `DATABASE_URL` to a Django database."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ENGINES = {
 
 
 def database_from_url(url: str) -> dict[str, Any]:
-    """One entry of `DATABASES`.
+    """Return one entry of `DATABASES`.
 
     `sqlite:////absolute/path` or `sqlite:///relative/path`; `postgresql://user:password@host:port/name`;
-    `mysql://...` and `mariadb://...` alike. What follows `?` goes to the driver as options.
+    `mysql://...` and `mariadb://...` in the same form. Options after the `?` are passed to the driver.
 
     Raises:
-        ImproperlyConfigured: the scheme is none of these.
+        ImproperlyConfigured: another scheme.
     """
     parts = urlsplit(url)
     engine = ENGINES.get(parts.scheme)
@@ -48,10 +48,10 @@ def database_from_url(url: str) -> dict[str, Any]:
 
 
 def _sqlite_options() -> dict[str, Any]:
-    """How web server and workers can share one file.
+    """Return the options that let web server and workers share one file.
 
-    IMMEDIATE takes the write lock when a transaction begins: one that read first and then wants to write
-    would otherwise fail at once, without waiting, whenever another process has written in between.
+    IMMEDIATE locks when a transaction begins. Otherwise a transaction that reads first and writes later fails
+    without waiting if another process has written in between.
     """
     return {
         "transaction_mode": "IMMEDIATE",

@@ -1,10 +1,10 @@
-"""Settings of the example shop: safe to run on your own machine as they are, and not meant for another one.
+"""Settings of the example shop, for your own machine only.
 
 Environment variables:
-    DATABASE_URL: PostgreSQL, MySQL or MariaDB instead of SQLite (`config/databases.py` says how to write it).
-    REDIS_URL: the Redis that wakes the workers to the millisecond; without it they poll once a second.
-    SHOP_REDIS_PREFIX: the first part of all keys in it, for when another shop uses the same Redis.
-    SHOP_DELAYS: JSON of `{policy name: seconds}`, to see deadlines pass without waiting for days.
+    DATABASE_URL: PostgreSQL, MySQL or MariaDB instead of SQLite (`config/databases.py` documents the form).
+    REDIS_URL: the Redis that wakes the workers on time; without it they poll once a second.
+    SHOP_REDIS_PREFIX: the first part of all keys, if another shop uses the same Redis.
+    SHOP_DELAYS: JSON of `{policy name: seconds}`, to shorten the delays.
     SHOP_SPEED: every delay is divided by this number (60: half an hour becomes half a minute).
     SHOP_SECRET_KEY, SHOP_DEBUG: as Django's SECRET_KEY and DEBUG.
 """
@@ -23,8 +23,8 @@ from config.databases import database_from_url
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "only-for-the-demo-shop-on-your-own-machine")
-# The development server hands out the style sheet only with DEBUG; workers and commands must do without it,
-# because Django would then keep a record of every query.
+# The development server serves the style sheet only with DEBUG. Workers and commands run without it, because Django
+# would otherwise keep a record of every query.
 DEBUG = os.environ.get("SHOP_DEBUG", str("runserver" in sys.argv)).lower() in {"true", "1"}
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 
@@ -82,14 +82,13 @@ DELAYQ: dict[str, Any] = {
     "PREFIX": os.environ.get("SHOP_REDIS_PREFIX", "shop"),
 }
 
-# How long the shop waits, by the name of the policy. One dict, so that the demo, the replay and the tests
-# can live through weeks in seconds.
+# The delays of the policies by name. In one dict, so that demo, replay and tests can shorten them.
 SHOP_DELAYS = {
     "cancel_unpaid": timedelta(minutes=30),
     "cancel_unaccepted": timedelta(minutes=5),
     "review_by_default": timedelta(days=7),
     "notify_trial_expiry": timedelta(days=3),
-    "promised_delivery": timedelta(days=2),  # what a merchant promises; remind_late_delivery is due then
+    "promised_delivery": timedelta(days=2),  # the promise of a merchant; remind_late_delivery is due then
 }
 for _name, _seconds in json.loads(os.environ.get("SHOP_DELAYS", "{}")).items():
     SHOP_DELAYS[_name] = timedelta(seconds=_seconds)

@@ -1,4 +1,4 @@
-"""Addresses: the shop at the root, Django's admin at /admin/, the timeouts by REST at /api/delayq/."""
+"""URLs: the shop at the root, the Django admin at /admin/, the REST API at /api/delayq/."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The example shop: orders that cancel themselves, and the four other rules of `timeouts.py`."""
+"""The example shop with the five policies of `timeouts.py`."""

@@ -1,4 +1,4 @@
-"""The shop in Django's admin."""
+"""The shop in the Django admin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AcceptanceInline(AcceptanceInlineBase):
 
 @admin.register(Order)
 class OrderAdmin(TimeoutAdminMixin, OrderAdminBase):
-    """Saving an order here arms and cancels its timeouts, as saving it anywhere does."""
+    """Orders in the admin; saving an order schedules and cancels its timeouts, as everywhere."""
 
     list_display = ("reference", "product", "customer", "status", "next_deadline", "placed_at", "cancel_reason")
     list_filter = ("status", "cancel_reason")

@@ -1,4 +1,4 @@
-"""What the shop's pages ask by script."""
+"""The endpoint that the scripts of the pages use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OrderedHere(BasePermission):
-    """The order was placed with this browser, which remembers its customer."""
+    """Allow the browser that placed the order; its session contains the customer."""
 
     def has_object_permission(self, request: Request, view: APIView, obj: Order) -> bool:
         known = request.session.get("customer")

@@ -1,4 +1,4 @@
-"""The shop as a Django app. `timeouts.py` needs no mention here: it is found by its name."""
+"""The Django app. Django imports `timeouts.py` because of its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the shop waits: `SHOP_DELAYS` divided by `SHOP_SPEED`, or what a replay puts in their place."""
+"""The delays of the shop: `SHOP_DELAYS` divided by `SHOP_SPEED`, or the delays of a replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _replaced: ContextVar[Mapping[str, timedelta]] = ContextVar("replaced")
 
 
 def shop_delay(name: str) -> timedelta:
-    """The delay of that name; read each time, so that a change needs no new declaration of the policy."""
+    """Return the delay `name`. It is read each time, so that a change needs no new declaration of the policy."""
     replaced = _replaced.get({})
     if name in replaced:
         return replaced[name]
@@ -26,7 +26,7 @@ def shop_delay(name: str) -> timedelta:
 
 @contextmanager
 def delays_set_to(delays: Mapping[str, timedelta]) -> Iterator[None]:
-    """Inside the block these delays hold, undivided, for this thread."""
+    """Use these delays, undivided, inside the block and in this thread."""
     token = _replaced.set(delays)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What people can fill in."""
+"""The forms of the shop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CATALOGUE = {  # product: price in cents
 
 
 class ShopForm(forms.Form):
-    """How forms look here."""
+    """The layout of the forms."""
 
     template_name_div = "shop/form.html"
 
@@ -24,7 +24,7 @@ class ShopForm(forms.Form):
 
 
 class OrderForm(ShopForm):
-    """Who wants what."""
+    """A new order and its customer."""
 
     name = forms.CharField(label="Your name", max_length=100, widget=forms.TextInput(attrs={"autocomplete": "name"}))
     phone = forms.RegexField(
@@ -40,7 +40,7 @@ class OrderForm(ShopForm):
 
     @property
     def price_cents(self) -> int:
-        """The price of the chosen product."""
+        """Return the price of the chosen product."""
         return CATALOGUE[self.cleaned_data["product"]]
 
 

@@ -1,7 +1,7 @@
-"""Text messages through a gateway that `SHOP_SMS_GATEWAY` names by its dotted path.
+"""Send text messages through the gateway `SHOP_SMS_GATEWAY`, a dotted path.
 
-A gateway is called at least once for each message, and with the same key each time. The key is what makes
-it once: the one here keeps it in a unique column, a real provider takes it as a header.
+A gateway is called at least once for each message, with the same key each time, and sends each key once. The gateway
+below stores the key in a unique column; real providers accept it as a header.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 
 class Gateway(Protocol):
-    """What the shop needs of a provider."""
+    """The interface of a provider."""
 
     def send(self, recipient: str, text: str, *, key: str) -> None:
-        """The message is on its way, once, however often this is called with the same `key`."""
+        """Send the message, once for each `key`."""
 
 
 class LogGateway:
-    """Sends nothing anywhere: a row and a log line show that it would have."""
+    """A gateway that sends nothing, but stores and logs the message."""
 
     def send(self, recipient: str, text: str, *, key: str) -> None:
         try:

@@ -1,7 +1,7 @@
-"""The shop's five timeouts. Nothing else in the shop knows of them: saving an object arms and cancels them.
+"""The five policies of the shop. Saving an object schedules and cancels their timeouts.
 
-Every delay is looked up when it is needed, because demo and replay shorten them. In a shop of your own,
-`after=timedelta(minutes=30)` is all that it takes.
+The delays are functions, because demo and replay shorten them. In your project, `after=timedelta(minutes=30)` is
+sufficient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT_SCORE = 5
     when=Q(status=Order.Status.UNPAID),
 )
 def cancel_unpaid(order: Order, timeout: Timeout) -> None:
-    """Half an hour after it was placed, an unpaid order is cancelled."""
+    """Cancel an order that is not paid within 30 minutes."""
     order.cancel(reason=CancelReason.UNPAID)
 
 
@@ -40,7 +40,7 @@ def cancel_unpaid(order: Order, timeout: Timeout) -> None:
     when=Q(status=Order.Status.PAID),
 )
 def cancel_unaccepted(order: Order, timeout: Timeout) -> None:
-    """Five minutes after the payment, an order that no merchant has accepted is cancelled."""
+    """Cancel an order that the merchant does not accept within five minutes of the payment."""
     order.cancel(reason=CancelReason.UNACCEPTED)
 
 
@@ -49,14 +49,14 @@ def cancel_unaccepted(order: Order, timeout: Timeout) -> None:
     since=Delivery.remind_from,
     after=timedelta(0),
     when=Q(delivered_at=None),
-    atomic=False,  # a provider may take seconds to answer, and the parcel's row must not stay locked meanwhile
+    atomic=False,  # a provider may need seconds to respond, and the row must not stay locked during the call
 )
 def remind_late_delivery(delivery: Delivery, timeout: Timeout) -> None:
-    """A parcel that is still under way at the promised time: the customer gets a text message, never two."""
+    """Send the customer one text message if the parcel is late."""
     order = delivery.order
     send_sms(
         order.customer.phone,
-        f"Your order {order.reference} is late. We are sorry, and on to it.",
+        f"Your order {order.reference} is late. We are sorry.",
         key=timeout.idempotency_key,
     )
 
@@ -68,7 +68,7 @@ def remind_late_delivery(delivery: Delivery, timeout: Timeout) -> None:
     when=Q(answered_at=None),
 )
 def review_by_default(review: Review, timeout: Timeout) -> None:
-    """A week after the delivery, whoever said nothing was content."""
+    """Count a review that is missing a week after the delivery as five stars."""
     review.answer(DEFAULT_SCORE, by_default=True)
 
 
@@ -79,6 +79,6 @@ def review_by_default(review: Review, timeout: Timeout) -> None:
     when=Q(status=TrialMembership.Status.RUNNING),
 )
 def notify_trial_expiry(trial: TrialMembership, timeout: Timeout) -> None:
-    """After three days a trial is over, and the customer is told."""
+    """End the trial after three days, and notify the customer."""
     trial.expire()
     send_sms(trial.customer.phone, "Your free trial is over. Become a member any time.", key=timeout.idempotency_key)

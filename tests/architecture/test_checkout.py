@@ -1,4 +1,4 @@
-"""What is committed: no path of anybody's machine, no model change without its migration, one writer of the ledger."""
+"""The checkout contains no paths of a machine and no model change without a migration; only the ledger writes rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tracked_files() -> list[Path]:
 
 
 def machine_paths() -> re.Pattern[str]:
-    """Home directories, and wherever this very checkout and its neighbours are."""
+    """Return the patterns of home directories, and the place of this checkout."""
     places = {f"{Path.home()}/", str(ROOT)}
     if ROOT.parent not in {Path("/"), Path(tempfile.gettempdir())}:
         places.add(f"{ROOT.parent}/")
@@ -43,7 +43,7 @@ def machine_paths() -> re.Pattern[str]:
 
 
 def writes_to_timeouts(module: Path) -> Iterator[str]:
-    """Calls like `Timeout.objects.filter(...).update(...)` and `timeout.save()`."""
+    """Return calls like `Timeout.objects.filter(...).update(...)` and `timeout.save()`."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WRITES:
             root: ast.AST = node.func

@@ -1,4 +1,4 @@
-"""What users install: the wheel holds every file, works on its own, and its version is the same everywhere."""
+"""The wheel contains every file and works without the checkout, and the version is the same everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts hold, they would notice a breach, and the lowest layers need no Django."""
+"""The import contracts hold and detect violations, and the lowest layers do not import Django."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if sys.argv[1] != "django_delayq":
 
 BREACHES = [
     ("conf.py", "from django_delayq import policies", "Layers BROKEN"),
-    ("utils.py", "# a module that nobody has found a place for", "Layers BROKEN"),
+    ("utils.py", "# a module that is in no layer", "Layers BROKEN"),
     ("retries.py", "from django.utils import timezone", "No Django below conf BROKEN"),
     ("policies.py", "import redis", "redis-py only in engine and connections BROKEN"),
     ("conf.py", "import rest_framework", "Optional packages only in contrib BROKEN"),

@@ -1,4 +1,4 @@
-"""A migration after the first one never blocks writes to a table that may be large."""
+"""Migrations after the first one do not block writes to a table that may be large."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX = models.Index(fields=["reason"], name="delayq_reason")
 
 
 def blocking(migration: type[migrations.Migration] | migrations.Migration) -> Iterator[str]:
-    """What in `migration` builds an index while writes wait; its own new tables are empty."""
+    """Return the operations of `migration` that block writes to build an index, except on its own new tables."""
     new = {operation.name_lower for operation in migration.operations if isinstance(operation, migrations.CreateModel)}
     for operation in migration.operations:
         if getattr(operation, "model_name_lower", None) in new:

@@ -1,4 +1,4 @@
-"""A web process loads what a request needs: not the worker, not the firing, and redis-py with the first push alone."""
+"""A web process loads neither the worker nor the firing, and redis-py only with the first push."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(file: str, *parts: str) -> str:
 
 
 def loaded(file: str, *parts: str) -> dict[str, set[str]]:
-    """The modules after the start, and after a save."""
+    """Return the modules after the start, and after a save."""
     steps: dict[str, Any] = json.loads(run(file, *parts))
     return {step: set(figures["modules"]) for step, figures in steps.items()}
 

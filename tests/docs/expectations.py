@@ -1,10 +1,10 @@
-"""What an example says about itself, made into checks.
+"""Convert the comments of an example into checks.
 
     late = cancel_timeout(order, "cancel_unpaid")  # -> False
     schedule_timeout(order, "remind", minutes=-5)  # raises InvalidDelay
 
-A value is compared with the expression behind the arrow. Every such line must be reached: an example that
-is never run proves nothing.
+The value is compared with the expression after the arrow. Every such line must be reached, because an example that is
+not run proves nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _RAISES = re.compile(r"# raises (?P<name>\w+)")
 
 
 class Wrong(AssertionError):
-    """An example does not do what the page says."""
+    """An example does not do what the page shows."""
 
 
 class Expectations:
-    """The checks of one page: what they name goes into the namespace that the page's code runs in."""
+    """The checks of one page; `names` belongs in the namespace of its code."""
 
     def __init__(self, page: str) -> None:
         self.page = page
         self.open: set[int] = set()
 
     def compile(self, code: str, first_line: int) -> Any:
-        """`code` with its checks built in; its line numbers are those of the page."""
+        """Compile `code` with its checks; the line numbers are those of the page."""
         padded = "\n" * (first_line - 1) + code
         tree = ast.parse(padded, self.page)
         transformer = _Transformer(padded.splitlines())
@@ -40,11 +40,11 @@ class Expectations:
         return compile(tree, self.page, "exec")
 
     def names(self) -> dict[str, Any]:
-        """What compiled code calls."""
+        """Return the functions that the compiled code calls."""
         return {"_expect": self._expect, "_expect_raise": self._expect_raise}
 
     def check_all_met(self) -> None:
-        """Raises `Wrong` for expectations that were never reached."""
+        """Raise `Wrong` for expectations that were never reached."""
         if self.open:
             raise Wrong(f"{self.page}: never reached: line {', '.join(map(str, sorted(self.open)))}")
 

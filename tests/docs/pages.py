@@ -1,12 +1,12 @@
-"""README and `docs/` taken apart: code blocks, links and inline code, each with its line.
+"""Parse README and `docs/`: code blocks, links and inline code, each with its line.
 
 Conventions of a page:
 
-    ```python            runs; a first line such as `# shop/models.py` says which file of a project it belongs to
-    <!-- run             Python that runs without being shown: what a reader need not see, such as time passing
+    ```python            runs; a first line such as `# shop/models.py` names its file in the project
+    <!-- run             Python that runs without being shown, such as the passing of time
     -->
     <!-- not run: why -->    before a Python block that cannot run
-    ```console           commands; `$ ` may stand before them
+    ```console           commands, with or without a leading `$ `
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The file of a project that this is said to be; "" for code that is simply run."""
+        """The file of the project, or "" for code that is only run."""
         match = _FILE.match(self.code.partition("\n")[0])
         return match["path"] if match else ""
 
@@ -61,7 +61,7 @@ class Page:
         return self.name
 
     def table(self, *header: str) -> list[list[str]]:
-        """The rows of the first table whose header begins with the cells `header`.
+        """Return the rows of the first table whose header begins with the cells `header`.
 
         Raises:
             LookupError: there is no such table.
@@ -74,19 +74,19 @@ class Page:
         raise LookupError(f"{self.name} has no table that begins with {header}")
 
     def links(self) -> Iterator[tuple[int, str]]:
-        """Targets of links, as they are written."""
+        """Yield the targets of links, as they are written."""
         for number, line in self.prose:
             for match in _LINK.finditer(_INLINE.sub("``", line)):
                 yield number, match["target"]
 
     def inline_code(self) -> Iterator[tuple[int, str]]:
-        """What stands between single backticks."""
+        """Yield the code between single backticks."""
         for number, line in self.prose:
             for match in _INLINE.finditer(line):
                 yield number, match["code"]
 
     def anchors(self) -> set[str]:
-        """What a link to a heading may name, as GitHub makes it."""
+        """Return the anchors of the headings, as GitHub generates them."""
         titles = [match["title"] for _, line in self.prose if (match := _HEADING.fullmatch(line))]
         return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
@@ -96,13 +96,13 @@ def _cells(row: str) -> list[str]:
 
 
 def code(cell: str) -> list[str]:
-    """What stands between backticks in a cell."""
+    """Return the code between backticks in a cell."""
     return [match["code"] for match in _INLINE.finditer(cell)]
 
 
 @cache
 def read(path: Path) -> Page:
-    """The page at `path`."""
+    """Parse the page at `path`."""
     lines = path.read_text(encoding="utf-8").splitlines()
     blocks: list[Block] = []
     prose: list[tuple[int, str]] = []
@@ -124,5 +124,5 @@ def read(path: Path) -> Page:
 
 
 def pages() -> list[Page]:
-    """README first, then `docs/` by name."""
+    """Return all pages: README first, then `docs/` by name."""
     return [read(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]

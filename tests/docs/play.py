@@ -1,10 +1,10 @@
-"""Run the Python of one page as its reader would: in a small Django project made of the page's own files.
+"""Run the Python of one page as its reader would, in a small Django project made of the files of the page.
 
     python -m tests.docs.play docs/races.md
 
-Blocks that say `# shop/models.py` and the like become files of an app `shop`. What a page does not bring along
-itself comes from the quickstart, whose shop all pages share. Then the tables are made, and the other blocks run
-in order, in one namespace. A block that says `# settings.py` is checked as settings.
+Blocks that begin with `# shop/models.py` or similar become files of an app `shop`. Missing files come from the
+quickstart, whose shop all pages share. Then the tables are created, and the other blocks run in order, in one
+namespace. A block that begins with `# settings.py` is checked as settings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DELAYQ = {{"REDIS": None}}
 
 
 def play(path: Path) -> None:
-    """Raises whatever an example raises, or `Wrong` when it does not do what the page says."""
+    """Run the examples. Raise their exceptions, or `Wrong` if one does not do what the page shows."""
     page = read(path)
     with tempfile.TemporaryDirectory() as home:
         _write_project(Path(home), page)
@@ -81,14 +81,14 @@ def _run(page: Page) -> None:
 
 
 def _compare(page: Page, shown: Block, printed: str) -> None:
-    """What a page shows as printed is what was printed, whatever the numbers in it."""
+    """Compare the shown output with the printed one, except for numbers."""
     expected, got = (_NUMBER.sub("0", text).split() for text in (shown.code, printed))
     if expected != got:
         raise Wrong(f"{page.name}:{shown.line}: the page shows\n{shown.code}\nbut this was printed\n{printed}")
 
 
 def fire_after(**span: float) -> int:
-    """For hidden blocks: that much time passes, and what has fallen due by then fires. The clock is set back after."""
+    """Fire the timeouts that are due after this duration, and then reset the clock. For hidden blocks."""
     from datetime import timedelta
 
     from django_delayq import clock
@@ -99,7 +99,7 @@ def fire_after(**span: float) -> int:
 
 
 def _check_settings(compiled: Any) -> None:
-    """A settings example is one that this library takes, addresses of Redis included, without an error."""
+    """Check that the library accepts the settings, including the address of Redis."""
     from django.conf import settings
     from django.core.checks import ERROR, run_checks
     from django.test import override_settings
@@ -134,7 +134,7 @@ def _write_project(home: Path, page: Page) -> None:
 
 
 def _files(blocks: Iterable[Block]) -> dict[str, str]:
-    """The files that the blocks are parts of; several blocks may make up one."""
+    """Return the files of the page; several blocks may form one file."""
     files: dict[str, str] = {}
     for block in blocks:
         if block.language == "python" and block.file and not block.not_run:

@@ -1,4 +1,4 @@
-"""Every command of README and docs exists, with the options that it is given."""
+"""Every command in README and docs exists, with its options."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.docs.pages import ROOT, code, pages, read
 
 SHELLS = {"console", "sh", "shell", "bash"}
 OTHER_PROGRAMS = {"redis-cli"}
-"""Not ours, and not checked."""
+"""Programs of others, which are not checked."""
 
 
 @cache
 def metrics() -> frozenset[str]:
-    """Names of metrics, which look like commands; that they exist is held by `test_monitoring`."""
+    """Return the names of metrics, which look like commands; `test_monitoring` checks that they exist."""
     return frozenset(code(row[0])[0] for row in read(ROOT / "docs" / "monitoring.md").table("metric"))
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Where each command stands, and its line."""
+    """Yield the place of each command, and its line."""
     for page in pages():
         for block in page.blocks:
             if block.language in SHELLS:
@@ -62,17 +62,17 @@ def test_a_command_exists_with_its_options(place: str, line: str) -> None:
         ("rm -rf /", "unknown program"),
     ],
 )
-def test_a_command_that_does_not_exist_is_found_out(line: str, words: str) -> None:
+def test_a_command_that_does_not_exist_is_detected(line: str, words: str) -> None:
     assert words in (complaint_about(line) or "")
 
 
-def test_the_options_of_the_worker_are_all_told() -> None:
-    told = {code(row[0])[0].split()[0] for row in read(ROOT / "docs" / "worker.md").table("option")}
-    assert told == own_options("delayq_worker")
+def test_the_options_of_the_worker_are_all_documented() -> None:
+    documented = {code(row[0])[0].split()[0] for row in read(ROOT / "docs" / "worker.md").table("option")}
+    assert documented == own_options("delayq_worker")
 
 
 def complaint_about(line: str) -> str | None:
-    """What is wrong with a command line; None: nothing."""
+    """Return what is wrong with a command line, or None."""
     words = shlex.split(line, comments=True)
     while words and re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
@@ -119,7 +119,7 @@ def command_of(name: str) -> BaseCommand:
 
 
 def own_options(name: str) -> set[str]:
-    """The options that the command adds to those of every command."""
+    """Return the options that the command adds to those of every command."""
 
     def options(parser: argparse.ArgumentParser) -> set[str]:
         return {action.option_strings[-1] for action in parser._actions if action.option_strings}

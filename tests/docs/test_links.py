@@ -1,4 +1,4 @@
-"""Links lead somewhere, and every page can be reached."""
+"""Links have a target, and every page can be reached."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGES = pages()
 
 
 def broken(page: Page) -> list[str]:
-    """Links of `page` that lead nowhere, as `page:line: target`."""
+    """Return broken links of `page`, as `page:line: target`."""
     found = []
     for number, target in page.links():
         if target.startswith("https://"):

@@ -1,4 +1,4 @@
-"""What the monitoring page, the dashboard and the alerts name exists: metrics, labels, events."""
+"""The metrics, labels and events that the monitoring page, the dashboard and the alerts name exist."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
 from prometheus_client.core import Metric
@@ -21,8 +20,8 @@ NAME = re.compile(r"\bdelayq_[a-z_]+\b")
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
-def told() -> dict[str, tuple[str, set[str]]]:
-    """Type and labels of each metric that the page names."""
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Return the type and the labels of each metric on the page."""
     return {code(row[0])[0]: (row[1], set(code(row[2]))) for row in read(PAGE).table("metric", "type", "labels")}
 
 
@@ -32,7 +31,7 @@ def kept() -> Iterator[Metric]:
 
 
 def expressions() -> Iterator[str]:
-    """Every PromQL expression of the dashboard and of the alerts."""
+    """Yield all PromQL expressions of the dashboard and of the alerts."""
     dashboard = json.loads((FOLDER / "grafana.json").read_text())
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
@@ -51,11 +50,11 @@ def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         found[name] = (metric.type, {"policy"})
     found |= {gauge.name: ("gauge", set(labels)) for gauge, labels in metrics.gauge_families()}
-    assert told() == found
+    assert documented() == found
 
 
 def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
-    known = set(told())
+    known = set(documented())
     for expression in expressions():
         for name in NAME.findall(re.sub(r"\{[^}]*\}", "", expression)):
             base = next((name.removesuffix(part) for part in HISTOGRAM_PARTS if name.endswith(part)), name)
@@ -64,7 +63,7 @@ def test_dashboard_and_alerts_ask_for_metrics_that_exist() -> None:
 
 def test_every_metric_is_on_the_dashboard() -> None:
     text = " ".join(expressions())
-    assert [name for name in told() if name not in text] == []
+    assert [name for name in documented() if name not in text] == []
 
 
 def test_dashboard_and_alerts_group_by_labels_that_exist() -> None:
@@ -73,35 +72,45 @@ def test_dashboard_and_alerts_group_by_labels_that_exist() -> None:
             assert {label.strip() for label in labels.split(",")} <= {"policy", "le"}, expression
 
 
-def test_every_alert_says_what_to_do() -> None:
+def test_every_alert_has_a_description() -> None:
     for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:
             assert rule["annotations"].keys() >= {"summary", "description"}
             assert rule["labels"]["severity"] in {"page", "ticket"}
 
 
-def test_metrics_that_do_not_exist_are_found_out() -> None:
+def test_metrics_that_do_not_exist_are_detected() -> None:
     assert NAME.findall("sum(rate(delayq_fierd_total[5m]))") == ["delayq_fierd_total"]
-    assert "delayq_fierd_total" not in told()
+    assert "delayq_fierd_total" not in documented()
 
 
-def test_every_event_of_the_logs_is_told() -> None:
+def test_every_event_of_the_logs_is_documented() -> None:
     assert {code(row[0])[0] for row in read(PAGE).table("event", "level")} == set(events())
 
 
 def events() -> Iterator[str]:
-    """Every event that some log call in the package names, and those given to `tell_once`."""
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.keyword) and node.arg == "extra" and isinstance(node.value, ast.Dict):
-                yield from _texts(dict(zip(map(_text, node.value.keys), node.value.values, strict=True)).get("event"))
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "tell_once":
-                yield from _texts(node.args[0])
+    """Yield the logged events: in `extra`, for a `StateLog`, and for functions with a parameter `event`."""
+    nodes = [node for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    places = {"StateLog": [1, 2]}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+            if "event" in names:
+                places[node.name] = [names.index("event")]
+    for node in nodes:
+        if isinstance(node, ast.keyword) and node.arg == "extra" and isinstance(node.value, ast.Dict):
+            fields = zip(node.value.keys, node.value.values, strict=True)
+            yield from _strings(*(value for key, value in fields if _strings(key) == ["event"]))
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+            yield from _strings(*(node.args[place] for place in places.get(name, ()) if place < len(node.args)))
 
 
-def _text(node: Any) -> str:
-    return str(node.value) if isinstance(node, ast.Constant) else ""
-
-
-def _texts(node: Any) -> list[str]:
-    return [str(node.value)] if isinstance(node, ast.Constant) else []
+def _strings(*nodes: ast.AST | None) -> list[str]:
+    """Return the strings that the expressions may be."""
+    return [
+        node.value
+        for expression in nodes
+        for node in ast.walk(expression or ast.Pass())
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]

@@ -1,4 +1,4 @@
-"""The Python of README and docs runs, and does what the pages say."""
+"""The Python in README and docs runs, and does what the pages show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def play(path: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "page", [page for page in pages() if any(b.language == "python" for b in page.blocks)], ids=str
 )
-def test_a_page_does_what_it_says(page: Page) -> None:
+def test_a_page_does_what_it_shows(page: Page) -> None:
     done = play(page.path)
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -39,7 +39,7 @@ def test_hardly_any_python_is_left_out() -> None:
 
 @pytest.fixture
 def play_text(tmp_path: Path) -> Callable[[str], str]:
-    """Plays a page with this text; gives what it complained about."""
+    """Run a page with this content, and return its error message."""
 
     def do(text: str) -> str:
         path = tmp_path / "page.md"
@@ -62,18 +62,18 @@ order = Order.objects.create()
 
 
 def test_a_value_that_is_not_as_shown_fails(play_text: Callable[[str], str]) -> None:
-    said = play_text(PREAMBLE + '```python\ncancel_timeout(order, "cancel_unpaid")  # -> False\n```\n')
-    assert "page.md:9: expected False, got True" in said
+    output = play_text(PREAMBLE + '```python\ncancel_timeout(order, "cancel_unpaid")  # -> False\n```\n')
+    assert "page.md:9: expected False, got True" in output
 
 
 def test_an_error_that_does_not_come_fails(play_text: Callable[[str], str]) -> None:
-    said = play_text(PREAMBLE + '```python\nschedule_timeout(order, "cancel_unpaid")  # raises InvalidDelay\n```\n')
-    assert "page.md:9: expected InvalidDelay, and nothing was raised" in said
+    output = play_text(PREAMBLE + '```python\nschedule_timeout(order, "cancel_unpaid")  # raises InvalidDelay\n```\n')
+    assert "page.md:9: expected InvalidDelay, and nothing was raised" in output
 
 
 def test_an_expectation_that_is_never_reached_fails(play_text: Callable[[str], str]) -> None:
-    said = play_text(PREAMBLE + "```python\ndef view(order):\n    order.status  # -> 'paid'\n```\n")
-    assert "page.md: never reached: line 10" in said
+    output = play_text(PREAMBLE + "```python\ndef view(order):\n    order.status  # -> 'paid'\n```\n")
+    assert "page.md: never reached: line 10" in output
 
 
 def test_another_text_than_the_shown_one_fails(play_text: Callable[[str], str]) -> None:
@@ -81,5 +81,5 @@ def test_another_text_than_the_shown_one_fails(play_text: Callable[[str], str]) 
 
 
 def test_a_setting_that_does_not_exist_fails(play_text: Callable[[str], str]) -> None:
-    said = play_text("```python\n# settings.py\nDELAYQ = {'REDIS': None, 'HORIZONT': 1}\n```\n")
-    assert "Did you mean 'HORIZON'?" in said
+    output = play_text("```python\n# settings.py\nDELAYQ = {'REDIS': None, 'HORIZONT': 1}\n```\n")
+    assert "Did you mean 'HORIZON'?" in output

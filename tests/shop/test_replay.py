@@ -120,7 +120,7 @@ def test_an_order_that_contradicts_its_ledger_is_found(shop: Shop, tmp_path: Pat
     _replay(shop, orders, reviews, "--until-settled")
     before, after = shop.ask("[before, contradictions([life], Ledger(0))]", CONTRADICTION)
     assert before == []
-    assert any("cancel_unaccepted is fired, but the order says in time" in words for words in after)
+    assert any("cancel_unaccepted is fired, expected in time" in words for words in after)
 
 
 @on_sqlite

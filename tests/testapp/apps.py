@@ -12,7 +12,7 @@ class TestappConfig(AppConfig):
     def ready(self) -> None:
         """With `DELAYQ_TEST_KILL_AT=<step>` this process is killed at that step of its first firing that gets there.
 
-        With `DELAYQ_TEST_STOP_AT=<step>` it is stopped there, once, until somebody has it continue.
+        With `DELAYQ_TEST_STOP_AT=<step>` it is stopped there, once, until a test continues it.
         """
         from django_delayq.firing import checkpoints
 

@@ -47,7 +47,7 @@ class Parcel(models.Model):
 
 
 class Voucher(models.Model):
-    """A text for a key, which MySQL compares without regard to case."""
+    """A string for a key, which MySQL compares case-insensitively."""
 
     code = models.CharField(max_length=20, primary_key=True)
     status = models.CharField(max_length=20, default="open")

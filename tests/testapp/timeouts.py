@@ -59,7 +59,7 @@ def send_outside(order: Order, timeout: Timeout) -> None:
 
 @timeout_policy(Order, retry=Retry([0, 0]))
 def kill_worker(order: Order, timeout: Timeout) -> None:
-    """The worst handler there is: its process is gone before anybody can note anything."""
+    """Kill the process before anything can be recorded."""
     if os.environ.get("DELAYQ_TEST_KILLER"):
         os.kill(os.getpid(), 9)
     raise RuntimeError("not in a worker that may die")
@@ -67,7 +67,7 @@ def kill_worker(order: Order, timeout: Timeout) -> None:
 
 @timeout_policy(Order)
 def linger(order: Order, timeout: Timeout) -> None:
-    """Takes its time, as a handler that does real work does."""
+    """Take some time, like a handler that does real work."""
     time.sleep(float(os.environ.get("DELAYQ_TEST_LINGER", "0.02")))
     Effect.objects.create(what="linger", object_id=order.pk, timeout_id=timeout.pk)
 
@@ -94,7 +94,7 @@ def only_in_some(name: str, **options: Any) -> Callable[[Callable[..., Any]], An
 
 @only_in_some("dawdle", atomic=False)
 def dawdle(order: Order, timeout: Timeout) -> None:
-    """Takes seconds, without a lock."""
+    """Take seconds, without a lock."""
     time.sleep(float(os.environ["DELAYQ_TEST_DAWDLE"]))
 
 
@@ -107,4 +107,4 @@ async def adawdle(order: Order, timeout: Timeout) -> None:
 @only_in_some("former")
 @only_in_some("current", aliases=("former",) if "alias" in SOME else ())
 def do_nothing(order: Order, timeout: Timeout) -> None:
-    """What some releases know and others do not."""
+    """Do nothing; only some releases declare this policy."""

@@ -1,7 +1,7 @@
-"""What type checkers say about the public interface. Checked, never run.
+"""What type checkers report about the public interface. Checked, never run.
 
-Each `type: ignore` stands on a mistake that must be found: strict mypy complains about one that ignores nothing.
-`assert_type` says what must be known without help.
+Each `type: ignore` marks a mistake that must be found: strict mypy complains about one that ignores nothing.
+`assert_type` checks which types are inferred.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from django_delayq import (
     timeout_policy,
 )
 from django_delayq.models import Timeout
-from django_delayq.scheduling.countdown import countdown_of
+from django_delayq.scheduling.queries import countdown_of
 from tests.testapp.models import ExpressOrder, Order, Parcel
 
 

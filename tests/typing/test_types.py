@@ -1,4 +1,4 @@
-"""Type checkers find a wrong model, `minuts=` and `"kep"`: `api.py` says where, strict mypy says whether."""
+"""Type checkers find a wrong model, `minuts=` and `"kep"`: `api.py` marks where, and strict mypy is run on it."""
 
 from __future__ import annotations
 

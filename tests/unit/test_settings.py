@@ -1,4 +1,4 @@
-"""`DELAYQ`: defaults, near-miss hints, clear refusals; system checks that tell before the first order is due."""
+"""`DELAYQ`: defaults, near-miss hints, clear refusals; system checks that report errors before the first deadline."""
 
 from __future__ import annotations
 
@@ -116,8 +116,7 @@ def test_checks_tell_of_a_sqlite_whose_transactions_begin_as_readers(settings: A
 
     from django_delayq.checks import check_databases
 
-    found = check_databases(databases=["default"])
-    assert found == []
+    assert list(check_databases(databases=["default"])) == []
     if connection.vendor == "sqlite":
         connection.settings_dict["OPTIONS"]["transaction_mode"] = "DEFERRED"
         try:

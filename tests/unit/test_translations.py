@@ -17,9 +17,9 @@ import django
 import pytest
 from django.utils import translation
 
-from django_delayq.admin import describing
+from django_delayq.admin import render
 from django_delayq.models import Timeout
-from django_delayq.scheduling.story import ACTORS, NAMES, REASONS, told_reason
+from django_delayq.scheduling.story import ACTOR_LABELS, EVENT_LABELS, REASON_LABELS, reason_label
 from tools.messages import LANGUAGES, PACKAGE, ROOT
 
 Catalogue = dict[tuple[str, ...], tuple[str, ...]]
@@ -182,7 +182,7 @@ def test_words_for_the_script_keep_their_separator(language: str) -> None:
 )
 def test_a_length_is_counted_as_the_language_counts(language: str, seconds: float, words: str) -> None:
     with translation.override(language):
-        assert describing.length(timedelta(seconds=seconds)).endswith(words)
+        assert render.delay(timedelta(seconds=seconds)).endswith(words)
 
 
 def test_a_row_is_named_in_the_readers_language() -> None:
@@ -194,15 +194,15 @@ def test_a_row_is_named_in_the_readers_language() -> None:
 
 def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None:
     sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    noted = r"\bevent\(\s*\"(\w+)\"|\bwhat=\"(\w+)\"|\.note\(row, \"(\w+)\"|\b_shift\([^\n]*, \"(\w+)\""
+    noted = r"\bevent\(\s*\"(\w+)\"|\bwhat=\"(\w+)\"|\b(?:note|record)\(row, \"(\w+)\"|\b_move\([^\n]*, \"(\w+)\""
     kinds = {next(filter(None, found)) for found in re.findall(noted, sources)}
     assert {"extended", "failed", "postponed", "rescheduled", "snoozed", "suspected"} <= kinds
-    assert kinds - NAMES.keys() == set()
-    assert set(re.findall(r"\bby=\"(\w+)\"", sources)) - {"nobody"} == ACTORS.keys()  # nobody: a dry run
+    assert kinds - EVENT_LABELS.keys() == set()
+    assert set(re.findall(r"\bby=\"(\w+)\"", sources)) - {"nobody"} == ACTOR_LABELS.keys()  # nobody: a dry run
 
 
 def test_a_reason_that_the_library_gives_is_told_in_the_readers_language_and_others_as_they_are() -> None:
-    assert {text: told_reason(text) for text in REASONS} == {text: text for text in REASONS}
+    assert {text: reason_label(text) for text in REASON_LABELS} == {text: text for text in REASON_LABELS}
     with translation.override("de"):
-        assert told_reason("the policy was renamed") == "die Regel wurde umbenannt"
-        assert told_reason("a storm") == "a storm"
+        assert reason_label("the policy was renamed") == "die Regel wurde umbenannt"
+        assert reason_label("a storm") == "a storm"

@@ -20,7 +20,7 @@ def work(policy: str, number: int) -> Work:
 
 
 def done(_work: Work, _report: Report) -> None:
-    """Nobody wants to know."""
+    """Ignore the report."""
 
 
 def line(*works: Work, threads: int = 100, reserves_one: bool = True) -> WorkQueue:

@@ -1,4 +1,4 @@
-"""The countdown of one object for its owner: behind a permission that the project supplies, cheap to ask again."""
+"""The countdown of one object for its owner, behind a permission of the project."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rest_framework.generics import GenericAPIView
 from rest_framework.response import Response
 
 from django_delayq.clock import to_ms
-from django_delayq.contrib.rest_framework.permissions import Nobody
+from django_delayq.contrib.rest_framework.access import Nobody, OptionalScope
+from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.contrib.rest_framework.serializers import CountdownSerializer
-from django_delayq.contrib.rest_framework.throttling import OptionalScope
 from django_delayq.ledger.locking import database_of
 from django_delayq.policies import TimeoutPolicy, get_policy
-from django_delayq.scheduling.countdown import Countdown, countdown_of
+from django_delayq.scheduling.queries import countdown_of
 
 if TYPE_CHECKING:
     from django.db.models import Model, QuerySet
@@ -33,15 +33,15 @@ SERVER_TIME = "X-Server-Time"
 
 
 class CountdownView(OptionalScope, _View):
-    """How long is left, for whoever owns the object.
+    """The time left for one object, for its owner.
 
-    Give it a policy and the permission, and an address with what finds the object:
+    Give it a policy, a permission, and an address that finds the object:
 
         path("orders/<str:reference>/countdown/", CountdownView.as_view(
             policy="shop.order.cancel_unpaid", lookup_field="reference", permission_classes=[IsBuyer]))
 
-    It refuses everybody until `permission_classes` says who may look. An object that is somebody else's is
-    not found, as one that does not exist.
+    Without `permission_classes` it refuses all users. An object that the user may not see is answered like one that
+    does not exist.
     """
 
     policy: str | TimeoutPolicy[Any] | None = None
@@ -53,9 +53,9 @@ class CountdownView(OptionalScope, _View):
     scope = "delayq-countdown"
 
     def get_queryset(self) -> QuerySet[Model]:
-        """Where the object is looked for: the policy's model, unless the view has a `queryset` of its own.
+        """Return the view's own `queryset` or all objects of the policy's model.
 
-        On the writer: a replica may not have the object yet.
+        They are read from the writer, because a replica may not have the object yet.
         """
         if self.queryset is not None:  # type: ignore[misc, arg-type, unused-ignore]
             found: QuerySet[Model] = super().get_queryset()
@@ -64,27 +64,27 @@ class CountdownView(OptionalScope, _View):
         return found.using(database_of(found.model, found))
 
     def get_object(self) -> Model:
-        """The object, if the asking user may see its countdown. Raises Http404 if not."""
+        """Return the object. Raises Http404, also if the user may not see it."""
         try:
             return cast("Model", super().get_object())
         except (PermissionDenied, NotAuthenticated, Http404):
-            # Two different answers, if only in their words, would tell which objects there are.
+            # Different responses, even if only in their words, would reveal which objects exist.
             raise Http404 from None
 
+    @describe("countdown", CountdownSerializer, has_etag=True)
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        """How long is left; 304 if nothing has changed since the ETag that was sent along."""
+        """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)
-        response = Response(
-            self.get_serializer(
-                {
-                    "due_at": seen.due_at,
-                    "seconds_left": seen.seconds_left,
-                    "state": seen.state or None,
-                    "now": seen.now,
-                }
-            ).data
-        )
-        tag = _tag(seen)
+        shown = {
+            "due_at": seen.due_at,
+            "seconds_left": seen.seconds_left,
+            "state": seen.state or None,
+            "now": seen.now,
+        }
+        response = Response(self.get_serializer(shown).data)
+        # The tag changes with everything but the time. It is a digest, so that it reveals no id.
+        parts = f"{seen.timeout_id} {seen.state} {seen.due_at and to_ms(seen.due_at)}"
+        tag = quote_etag(hashlib.blake2b(parts.encode(), digest_size=12).hexdigest())
         response["ETag"] = tag
         patch_cache_control(response, private=True, no_cache=True)
         answer = get_conditional_response(request._request, etag=tag, response=response)
@@ -96,9 +96,3 @@ class CountdownView(OptionalScope, _View):
         if self.policy is None:
             raise TypeError('CountdownView needs a policy: CountdownView.as_view(policy="shop.order.cancel_unpaid").')
         return self.policy if isinstance(self.policy, TimeoutPolicy) else get_policy(self.policy)
-
-
-def _tag(seen: Countdown) -> str:
-    """Changes when the answer does, but for the time that passes; a digest, as ids are nobody's business."""
-    parts = f"{seen.timeout_id} {seen.state} {seen.due_at and to_ms(seen.due_at)}"
-    return quote_etag(hashlib.blake2b(parts.encode(), digest_size=12).hexdigest())

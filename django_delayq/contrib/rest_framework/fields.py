@@ -1,4 +1,4 @@
-"""`DeadlineField("cancel_unpaid")`: an object's deadline in a serializer of your own, without a query per row."""
+"""`DeadlineField("cancel_unpaid")`: an object's deadline in your serializer, without a query for each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from django.db.models import Manager, Model, QuerySet
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.scheduling.countdown import Countdown, pending_countdowns
+from django_delayq.contrib.rest_framework.openapi import describe_field
+from django_delayq.scheduling.queries import Countdown, pending_countdowns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,19 +19,31 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 
+_DATETIME = {"type": "string", "format": "date-time"}
+
+
+@describe_field(
+    {
+        "type": "object",
+        "nullable": True,
+        "readOnly": True,
+        "required": ["due_at", "seconds_left", "server_time"],
+        "properties": {"due_at": _DATETIME, "seconds_left": {"type": "number"}, "server_time": _DATETIME},
+    }
+)
 class DeadlineField(serializers.Field[Any, Any, Any, Any]):
-    """`{"due_at", "seconds_left", "server_time"}` of what is pending, or null. Read-only.
+    """`{"due_at", "seconds_left", "server_time"}` of the pending timeout, or null. Read-only.
 
-    With `many=True`, also for serializers within serializers, all objects are looked up in one query when the
-    first of them is written; in none if their `TimeoutRelation` was prefetched. With `source=` the field reads
-    a `Deadline` annotation instead and never queries.
+    With `many=True`, also of nested serializers, one query reads the deadlines of all objects when the first one is
+    serialized; none if their `TimeoutRelation` was prefetched. With `source=` the field reads a `Deadline` annotation
+    and never queries.
 
-    An object that is not saved yet, such as the validated data of a serializer, has no deadline: the field shows its
+    An object that is not saved, such as the validated data of a serializer, has no deadline: the field shows its
     `default`, or null.
 
     Args:
         policy: a name, a label or the policy itself; not needed with `source`.
-        key: tells several pending timeouts of one policy and object apart.
+        key: that of the timeout, if a policy has several for an object.
         **options: those of DRF's fields.
     """
 
@@ -43,50 +56,50 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         super().__init__(**{"source": "*", **options, "read_only": True})
 
     def to_representation(self, value: Any) -> dict[str, Any] | None:
-        """`value` is the object, or the annotated moment."""
+        """Return the JSON for `value`: the object, or the annotated datetime."""
         if not self.annotated and (not isinstance(value, Model) or value.pk is None):
             return None if self.default is serializers.empty else self.get_default()
         seen = Countdown(value, "pending", clock.now()) if self.annotated else self._look_up(value)
         if seen is None:
             return None
-        moments = {"due_at": seen.due_at, "server_time": seen.now}
-        shown = {name: _iso.to_representation(moment) for name, moment in moments.items() if moment is not None}
+        times = {"due_at": seen.due_at, "server_time": seen.now}
+        shown = {name: _iso.to_representation(at) for name, at in times.items() if at is not None}
         return {**shown, "seconds_left": seen.seconds_left}
 
     def _look_up(self, obj: Model) -> Countdown | None:
-        """What is pending for `obj`, from the one look at all that are written together with it."""
+        """Return the countdown of `obj`, from one query for all objects that are serialized together."""
         assert self.policy is not None
         if _identity(obj) not in self._looked_up:
-            together = [other for other in self._written_together() if type(other) is type(obj)]
+            together = [other for other in self._serialized_together() if type(other) is type(obj)]
             if not any(_identity(other) == _identity(obj) for other in together):
                 together = [obj]
             found = pending_countdowns(together, self.policy, self.key)
             self._looked_up |= {_identity(other): seen for other, seen in zip(together, found, strict=True)}
         return self._looked_up[_identity(obj)]
 
-    def _written_together(self) -> Iterator[Model]:
-        """The objects that this field will be asked for, from the outermost serializer down to its own."""
-        way: list[Any] = []
+    def _serialized_together(self) -> Iterator[Model]:
+        """Yield the objects that this field will serialize, from the outermost serializer down to its own."""
+        path: list[Any] = []
         node = self.parent
         while node is not None:
-            way.append(node)
+            path.append(node)
             node = node.parent
-        outermost = way.pop()
+        outermost = path.pop()
         objects = [outermost.instance]
         if isinstance(outermost, serializers.ListSerializer):
             objects = list(_members(outermost.instance))
-            way.pop()  # its child, of which each member is an instance
-        while way:
-            step = way.pop()
+            path.pop()  # its child, of which each member is an instance
+        while path:
+            step = path.pop()
             objects = [found for obj in objects for found in _followed(obj, step.source_attrs)]
             if isinstance(step, serializers.ListSerializer):
                 objects = [member for several in objects for member in _members(several)]
-                way.pop()
+                path.pop()
         yield from (obj for obj in objects if isinstance(obj, Model))
 
 
 class _Iso(serializers.DateTimeField):
-    """As DRF writes moments elsewhere in the project."""
+    """Datetimes in the format of the project."""
 
     def to_representation(self, value: datetime) -> Any:
         return super().to_representation(value)
@@ -96,12 +109,12 @@ _iso = _Iso()
 
 
 def _identity(obj: Model) -> tuple[Any, ...]:
-    """Not the instance: a relation that was not prefetched makes new ones each time it is followed."""
+    """Return what identifies the object: a relation that was not prefetched returns a new instance each time."""
     return type(obj), obj._state.db, obj.pk
 
 
 def _followed(obj: Any, names: Iterable[str]) -> Iterator[Any]:
-    """What `obj.a.b` is, as DRF goes there; nothing, where there is nothing."""
+    """Yield `obj.a.b`, read as DRF does; nothing if it does not exist."""
     for name in names:
         try:
             obj = obj[name] if isinstance(obj, dict) else getattr(obj, name)
@@ -113,7 +126,7 @@ def _followed(obj: Any, names: Iterable[str]) -> Iterator[Any]:
 
 
 def _members(several: Any) -> Iterator[Any]:
-    """The objects of a list; nothing of what can be read only once, as DRF has yet to read it."""
+    """Yield the objects of a list; none of an iterator, which can be read only once and DRF has yet to read."""
     if isinstance(several, Manager):
         several = several.all()
     if isinstance(several, QuerySet) or hasattr(several, "__getitem__"):

@@ -1,31 +1,40 @@
-"""Which timeouts a list shows: the query's parameters, checked, and made into rows that an index finds."""
+"""The list of timeouts: its query parameters, the rows that they select, and its pages.
+
+A page starts after the last row of the page before. So the last page is as fast as the first, and nothing is counted.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
+from rest_framework.pagination import BasePagination
+from rest_framework.response import Response
+from rest_framework.utils.urls import replace_query_param
 
 from django_delayq import clock
+from django_delayq.contrib.rest_framework.serializers import Moment
 from django_delayq.key_types import object_id_of
+from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.search import LAST_SETTLED, NEWEST, YEARS, ids_if_few, in_state, labels_in, labels_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Mapping
+
+    from rest_framework.request import Request
+    from rest_framework.views import APIView
 
     from django_delayq.models import TimeoutQuerySet
 
 State = Timeout.State
-WAITING = (State.PENDING, State.FIRING)
-FEW = 500
-SETTLED = ("settled_from", "settled_until")
-WINDOWS = {
+UNSETTLED: Final = (State.PENDING, State.FIRING)
+MAX_SORTED: Final = 500
+"""At most this many rows are sorted for a page; more are read in the order of an index."""
+LOOKUPS: Final = {
     "due_from": "run_at__gte",
     "due_until": "run_at__lt",
     "settled_from": "settled_at__gte",
@@ -33,24 +42,14 @@ WINDOWS = {
 }
 
 
-class Moment(serializers.DateTimeField):
-    """A moment that every database can compare with; the ends of the calendar they cannot."""
-
-    def to_internal_value(self, value: Any) -> datetime:
-        moment = super().to_internal_value(value)
-        if moment.year not in YEARS:
-            raise serializers.ValidationError(_("This lies too far away."))
-        return moment
-
-
 class ObjectReference(serializers.CharField):
-    """`app.model:key`, as the kind of the object and its id in the ledger."""
+    """`app.model:key`, as the content type of the object and its id in the ledger."""
 
-    def to_internal_value(self, value: Any) -> tuple[ContentType, str]:  # type: ignore[override] # more than a text
+    def to_internal_value(self, value: Any) -> tuple[ContentType, str]:  # type: ignore[override] # not a string
         label, colon, key = super().to_internal_value(value).partition(":")
         app, dot, name = label.lower().partition(".")
         if not (colon and key and dot):
-            raise serializers.ValidationError(_("Name an object like shop.order:17."))
+            raise serializers.ValidationError(_("Give an object like shop.order:17."))
         kinds = ContentType.objects.db_manager(database_of(Timeout))
         try:
             kind = kinds.get_by_natural_key(app, name)
@@ -62,35 +61,33 @@ class ObjectReference(serializers.CharField):
         try:  # for a proxy, the kind of the model that has the table
             return kinds.get_for_model(model), object_id_of(model, key)
         except Exception as error:
-            raise serializers.ValidationError(_("This is no key of that model.")) from error
+            raise serializers.ValidationError(_("This is not a key of that model.")) from error
 
 
 class Selection(serializers.Serializer[Any]):
-    """The parameters of the list. What contradicts itself, or is not known, is refused."""
+    """The query parameters of the list. Unknown and contradictory ones are refused."""
 
     state = serializers.ChoiceField(State.choices, required=False, help_text=_("Only rows in this state."))
     policy = serializers.CharField(
-        required=False, max_length=200, help_text=_("A label; rows under the policy's former labels are its too.")
+        required=False, max_length=200, help_text=_("A label. Rows under the policy's former labels are included.")
     )
     queue = serializers.CharField(required=False, max_length=100)
     object = ObjectReference(
         required=False, max_length=400, help_text=_("The timeouts of one object, like `shop.order:17`.")
     )
     key = serializers.CharField(required=False, max_length=200)
-    due_from = Moment(required=False, help_text=_("Waiting rows whose next attempt is due then or later."))
-    due_until = Moment(required=False, help_text=_("Waiting rows whose next attempt is due before."))
+    due_from = Moment(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
+    due_until = Moment(required=False, help_text=_("Pending rows whose next attempt is before this time."))
     overdue = serializers.BooleanField(
         required=False, help_text=_("true: pending rows that are due by the database's clock.")
     )
-    settled_from = Moment(required=False, help_text=_("Rows that were settled then or later."))
-    settled_until = Moment(required=False, help_text=_("Rows that were settled before."))
-
-    OTHERS = ("cursor", "page_size", "format")
+    settled_from = Moment(required=False, help_text=_("Rows that were settled at this time or later."))
+    settled_until = Moment(required=False, help_text=_("Rows that were settled before this time."))
 
     @classmethod
     def of(cls, query: Mapping[str, Any]) -> Selection:
-        """The checked parameters of a query. Raises ValidationError."""
-        known = {*cls().fields, *cls.OTHERS}
+        """Return the checked parameters of a query. Raises ValidationError."""
+        known = {*cls().fields, "cursor", "page_size", "format"}
         if unknown := sorted(set(query) - known):
             raise serializers.ValidationError({name: [_("There is no such filter.")] for name in unknown})
         selection = cls(data=query)
@@ -98,73 +95,118 @@ class Selection(serializers.Serializer[Any]):
         return selection
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Nobody can be waiting and settled."""
+        """Refuse parameters that no row can satisfy: an unsettled one has no settling time."""
+        due = any(attrs.get(name) for name in ("due_from", "due_until", "overdue"))
+        settled = any(attrs.get(name) for name in ("settled_from", "settled_until"))
         state = attrs.get("state")
-        waits, settled = _asks(attrs, "due_from", "due_until", "overdue"), _asks(attrs, *SETTLED)
-        if (waits and settled) or (waits and state and state not in WAITING) or (settled and state in WAITING):
+        if (due and settled) or (due and state and state not in UNSETTLED) or (settled and state in UNSETTLED):
             raise serializers.ValidationError(
-                _("What waits has a due time and what is settled has not: these filters exclude each other.")
+                _("Pending rows have a due time and settled rows have none: these filters exclude each other.")
             )
+        self.due, self.settled = due, settled
         return attrs
 
     def rows(self, using: str) -> tuple[TimeoutQuerySet, Q]:
-        """Rows that an index finds in its own order, and what else is asked of them."""
+        """Return rows in the order of an index that finds them, and the remaining condition."""
         asked = self.validated_data
-        state, label = asked.get("state"), asked.get("policy")
-        labels = labels_of(label) if label else ()
-        queue = Q(queue=asked["queue"]) if "queue" in asked else Q()
-        rows = _in_window(Timeout.objects.using(using), asked)
+        state = asked.get("state")
+        labels = search.labels_of(asked["policy"]) if "policy" in asked else ()
+        other = Q(queue=asked["queue"]) if "queue" in asked else Q()
+        every = Timeout.objects.using(using)
+        rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
+        if asked.get("overdue"):
+            rows = rows.filter(run_at__lte=clock.DatabaseNow())
         if "object" in asked or "key" in asked:
-            of_state = Q(state=state) if state else Q()
-            return _found_at_once(rows, asked).order_by(*NEWEST.fields), _of_policy(labels) & queue & of_state
-        few = ids_if_few(Timeout.objects.using(using).of_labels(labels), FEW) if labels else None
+            if "key" in asked:
+                rows = rows.of_key(asked["key"])
+            if "object" in asked:
+                kind, object_id = asked["object"]
+                rows = rows.filter(content_type=kind, object_id=object_id)
+            other &= Q(state=state) if state else Q()
+            return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
+        few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
         if few is not None:
             rows, labels = rows.filter(pk__in=few), ()
-        if state in WAITING or _asks(asked, "due_from", "due_until", "overdue"):
-            if len(labels) == 1:  # those of one label stand in this order in `delayq_policy`
+        if state in UNSETTLED or self.due:
+            if len(labels) == 1:  # the index `delayq_policy` has the rows of one label in this order
                 rows, labels = rows.filter(policy=labels[0]), ()
-            return in_state(rows, state or State.PENDING), _of_policy(labels) & queue
-        if state or _asks(asked, *SETTLED):
-            rows, others = _settled(rows, state, labels)
-            return rows, others & queue
-        return rows.order_by(*NEWEST.fields), _of_policy(labels) & queue
+            return search.in_state(rows, state or State.PENDING), _of_policy(labels) & other
+        if not state and not self.settled:
+            return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
+        rows = rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields)
+        return _in_settled(rows, state, labels, other) if state else (rows, _of_policy(labels) & other)
 
 
-def _found_at_once(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
-    """Of one object, or of one key, each of which has an index: newest first, whatever else is asked."""
-    if "key" in asked:
-        rows = rows.of_key(asked["key"])
-    if "object" in asked:
-        kind, object_id = asked["object"]
-        rows = rows.filter(content_type=kind, object_id=object_id)
-    return rows
+def _in_settled(rows: TimeoutQuerySet, state: str, labels: tuple[str, ...], other: Q) -> tuple[TimeoutQuerySet, Q]:
+    """Return settled rows of one state. Dead ones are usually few: the index `delayq_policy` finds them by label."""
+    every = Timeout.objects.using(rows.db)
+    few = search.ids_if_few(every.of_labels(labels or search.labels_in(every)).filter(state=state), MAX_SORTED)
+    if few is not None:
+        return rows.filter(pk__in=few, state=state), other
+    return rows, _of_policy(labels) & Q(state=state) & other
 
 
-def _of_policy(labels: Sequence[str]) -> Q:
+def _of_policy(labels: tuple[str, ...]) -> Q:
     return Q(policy__in=labels) if labels else Q()
 
 
-def _asks(asked: Mapping[str, Any], *names: str) -> bool:
-    return any(asked.get(name) for name in names)
+class KeysetPagination(BasePagination):
+    """Pages by `?cursor=` and `?page_size=`; `next` is the address of the next page."""
 
+    page_size = 50
+    max_page_size = 500
 
-def _in_window(rows: TimeoutQuerySet, asked: Mapping[str, Any]) -> TimeoutQuerySet:
-    for name, look_up in WINDOWS.items():
-        if name in asked:
-            rows = rows.filter(**{look_up: asked[name]})
-    return rows.filter(run_at__lte=clock.DatabaseNow()) if asked.get("overdue") else rows
+    def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any]:
+        """Return the next rows of `queryset`, which is in the order of an index that ends with `id`."""
+        return self.page_of(queryset, Q(), request)
 
+    def page_of(self, rows: TimeoutQuerySet, narrow: Q, request: Request) -> list[Timeout]:
+        """Return the next of `rows` that match `narrow`. The page may be short, or empty: see `search.page`.
 
-def _settled(rows: TimeoutQuerySet, state: str | None, labels: Sequence[str]) -> tuple[TimeoutQuerySet, Q]:
-    """In the order of `delayq_settled`: latest first; and what else is asked of them.
+        Raises:
+            ValidationError: the cursor is not one of this list, or the size is not a number.
+        """
+        size = request.query_params.get("page_size") or str(self.page_size)
+        if not size.isascii() or not size.isdigit() or len(size) > 6 or not int(size):
+            raise serializers.ValidationError({"page_size": [_("Enter a number of at least 1.")]})
+        cursor = request.query_params.get("cursor")
+        try:
+            start = search.Cursor.decode(cursor, search.Order.of(rows)) if cursor else None
+        except ValueError as error:
+            raise serializers.ValidationError({"cursor": [_("This is not a cursor of this list.")]}) from error
+        self.request = request
+        found, self.following = search.page(rows, narrow, start, min(int(size), self.max_page_size))
+        return found
 
-    Dead rows are few among many, mostly, and then found in `delayq_policy`: by every label that there is.
-    """
-    rows = rows.filter(settled_at__isnull=False).order_by(*LAST_SETTLED.fields)
-    if state is None:
-        return rows, _of_policy(labels)
-    known = labels or labels_in(Timeout.objects.using(rows.db))
-    few = ids_if_few(Timeout.objects.using(rows.db).of_labels(known).filter(state=state), FEW)
-    if few is not None:
-        return rows.filter(pk__in=few, state=state), Q()
-    return rows, _of_policy(labels) & Q(state=state)
+    def get_next_link(self) -> str | None:
+        """Return the address of the next page; None: this is the last."""
+        if self.following is None:
+            return None
+        return replace_query_param(self.request.build_absolute_uri(), "cursor", self.following.encode())
+
+    def get_paginated_response(self, data: Any) -> Response:
+        return Response({"server_time": clock.now(), "next": self.get_next_link(), "results": data})
+
+    def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return the OpenAPI schema of a page."""
+        return {
+            "type": "object",
+            "required": ["server_time", "next", "results"],
+            "properties": {
+                "server_time": {"type": "string", "format": "date-time"},
+                "next": {"type": "string", "format": "uri", "nullable": True},
+                "results": schema,
+            },
+        }
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        """Return the OpenAPI parameters of the pages."""
+        size = {"type": "integer", "minimum": 1, "maximum": 999999}
+        descriptions = {
+            "cursor": ({"type": "string"}, "The start of the page, from `next` of the page before."),
+            "page_size": (size, f"How many; {self.page_size} by default, {self.max_page_size} at most."),
+        }
+        return [
+            {"name": name, "in": "query", "required": False, "description": words, "schema": schema}
+            for name, (schema, words) in descriptions.items()
+        ]

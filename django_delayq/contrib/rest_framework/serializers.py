@@ -1,24 +1,61 @@
-"""Timeouts and policies as JSON. Neither the objects that timeouts are about nor their policies are needed."""
+"""Requests and responses of the views. Timeouts are shown without loading their objects or policies."""
 
 from __future__ import annotations
 
+import typing
 from datetime import datetime, timedelta
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
 
 from django_delayq import clock
+from django_delayq.contrib.rest_framework.openapi import describe_field
+from django_delayq.delays import UNITS
 from django_delayq.ledger.controls import PolicyState
+from django_delayq.ledger.history import MAX_REASON
+from django_delayq.ledger.search import YEARS, Count
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.monitoring.redis import QueueStatus, RedisStatus
+from django_delayq.monitoring.snapshot import PolicyStatus, Snapshot, WorkerStatus
+from django_delayq.operations import Refusal
 from django_delayq.scheduling.story import explain_timeout
+
+MAX_UNITS: Final = 1e9
+"""More than any deadline allows in every unit, and less than Python's limit."""
+
+
+class Moment(serializers.DateTimeField):
+    """A datetime in the years that every database can compare."""
+
+    def to_internal_value(self, value: Any) -> datetime:
+        moment = super().to_internal_value(value)
+        if moment.year not in YEARS:
+            raise serializers.ValidationError(_("This time is too far away."))
+        return moment
+
+
+class NullableChoice(serializers.ChoiceField):
+    """A choice whose empty string is null in JSON."""
+
+    def to_representation(self, value: Any) -> Any:
+        return value or None
+
+
+class StopField(NullableChoice):
+    """How a policy is stopped; null: it is not."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(choices=PolicyControl.Stop.choices[1:], **options)
 
 
 class ObjectSerializer(serializers.Serializer[Timeout]):
-    """What a timeout is about, as its row has it. The object is not loaded; it may be gone."""
+    """The object of a timeout, as its row names it; it may no longer exist."""
 
-    model = serializers.SerializerMethodField(help_text=_("`app.model`; null: there is no such model any more."))
+    model = serializers.SerializerMethodField(help_text=_("`app.model`; null: the model no longer exists."))
     id = serializers.CharField(source="object_id")
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -26,39 +63,21 @@ class ObjectSerializer(serializers.Serializer[Timeout]):
         self._models: dict[int, str | None] = {}
 
     def get_model(self, row: Timeout) -> str | None:
-        # Django remembers the kinds that it has found. One that is gone would be looked for again for every row.
+        # Django caches existing content types only. A deleted one would be queried again for each row.
         if row.content_type_id not in self._models:
-            self._models[row.content_type_id] = _model_label(row)
+            try:
+                kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
+                self._models[row.content_type_id] = f"{kind.app_label}.{kind.model}"
+            except ContentType.DoesNotExist:
+                self._models[row.content_type_id] = None
         return self._models[row.content_type_id]
 
 
-def _model_label(row: Timeout) -> str | None:
-    try:
-        kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
-    except ContentType.DoesNotExist:
-        return None
-    return f"{kind.app_label}.{kind.model}"
-
-
-class NullForNothing(serializers.ChoiceField):
-    """A choice whose empty text is null in JSON."""
-
-    def to_representation(self, value: Any) -> Any:
-        return value or None
-
-
-class StopField(NullForNothing):
-    """How a policy is stopped; null: it is not."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(choices=PolicyControl.Stop.choices[1:], **options)
-
-
 class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
-    """A row of the list."""
+    """A timeout in a list."""
 
     object = ObjectSerializer(source="*", read_only=True)
-    cause = NullForNothing(choices=Timeout.Cause.choices, allow_null=True, read_only=True)
+    cause = NullableChoice(choices=Timeout.Cause.choices, allow_null=True, read_only=True)
 
     class Meta:
         model = Timeout
@@ -70,17 +89,17 @@ class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
 
 
 class EventSerializer(serializers.Serializer[Any]):
-    """One thing that happened to a timeout."""
+    """An event in the history of a timeout."""
 
     at = serializers.DateTimeField()
     what = serializers.CharField()
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
-    text = serializers.CharField(source="__str__", help_text=_("All of it as a line for people."))
+    text = serializers.CharField(source="__str__", help_text=_("The event as a line of text."))
 
 
 class StorySerializer(serializers.Serializer[Any]):
-    """What happened, oldest first, and how things stand."""
+    """The history of a timeout, oldest event first, and its present state."""
 
     events = EventSerializer(many=True)
     outlook = serializers.CharField()
@@ -96,7 +115,7 @@ class ErrorSerializer(serializers.Serializer[Any]):
 
 
 class TimeoutDetailSerializer(TimeoutSerializer):
-    """One row, with its story, its failures and its payload."""
+    """One timeout, with its history, its failed attempts and its payload."""
 
     story = serializers.SerializerMethodField()
     errors = ErrorSerializer(many=True, read_only=True)  # type: ignore[assignment] # hides DRF's own, unused here
@@ -106,6 +125,7 @@ class TimeoutDetailSerializer(TimeoutSerializer):
         fields = [*TimeoutSerializer.Meta.fields, "payload", "idempotency_key", "errors", "story", "server_time"]
         read_only_fields = fields
 
+    @describe_field(StorySerializer)
     def get_story(self, row: Timeout) -> dict[str, Any]:
         return dict(StorySerializer(explain_timeout(row)).data)
 
@@ -116,7 +136,7 @@ class TimeoutDetailSerializer(TimeoutSerializer):
 class PolicySerializer(serializers.Serializer[PolicyState]):
     """A declared policy, and what operators have put in force for it."""
 
-    label = serializers.CharField()  # type: ignore[assignment] # DRF's types have a text of that name
+    label = serializers.CharField()  # type: ignore[assignment] # DRF's types have a string of that name
     name = serializers.CharField(source="policy.name")
     model = serializers.CharField(source="policy.model._meta.label_lower")
     former_labels = serializers.SerializerMethodField()
@@ -125,9 +145,9 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         source="policy.is_automatic", help_text=_("Armed and cancelled by saving its object.")
     )
     declared_seconds = serializers.SerializerMethodField(
-        help_text=_("null: a function says so, or each scheduling does.")
+        help_text=_("null: a function computes it, or each call sets its own.")
     )
-    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, where every object has the same."))
+    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, if every object has the same."))
     since = serializers.SerializerMethodField(
         help_text=_("The field that it counts from; null: a function, or nothing.")
     )
@@ -138,7 +158,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
     stop = StopField(allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
-    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends by itself."))
+    until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends automatically."))
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -147,10 +167,10 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         return list(state.policy.labels[1:])
 
     def get_declared_seconds(self, state: PolicyState) -> float | None:
-        return _seconds(state.policy.after)
+        return state.policy.after.total_seconds() if isinstance(state.policy.after, timedelta) else None
 
     def get_seconds(self, state: PolicyState) -> float | None:
-        return _seconds(state.delay)
+        return state.delay.total_seconds() if state.delay is not None else None
 
     def get_since(self, state: PolicyState) -> str | None:
         return state.policy.since if isinstance(state.policy.since, str) else None
@@ -163,14 +183,161 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         return f"{getattr(handler, '__module__', '?')}.{getattr(handler, '__qualname__', state.policy.name)}"
 
 
-def _seconds(length: object) -> float | None:
-    return length.total_seconds() if isinstance(length, timedelta) else None
-
-
 class CountdownSerializer(serializers.Serializer[Any]):
-    """What an object's owner may know of a deadline."""
+    """What the owner of an object may know of its deadline."""
 
     due_at = serializers.DateTimeField(allow_null=True)
     seconds_left = serializers.FloatField(allow_null=True, help_text=_("null: nothing is pending."))
-    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there never was one."))
+    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = serializers.DateTimeField(source="now")
+
+
+class StatusPart(serializers.Serializer[Any]):
+    """A serializer with the fields of a dataclass or named tuple of `monitoring`, by their types."""
+
+    shows: type[Any] = object
+    leaves_out: tuple[str, ...] = ()
+    _kinds: typing.ClassVar[dict[Any, Any]] = {
+        str: lambda **options: serializers.CharField(allow_blank=True, **options),
+        int: serializers.IntegerField,
+        float: serializers.FloatField,
+        bool: serializers.BooleanField,
+        datetime: serializers.DateTimeField,
+    }
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        StatusPart._kinds[cls.shows] = cls
+
+    def get_fields(self) -> dict[str, Any]:
+        """Return the declared fields and those of the dataclass."""
+        declared = super().get_fields()
+        types = typing.get_type_hints(self.shows)
+        shown = {name: kind for name, kind in types.items() if name not in self.leaves_out}
+        return {name: declared.get(name) or self._field(kind) for name, kind in shown.items()} | declared
+
+    def _field(self, kind: Any) -> Any:
+        inner = [argument for argument in typing.get_args(kind) if argument is not NoneType]
+        options = {"allow_null": True} if NoneType in typing.get_args(kind) else {}
+        kind = inner[0] if options else kind
+        if typing.get_origin(kind) is tuple:
+            return self._kinds[typing.get_args(kind)[0]](many=True, **options)
+        return self._kinds[kind](**options)
+
+
+class CountSerializer(StatusPart):
+    """A number of rows; if `is_capped`, there are more."""
+
+    shows = Count
+
+
+class WorkerSerializer(StatusPart):
+    """A running worker."""
+
+    shows = WorkerStatus
+    queues = serializers.ListField(child=serializers.CharField(), allow_null=True, help_text=_("null: all."))
+
+
+class QueueSerializer(StatusPart):
+    """The entries of one queue in Redis."""
+
+    shows = QueueStatus
+
+
+class RedisSerializer(StatusPart):
+    """The content of Redis, and whether it has the timeouts that are due next."""
+
+    shows = RedisStatus
+    is_in_step = serializers.BooleanField()
+
+
+class PolicyStatusSerializer(StatusPart):
+    """The counts of one policy; `fired` and `skipped` are those of the last day."""
+
+    shows = PolicyStatus
+    leaves_out = ("state", "hours")
+    is_declared = serializers.SerializerMethodField()
+    stop = StopField(source="state.stop", default=None, allow_null=True)
+
+    def get_is_declared(self, policy: PolicyStatus) -> bool:
+        return policy.state is not None
+
+
+class StatusSerializer(StatusPart):
+    """A snapshot, at a time of the database's clock."""
+
+    shows = Snapshot
+    leaves_out = ("database",)
+
+
+class ReasonSerializer(serializers.Serializer[Any]):
+    """An operation with a reason, which is stored with the change."""
+
+    reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
+
+
+class VerbSerializer(ReasonSerializer):
+    """An operation on a timeout."""
+
+    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only report what would happen."))
+
+
+class PostponeSerializer(VerbSerializer):
+    """How much later, counted from the deadline, or from now if that has passed; or until when."""
+
+    weeks = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
+    days = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
+    hours = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
+    minutes = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
+    seconds = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
+    at = Moment(required=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Require either units or `at`."""
+        delay = attrs.keys() & {*UNITS, "at"}
+        if not delay or ("at" in delay and len(delay) > 1):
+            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
+        return attrs
+
+
+class PauseSerializer(ReasonSerializer):
+    """The end of a pause; null: until it is resumed. Without it, a pause that is in force keeps its end."""
+
+    until = Moment(required=False, allow_null=True)
+
+
+class ResumeSerializer(ReasonSerializer):
+    """Whether, after a hold, pending deadlines move by its length."""
+
+    shift = serializers.BooleanField(required=False, default=True)
+
+
+class RefusalSerializer(serializers.Serializer[Any]):
+    """Why a timeout was not changed."""
+
+    code = serializers.ChoiceField(Refusal.choices)
+    detail = serializers.CharField()
+
+
+class ActedSerializer(serializers.Serializer[Any]):
+    """The result of an operation on a timeout, and its present state."""
+
+    verb = serializers.CharField()
+    changed = serializers.BooleanField()
+    dry_run = serializers.BooleanField()
+    refusal = RefusalSerializer(allow_null=True)
+    timeout = TimeoutSerializer()
+
+
+class PolicyActedSerializer(serializers.Serializer[Any]):
+    """The result of an operation on a policy, and its present state."""
+
+    changed = serializers.BooleanField()
+    finished = serializers.BooleanField(help_text=_("false: its rows are still being moved."))
+    policy = PolicySerializer()
+
+
+class TroubleSerializer(serializers.Serializer[Any]):
+    """Why nothing was changed."""
+
+    detail = serializers.CharField()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from django.urls import path
 from rest_framework.routers import SimpleRouter
 
-from django_delayq.contrib.rest_framework.reporting import StatusView
-from django_delayq.contrib.rest_framework.views import PolicyViewSet, TimeoutViewSet
+from django_delayq.contrib.rest_framework.views import PolicyViewSet, StatusView, TimeoutViewSet
 
 app_name = "django_delayq"
 

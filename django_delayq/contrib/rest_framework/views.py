@@ -1,35 +1,48 @@
-"""The operator's addresses: timeouts and policies, for staff with the permissions of Django's admin."""
+"""The operator's addresses: timeouts, policies and status, for staff with the permissions of Django's admin."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from django.db import DatabaseError
 from django.http import Http404
+from django.utils.translation import gettext_lazy as _
 from rest_framework import status
 from rest_framework.decorators import action
+from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.response import Response
+from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from django_delayq import operations
-from django_delayq.contrib.rest_framework import acting
-from django_delayq.contrib.rest_framework.pagination import KeysetPagination
-from django_delayq.contrib.rest_framework.permissions import StaffWithPermission
-from django_delayq.contrib.rest_framework.selecting import Selection
+from django_delayq.contrib.rest_framework.access import OptionalScope, StaffWithPermission
+from django_delayq.contrib.rest_framework.openapi import describe
+from django_delayq.contrib.rest_framework.selecting import KeysetPagination, Selection
 from django_delayq.contrib.rest_framework.serializers import (
+    ActedSerializer,
+    PauseSerializer,
+    PolicyActedSerializer,
     PolicySerializer,
+    PostponeSerializer,
+    ReasonSerializer,
+    ResumeSerializer,
+    StatusSerializer,
     TimeoutDetailSerializer,
     TimeoutSerializer,
+    TroubleSerializer,
+    VerbSerializer,
 )
-from django_delayq.contrib.rest_framework.throttling import OptionalScope
+from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
+from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import snapshot
+from django_delayq.operations import PolicyConflict, Refusal, Result
+from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rest_framework.request import Request
 
     from django_delayq.models import PolicyChange, TimeoutQuerySet
@@ -38,140 +51,197 @@ if TYPE_CHECKING:
 else:
     _Timeouts = GenericViewSet
 
-LARGE: Final = ("history", "payload")
+REFUSED: Final = ("Refused", TroubleSerializer)
+POLICY_REFUSED: Final = ("PolicyRefused", TroubleSerializer)
+LABEL: Final = ("label", "Like `shop.order.cancel_unpaid`.")
 
 
-class TimeoutViewSet(OptionalScope, RetrieveModelMixin, _Timeouts):
-    """The ledger: who waits for what until when, what happened, and what operators do about it."""
+class Conflict(APIException):
+    """Another change won a race, or contradicts this one. Nothing was changed."""
+
+    status_code = status.HTTP_409_CONFLICT
+    default_detail = _("Another change happened at the same time. Read the current state and retry.")
+    default_code = "conflict"
+
+
+class OperatorView(OptionalScope):
+    """The permissions and operations of a view."""
+
+    permission_classes: Any = [StaffWithPermission]
+    operations: ClassVar[dict[str, Operation]] = {}
+    view_permissions: ClassVar[tuple[str, ...]] = ("view_timeout",)
+
+    def permissions_of(self, action: str | None) -> tuple[str, ...]:
+        """Return the permissions of which one is enough: that of an operation, or those to read."""
+        operation = self.operations.get(action or "")
+        return (operation.permission,) if operation else self.view_permissions
+
+    def run_operation(self: Any, target: Any, using: str, parameters: dict[str, Any]) -> Any:
+        """Run the operation of this request on `target`. Raises APIException: 400 for bad input, 409 for a conflict."""
+        driver_connection = driver_connection_of(using)
+        by = f"rest:{self.request.user.get_username()}"
+        try:
+            return self.operations[self.action].call(target, by=by, **parameters)
+        except InvalidDelay as error:
+            raise ValidationError({"delay": [str(error)]}) from error
+        except PolicyConflict as error:
+            raise Conflict(str(error)) from error
+        except DatabaseError as error:
+            # After a deadlock or a lock timeout the client may try again. An unreachable database is a server error.
+            reason = transient_reason(error, using, driver_connection=driver_connection)
+            if reason is None or driver_connection is not driver_connection_of(using):
+                raise
+            raise Conflict from error
+
+    def sent(self: Any, body: type[ReasonSerializer]) -> dict[str, Any]:
+        """Return the checked body of the request. Raises ValidationError."""
+        serializer = body(data=self.request.data)
+        serializer.is_valid(raise_exception=True)
+        return dict(serializer.validated_data)
+
+
+class TimeoutViewSet(OperatorView, RetrieveModelMixin, _Timeouts):
+    """List timeouts, show the history of one, and operate on it."""
 
     queryset = Timeout.objects.all()
     serializer_class = TimeoutDetailSerializer
-    permission_classes = [StaffWithPermission]
     pagination_class = KeysetPagination
     filter_backends = []
     lookup_value_regex = "[^/]+"
-    verbs: ClassVar = {
-        "cancel": "cancel_timeout",
-        "fire": "fire_timeout",
-        "postpone": "postpone_timeout",
-        "retry": "retry_timeout",
-    }
-
-    def permissions_of(self, action: str | None) -> tuple[str, ...]:
-        """Each verb has a permission of its own; the rest is for who may see the ledger."""
-        return (self.verbs[action],) if action in self.verbs else ("view_timeout",)
+    operations = TIMEOUT_OPERATIONS
 
     def get_queryset(self) -> TimeoutQuerySet:
-        """All rows, read where they are written: who has just acted must see it."""
+        """Return all rows, read from the writer: an operator must see its own changes."""
         rows: TimeoutQuerySet = Timeout.objects.using(database_of(Timeout))
         return rows
 
     def get_object(self) -> Timeout:
-        """The row. Raises Http404 without words, which REST framework has in the asker's language; Django's has not."""
+        """Return the row. Raises Http404 without a message, so that DRF adds its translated one."""
         try:
             return super().get_object()
         except Http404:
             raise Http404 from None
 
+    @describe("timeouts", TimeoutSerializer(many=True), (400, 401, 403), query=Selection)
     def list(self, request: Request) -> Response:
-        """A page of timeouts, without what may be large.
+        """List timeouts in pages, without payload and history.
 
-        All of them newest first; what waits soonest first; what is settled latest first.
+        The order depends on the filters: unsettled timeouts by their next attempt, settled ones by the time of their
+        settling, latest first, and otherwise the newest first.
         """
-        selection = Selection.of(request.query_params)
-        rows, narrow = selection.rows(database_of(Timeout))
+        rows, narrow = Selection.of(request.query_params).rows(database_of(Timeout))
         page = KeysetPagination()
-        found = page.page_of(rows.defer(*LARGE), narrow, request)
+        found = page.page_of(rows.defer("history", "payload"), narrow, request)
         return page.get_paginated_response(TimeoutSerializer(found, many=True).data)
 
+    @describe("timeouts", TimeoutDetailSerializer)
+    def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Show one timeout, with its history, its failed attempts and its payload."""
+        return super().retrieve(request, *args, **kwargs)
+
+    @describe("timeouts", ActedSerializer, body=VerbSerializer, conflict=REFUSED)
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, pk: str) -> Response:
-        """It will not happen. What is firing cannot be stopped, but gets no further attempt."""
-        return self._act(operations.cancel, acting.VerbSerializer)
+        """Cancel a timeout. One that is firing cannot be stopped, but gets no further attempt."""
+        return self._operate(VerbSerializer)
 
+    @describe("timeouts", ActedSerializer, body=VerbSerializer, conflict=REFUSED)
     @action(detail=True, methods=["post"])
     def fire(self, request: Request, pk: str) -> Response:
-        """It is due now, and a worker fires it as always: if its condition still holds."""
-        return self._act(operations.fire_now, acting.VerbSerializer)
+        """Make a timeout due now. A worker fires it if its condition still holds."""
+        return self._operate(VerbSerializer)
 
+    @describe("timeouts", ActedSerializer, body=PostponeSerializer, conflict=REFUSED)
     @action(detail=True, methods=["post"])
     def postpone(self, request: Request, pk: str) -> Response:
-        """It has a later deadline."""
-        return self._act(operations.postpone, acting.PostponeSerializer)
+        """Give a timeout a later deadline."""
+        return self._operate(PostponeSerializer)
 
+    @describe("timeouts", ActedSerializer, body=VerbSerializer, conflict=REFUSED)
     @action(detail=True, methods=["post"])
     def retry(self, request: Request, pk: str) -> Response:
-        """It was dead, and is attempted again."""
-        return self._act(operations.retry, acting.VerbSerializer)
+        """Give a dead timeout all its attempts again, now."""
+        return self._operate(VerbSerializer)
 
-    def _act(self, verb: Callable[..., operations.Result], body: type[acting.VerbSerializer]) -> Response:
-        said = body(data=self.request.data)
-        said.is_valid(raise_exception=True)
-        row, using = self.get_object(), database_of(Timeout)
-        asked = dict(said.validated_data)
-        delay = asked.pop("delay", {})
-        with acting.told_apart(using):
-            steered = verb(row, by=acting.actor_of(self.request), **asked, **delay)
-        return acting.answer_for(row, steered, using)
+    def _operate(self, body: type[VerbSerializer]) -> Response:
+        """Respond with 200 if the timeout changed, 404 if it does not exist, and 409 if its state does not allow it.
+
+        A refusal is a response and not an exception, which would roll back the request's transaction: a refused cancel
+        has forbidden further attempts of a firing timeout.
+        """
+        parameters, row, using = self.sent(body), self.get_object(), database_of(Timeout)
+        result: Result = self.run_operation(row, using, parameters)
+        why = result.refusals[0].why if result.refusals else None
+        found = Timeout.objects.using(using).filter(pk=row.pk).first()
+        if found is None or why is Refusal.MISSING:
+            raise Http404
+        if why is Refusal.TOO_FAR:
+            raise ValidationError({"delay": [str(why.label)]})
+        acted = {
+            "verb": result.verb,
+            "changed": bool(result.changed),
+            "dry_run": result.dry_run,
+            "refusal": None if why is None else {"code": why.value, "detail": str(why.label)},
+            "timeout": found,
+        }
+        return Response(ActedSerializer(acted).data, status.HTTP_409_CONFLICT if why else status.HTTP_200_OK)
 
 
-class PolicyViewSet(OptionalScope, ViewSet):
-    """The declared policies, as they stand."""
+class PolicyViewSet(OperatorView, ViewSet):
+    """List the declared policies, and operate on them."""
 
-    permission_classes = [StaffWithPermission]
     lookup_field = "label"
     lookup_value_regex = "[^/]+"
-    verbs: ClassVar = {"pause": "pause_policy", "hold": "pause_policy", "resume": "pause_policy"}
+    operations = POLICY_OPERATIONS
+    view_permissions = ("view_timeout", "view_policycontrol")
 
-    def permissions_of(self, action: str | None) -> tuple[str, ...]:
-        """Who may see the ledger may see the policies behind it."""
-        return (self.verbs[action],) if action in self.verbs else ("view_timeout", "view_policycontrol")
-
+    @describe("policies", PolicySerializer(many=True), (401, 403))
     def list(self, request: Request) -> Response:
-        """Every declared policy, by label."""
+        """List all declared policies by label."""
         states: Any = controls.policy_states(database_of(Timeout))
         return Response(PolicySerializer(states, many=True).data)
 
+    @describe("policies", PolicySerializer, path=LABEL)
     def retrieve(self, request: Request, label: str) -> Response:
-        """One policy, under its present label or a former one."""
+        """Show one policy, by its present label or a former one."""
         policy = _declared(label)
         return Response(PolicySerializer(controls.policy_state(policy, database_of(policy.concrete_model))).data)
 
+    @describe("policies", PolicyActedSerializer, body=PauseSerializer, conflict=POLICY_REFUSED, path=LABEL)
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, label: str) -> Response:
-        """Nothing of it fires until it is resumed, or until a moment. What falls due meanwhile fires then.
+        """Stop a policy until it is resumed, or until a time. Timeouts that become due meanwhile fire then.
 
-        Of a pause that is in force, end and reason are kept unless given.
+        A policy that is already paused keeps its end and reason unless given.
         """
-        return self._act(operations.pause, acting.PauseSerializer)
+        return self._operate(PauseSerializer)
 
+    @describe("policies", PolicyActedSerializer, body=ReasonSerializer, conflict=POLICY_REFUSED, path=LABEL)
     @action(detail=True, methods=["post"])
     def hold(self, request: Request, label: str) -> Response:
-        """Nothing of it fires, and its clock stands still: resuming moves what is pending by the hold's length.
+        """Stop a policy and its clock: resuming it moves pending deadlines by the length of the hold.
 
         A pause that is in force becomes a hold that begins now.
         """
-        return self._act(operations.hold, acting.ReasonSerializer)
+        return self._operate(ReasonSerializer)
 
+    @describe("policies", PolicyActedSerializer, body=ResumeSerializer, conflict=POLICY_REFUSED, path=LABEL)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, label: str) -> Response:
-        """It goes on."""
-        return self._act(operations.resume, acting.ResumeSerializer)
+        """Let a policy continue."""
+        return self._operate(ResumeSerializer)
 
-    def _act(self, verb: Callable[..., PolicyChange | None], body: type[acting.ReasonSerializer]) -> Response:
-        said = body(data=self.request.data)
-        said.is_valid(raise_exception=True)
-        policy = _declared(self.kwargs["label"])
+    def _operate(self, body: type[ReasonSerializer]) -> Response:
+        parameters, policy = self.sent(body), _declared(self.kwargs["label"])
         using = database_of(policy.concrete_model)
-        with acting.told_apart(using):
-            change = verb(policy, by=acting.actor_of(self.request), **said.validated_data)
+        change: PolicyChange | None = self.run_operation(policy, using, parameters)
         acted = {
             "changed": change is not None,
             "finished": change is None or change.finished_at is not None,
             "policy": controls.policy_state(policy, using),
         }
         code = status.HTTP_200_OK if change is not None else status.HTTP_409_CONFLICT
-        return Response(acting.PolicyActedSerializer(acted).data, code)
+        return Response(PolicyActedSerializer(acted).data, code)
 
 
 def _declared(label: str) -> TimeoutPolicy[Any]:
@@ -179,3 +249,12 @@ def _declared(label: str) -> TimeoutPolicy[Any]:
     if policy is None:
         raise Http404
     return policy
+
+
+class StatusView(OperatorView, APIView):
+    """Show the state of workers, ledger and Redis, at a cost that does not depend on the number of rows."""
+
+    @describe("status", StatusSerializer, (401, 403))
+    def get(self, request: Request) -> Response:
+        """Show the present state, as `delayq_status` does."""
+        return Response(StatusSerializer(snapshot(database_of(Timeout))).data)

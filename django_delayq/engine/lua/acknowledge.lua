@@ -1,4 +1,4 @@
--- Takes out those of the ids that are still held by this lease.
+-- Removes those of the ids that this lease still holds.
 -- KEYS entries
 -- ARGV token [id ...]
 -- RETURN number of entries removed

@@ -1,4 +1,4 @@
--- Takes out everything that is still held by this lease: by rank, so that not even a forged range makes it long.
+-- Removes all entries that this lease still holds: by rank, so that a forged range does not make it slow.
 -- KEYS entries
 -- ARGV token
 -- RETURN number of entries removed

@@ -1,6 +1,6 @@
--- Adds entries, and moves waiting ones earlier; never later, and never one under a lease. Safe to repeat.
--- A lease that ends later than any lease may (the server's clock was set back, or it is a forgery) is none: without
--- this rule nothing would ever bring such an entry back.
+-- Adds entries, and moves pending ones forward; never back, and never a leased one. May be repeated.
+-- A lease that ends later than any lease may (the server's clock was set back, or it is a forgery) is ignored: without
+-- this rule such an entry would never become due.
 -- KEYS entries
 -- ARGV wake max_lease_ms [score id ...]
 -- RETURN number of entries added or moved

@@ -1,4 +1,4 @@
--- Moves everything that is still held by this lease under a new one that ends lease_ms from now.
+-- Moves all entries that this lease still holds to a new one that ends lease_ms from now.
 -- KEYS entries counter
 -- ARGV token lease_ms
 -- RETURN {new token or -1, number of entries moved}
@@ -7,7 +7,7 @@
 --- include clock
 --- include token
 
--- First a removal, so that it goes on at maxmemory (see reserve).
+-- First a removal, so that it works at maxmemory (see reserve).
 redis.call('ZREM', KEYS[1], '')
 local old = tonumber(ARGV[1])
 local range = {text(old), text(old + DELIVERIES - 1)}
@@ -17,7 +17,7 @@ if #held == 0 then
 end
 local new = new_token(KEYS[1], KEYS[2], now_ms() + tonumber(ARGV[2]))
 local moves = {}
--- The brackets keep every number below 2^53, beyond which a double skips integers.
+-- The brackets keep every number below 2^53, above which a double skips integers.
 for i = 1, #held, 2 do
   moves[i], moves[i + 1] = text(new + (held[i + 1] - old)), held[i]
 end

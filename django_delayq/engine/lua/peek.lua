@@ -1,4 +1,4 @@
--- Shows entries without touching them: up to `limit` waiting and as many leased ones, each kind earliest first.
+-- Returns up to `limit` pending and as many leased entries, each kind earliest first. Changes nothing.
 -- KEYS entries
 -- ARGV limit
 -- RETURN {id, ms, id, ms ...}: the due time or the lease's expiry

@@ -1,14 +1,14 @@
--- Puts those of the ids that are still held by this lease back to waiting. The delivery given back is not counted,
--- so a high count can only come from deliveries that nobody answered for.
+-- Makes those of the ids that this lease still holds pending again. The delivery is not counted, so a high count means
+-- deliveries without a result.
 -- KEYS entries
 -- ARGV wake token [score id ...]
--- RETURN number of entries put back
+-- RETURN number of entries released
 
 --- include score
 --- include head
 --- include wake
 
--- First a removal, so that it goes on at maxmemory (see reserve).
+-- First a removal, so that it works at maxmemory (see reserve).
 redis.call('ZREM', KEYS[1], '')
 local token = tonumber(ARGV[2])
 local head = waiting_head(KEYS[1])

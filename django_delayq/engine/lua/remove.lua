@@ -1,4 +1,4 @@
--- Takes entries out, waiting or leased.
+-- Removes entries, pending or leased.
 -- KEYS entries
 -- ARGV [id ...]
 -- RETURN number of entries removed

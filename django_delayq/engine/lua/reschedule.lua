@@ -1,5 +1,5 @@
--- Sets due times whatever was there: adds, moves both ways, and breaks leases on purpose, as a new deadline makes the
--- delivery under way worthless. Deliveries begin anew.
+-- Sets due times: adds entries, moves them in both directions, and ends leases, as a new deadline makes the current
+-- delivery useless. The count of deliveries begins again.
 -- KEYS entries
 -- ARGV wake [score id ...]
 -- RETURN number of entries added or changed

@@ -1,6 +1,6 @@
--- Leases what is due to the caller: lapsed leases first (they were due before), then waiting entries, earliest first,
--- those too that fall due within ahead_ms.
--- What is not ours is removed on the way. Touches at most 1000 members, whatever is there; more: call again.
+-- Leases due entries to the caller: expired leases first (they were due before), then pending entries, earliest first,
+-- also those that fall due within ahead_ms.
+-- Invalid members are removed. Changes at most 1000 members; call it again for more.
 -- KEYS entries counter
 -- ARGV limit lease_ms ahead_ms
 -- RETURN {now ms, next ms or -1, token or -1, number discarded, {id ...}, {deliveries ...}}
@@ -11,8 +11,8 @@
 --- include token
 --- include ids
 
--- First a removal: at maxmemory Redis refuses a script's ZADD unless the script has already written something that
--- frees memory, and then nothing could ever drain.
+-- First a removal: at maxmemory Redis refuses a script's ZADD unless the script has already freed memory. Without it
+-- a full Redis would stay full.
 local discarded = redis.call('ZREM', KEYS[1], '')
 local now = now_ms()
 local limit = math.min(tonumber(ARGV[1]), 1000)

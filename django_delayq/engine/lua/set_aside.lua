@@ -1,5 +1,5 @@
--- Renames keys of a type that is not ours out of the way. They are somebody's: nothing is deleted, and nothing is
--- renamed over a key that exists. One script, so that of two workers only one moves a key, never the fresh one after it.
+-- Renames keys of a type that is not ours. They belong to another application: none is deleted, and no existing key is
+-- overwritten. One script, so that of two workers only one renames a key, and none renames its replacement.
 -- KEYS entries counter entries_aside counter_aside
 -- ARGV
 -- RETURN {new name ...}

@@ -1,4 +1,4 @@
--- Counts the entries; three look-ups by score, however many there are.
+-- Counts the entries by three look-ups by score, independent of their number.
 -- KEYS entries
 -- ARGV
 -- RETURN {total, under a live lease, due, next ms or -1, now ms}

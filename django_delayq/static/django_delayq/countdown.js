@@ -1,23 +1,23 @@
-// <delayq-countdown>: counts down to a deadline by the server's clock, however wrong the visitor's is.
+// <delayq-countdown>: counts down to a deadline by the server's clock, since the visitor's may be wrong.
 //
 // Attributes, written by the template tag `countdown`:
-//   data-due, data-now   the deadline, and the server's clock when the page was made, in ms since 1970
-//   data-left, data-done words: "{time} left", "time is up"
-//   data-at-zero="reload" load the page again once the deadline has passed
-//   data-sync            address of a countdown endpoint, asked instead of trusting the page
-//   data-announce        tell screen readers: at the marks below and at the end, never every second
-// Events, bubbling: `delayq:due` at the deadline (preventDefault() keeps the page from being loaded again),
-// `delayq:settled` once the endpoint says what became of it (its answer is in `detail`).
-// Nothing here needs inline scripts or styles, so a strict Content-Security-Policy may stay.
+//   data-due, data-now   the deadline, and the server's time when the page was rendered, in ms since 1970
+//   data-left, data-done texts: "{time} left", "time is up"
+//   data-at-zero="reload" reload the page after the deadline
+//   data-sync            address of a countdown endpoint, which is asked for changes
+//   data-announce        announce the time left to screen readers, at the marks below and at the end
+// Events, bubbling: `delayq:due` at the deadline (preventDefault() prevents the reload),
+// `delayq:settled` once the endpoint reports the outcome (its response is in `detail`).
+// It needs no inline scripts or styles, and so works with a strict Content-Security-Policy.
 "use strict";
 (() => {
   const SECOND = 1000;
-  const MARKS = [3600, 600, 300, 60]; // seconds left when a screen reader is told
+  const MARKS = [3600, 600, 300, 60]; // seconds left when a screen reader announces them
   const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
   const CALM = matchMedia("(prefers-reduced-motion: reduce)");
-  const PATIENCE = [2, 4, 8, 15, 30]; // seconds between two looks at the endpoint once the deadline has passed
-  const REST = 30 * SECOND; // no more than one look in this time while it is still running
-  let isFirstPage = true; // elements that come later were made just now, and not with the page
+  const RETRY_SECONDS = [2, 4, 8, 15, 30]; // between two requests to the endpoint after the deadline
+  const MIN_INTERVAL = 30 * SECOND; // between two requests before the deadline
+  let isFirstPage = true; // elements that are added later have a newer server time
   let region = null;
 
   class Countdown extends HTMLElement {
@@ -27,14 +27,14 @@
       this.due = Number(this.dataset.due);
       this.mark = null;
       this.isOver = false;
-      this.looks = 0;
-      this.lookedAt = 0;
+      this.checks = 0;
+      this.checkedAt = 0;
       this.wasLate = this.leftMs() <= 0;
-      if ("announce" in this.dataset) announcer(); // readers listen to what was there before it spoke
-      this.onShow = () => { if (!document.hidden && !this.isOver) { this.draw(); this.look(REST); } };
+      if ("announce" in this.dataset) announcer(); // readers only announce regions that existed before
+      this.onShow = () => { if (!document.hidden && !this.isOver) { this.draw(); this.check(MIN_INTERVAL); } };
       document.addEventListener("visibilitychange", this.onShow);
       this.draw();
-      if (page && page.type === "back_forward") this.look(REST); // such a page may be hours old
+      if (page && page.type === "back_forward") this.check(MIN_INTERVAL); // such a page may be hours old
     }
 
     disconnectedCallback() {
@@ -42,13 +42,13 @@
       document.removeEventListener("visibilitychange", this.onShow);
     }
 
-    // The server's clock showed `nowMs` when ours had run for `atMs` since the page was opened.
+    // The server's clock was at `nowMs` when ours was `atMs` after the start of the page.
     setClock(nowMs, atMs) {
       this.base = { nowMs, atMs, dateMs: Date.now() - (performance.now() - atMs) };
     }
 
-    // Two clocks of ours run on from there. One stands still while the machine sleeps, the other jumps back when
-    // somebody sets it; whichever ran further is right.
+    // The visitor has two clocks. One stops while the machine sleeps, the other may be set back. The one that has
+    // advanced further is right.
     leftMs() {
       const { nowMs, atMs, dateMs } = this.base;
       return this.due - nowMs - Math.max(performance.now() - atMs, Date.now() - dateMs);
@@ -58,7 +58,7 @@
       clearTimeout(this.timer);
       const left = this.leftMs();
       if (left <= 0) { if (!this.isOver) this.end(); return; }
-      this.write(this.inWords(left));
+      this.write(this.textOf(left));
       this.announceAtMarks(Math.ceil(left / SECOND));
       this.timer = setTimeout(() => this.draw(), (left % SECOND) + 5);
     }
@@ -68,7 +68,7 @@
       if (place.textContent !== text) place.textContent = text;
     }
 
-    inWords(left) {
+    textOf(left) {
       const seconds = Math.ceil(left / SECOND);
       if (CALM.matches) return this.roughly(seconds > 60 ? Math.ceil(seconds / 60) * 60 : Math.ceil(seconds / 10) * 10);
       const days = Math.floor(seconds / 86400);
@@ -112,26 +112,26 @@
       const event = new CustomEvent("delayq:due", { bubbles: true, cancelable: true });
       this.mayReload = this.dispatchEvent(event) && this.dataset.atZero === "reload";
       if (this.dataset.sync) this.follow();
-      // The worker needs a moment, and not all visitors should come at once. Where the page was late to begin
-      // with, something holds the worker up: the later it is, the less often the page comes back.
+      // The worker needs some time, and not all visitors should reload at once. If the page was late from the start,
+      // the worker is delayed: the later it is, the less often the page is reloaded.
       else if (this.mayReload) {
         const pause = this.wasLate ? Math.max(15 * SECOND, -this.leftMs() / 2) : (1 + Math.random()) * SECOND;
         this.timer = setTimeout(() => location.reload(), Math.min(pause, 2 ** 31 - 1));
       }
     }
 
-    // After the deadline: look at the endpoint until it says what became of it, or that it was moved.
+    // After the deadline: ask the endpoint until it reports the outcome or a new deadline.
     async follow() {
-      await this.look(0);
+      await this.check(0);
       if (!this.isConnected || !this.isOver || this.isSettled) return;
-      const pause = PATIENCE[Math.min(this.looks, PATIENCE.length - 1)] * (1 + Math.random() / 4);
-      this.looks += 1;
+      const pause = RETRY_SECONDS[Math.min(this.checks, RETRY_SECONDS.length - 1)] * (1 + Math.random() / 4);
+      this.checks += 1;
       this.timer = setTimeout(() => this.follow(), pause * SECOND);
     }
 
-    async look(restMs) {
-      if (!this.dataset.sync || this.isLooking || Date.now() - this.lookedAt < restMs) return;
-      this.isLooking = true;
+    async check(minIntervalMs) {
+      if (!this.dataset.sync || this.isChecking || Date.now() - this.checkedAt < minIntervalMs) return;
+      this.isChecking = true;
       try {
         const headers = { Accept: "application/json", ...(this.tag ? { "If-None-Match": this.tag } : {}) };
         const askedAt = performance.now();
@@ -139,17 +139,17 @@
         const midway = (askedAt + performance.now()) / 2;
         const now = Number(answer.headers.get("X-Server-Time"));
         if (now && (answer.ok || answer.status === 304)) this.setClock(now, midway);
-        if (answer.ok) { this.tag = answer.headers.get("ETag"); this.learn(await answer.json()); }
-        if (!this.isSettled && this.leftMs() > 0) { this.isOver = false; this.looks = 0; this.draw(); }
-        this.lookedAt = Date.now();
+        if (answer.ok) { this.tag = answer.headers.get("ETag"); this.update(await answer.json()); }
+        if (!this.isSettled && this.leftMs() > 0) { this.isOver = false; this.checks = 0; this.draw(); }
+        this.checkedAt = Date.now();
       } catch (error) {
-        console.warn("delayq-countdown: the server cannot be reached; trying again.", error);
+        console.warn("delayq-countdown: the server cannot be reached; retrying.", error);
       } finally {
-        this.isLooking = false;
+        this.isChecking = false;
       }
     }
 
-    learn(answer) {
+    update(answer) {
       if (answer.state === "pending") {
         this.due = Date.parse(answer.due_at);
         const time = this.querySelector("time");
@@ -159,13 +159,13 @@
       this.isOver = this.isSettled = true;
       clearTimeout(this.timer);
       if (answer.state === "fired") this.write(this.dataset.done);
-      else this.hidden = true; // nothing is running down any more
+      else this.hidden = true; // nothing is left to count down to
       const event = new CustomEvent("delayq:settled", { bubbles: true, cancelable: true, detail: answer });
       if (this.dispatchEvent(event) && this.mayReload !== false && this.dataset.atZero === "reload") location.reload();
     }
   }
 
-  // One for all, kept outside of what pages may exchange, and hidden from the eye only.
+  // One region for all elements, outside of parts that pages may replace. It is hidden visually only.
   function announcer() {
     if (!region) {
       region = document.createElement("div");

@@ -26,12 +26,7 @@ MAX_LABELS: Final = 50
 
 
 class Fairness:
-    """Claims due rows of underserved policies. For the worker's own thread.
-
-    Args:
-        ledger: claims the rows.
-        only: the queues that this worker serves; None: all of them.
-    """
+    """Claims due rows of underserved policies, in the queues `only` (None: in all). For the worker's own thread."""
 
     def __init__(self, ledger: LedgerSource, only: Sequence[str] | None) -> None:
         self._ledger = ledger
@@ -53,14 +48,10 @@ class Fairness:
         return max(0.0, self._check_at - time.monotonic())
 
     def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Mapping[int, int]:
-        """Claim due rows of policies that have less than half their share; return their deliveries.
+        """Claim about `room` due rows of policies that have less than half of a fair share; return their deliveries.
 
+        Up to `least` are claimed although there is no room. `in_flight` is how many timeouts the worker has, by policy.
         Raises the database's errors.
-
-        Args:
-            room: how many timeouts the worker would take.
-            in_flight: how many it has, by policy.
-            least: how many may be taken although there is no room.
         """
         budget = max(room, min(MIN_SHARE, least))
         if self.seconds_left or budget <= 0:

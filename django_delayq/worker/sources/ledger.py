@@ -77,7 +77,7 @@ class LedgerSource(Source):
     def flush(self) -> None:
         """Release claims. Rows that are locked by others stay noted for the next call."""
         for until, again in list(self._again.items()):
-            locked = claiming.give_back(again, until, self._using)
+            locked = claiming.release(again, until, self._using)
             with self._lock:
                 left = {id: due_at for id, due_at in self._again.pop(until).items() if id in locked}
                 if left:
@@ -89,5 +89,5 @@ class LedgerSource(Source):
             for id, until in self._claimed.items():
                 by_claim.setdefault(until, []).append(id)
             for until, ids in by_claim.items():
-                longer, kept = claiming.keep(ids, until, get_settings().lease, self._using)
+                longer, kept = claiming.extend(ids, until, get_settings().lease, self._using)
                 self._claimed.update(dict.fromkeys(kept, longer))

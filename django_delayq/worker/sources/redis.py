@@ -76,7 +76,7 @@ class RedisSource(Source):
         self._check_at[place] = min(self._check_at[place], soon)
 
     def take(self, room: int) -> Batch:
-        """Ask every queue that may have due entries for its share of the room, in turns, and then for more."""
+        """Ask every queue that may have due entries for an equal part of the room, in turns, and then for more."""
         now = time.monotonic()
         places = list(self._check_at)
         self._turn = (self._turn + 1) % max(1, len(places))

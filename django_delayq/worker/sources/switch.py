@@ -19,12 +19,7 @@ from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, RedisSource
 class Sources:
     """Both sources as one. Raises the database's errors. An error of Redis only switches to the ledger.
 
-    Args:
-        health: whether Redis works. Errors of Redis are reported to it.
-        queues: the queues to serve.
-        only: the same, or None: rows of all queues are read from the ledger.
-        using: the database.
-        skew: the difference between the clocks of both servers, which the sources measure.
+    `queues` are served from Redis, and `only` from the ledger (None: all queues).
     """
 
     def __init__(
@@ -48,12 +43,9 @@ class Sources:
             self._redis.check_now()
 
     def take(self, room: int, in_flight: Mapping[str, int] | None = None, least: int = MIN_SHARE) -> Batch:
-        """Lease or claim about `room` due timeouts, some of them of underserved policies.
+        """Lease or claim about `room` due timeouts, and without room up to `least` of underserved policies.
 
-        Args:
-            room: how many to take. Without room, still some timeouts of underserved policies are taken.
-            in_flight: how many timeouts the worker has already, by policy.
-            least: how many may be taken although there is no room.
+        `in_flight` is how many timeouts the worker has already, by policy.
         """
         others = self._fairness.take(room, in_flight or {}, least)
         rest = room - len(others)

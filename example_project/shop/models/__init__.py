@@ -1,4 +1,4 @@
-"""What the shop keeps: customers and their trials, orders and what follows them, text messages."""
+"""The models: customers and their trials, orders and their steps, text messages."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Customer(models.Model):
-    """Someone who orders."""
+    """A person who orders."""
 
     reference = models.CharField(max_length=64, unique=True, default=new_reference, editable=False)
     name = models.CharField(max_length=100)
@@ -32,7 +32,7 @@ class Customer(models.Model):
 
 
 class TrialMembership(models.Model):
-    """Three days of free delivery from the latest order; the customer becomes a member, or the trial expires."""
+    """A trial of three days from the latest order. The customer becomes a member, or the trial expires."""
 
     class Status(models.TextChoices):
         RUNNING = "running"
@@ -58,16 +58,16 @@ class TrialMembership(models.Model):
         return f"{self.customer}: {self.get_status_display()}"
 
     def begin(self, at: datetime) -> None:
-        """The trial runs from `at`, whatever it was before."""
+        """Start the trial at `at`, whatever its status."""
         self.status, self.started_at, self.ended_at = self.Status.RUNNING, at, None
         self.save()
 
     def convert(self) -> None:
-        """The customer becomes a member."""
+        """Make the customer a member."""
         self._end(self.Status.CONVERTED)
 
     def expire(self) -> None:
-        """The trial is over, and the customer is no member."""
+        """End the trial without a membership."""
         self._end(self.Status.EXPIRED)
 
     def _end(self, status: Status) -> None:

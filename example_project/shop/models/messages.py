@@ -1,4 +1,4 @@
-"""Text messages that were sent."""
+"""Sent text messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class TextMessage(models.Model):
-    """One message that left the shop. Its key is unique: what is sent again under the same key is not sent."""
+    """One sent message. Its unique key prevents sending it twice."""
 
     idempotency_key = models.CharField(max_length=100, unique=True)
     recipient = models.CharField(max_length=30)

@@ -1,4 +1,4 @@
-"""The order: one status, moved by a method for each step, and never by assignment from outside."""
+"""The order. Each step that changes its status is a method; no other code assigns the status."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class StepRefused(Exception):
-    """The order's status does not allow this step; the message says so to a customer."""
+    """The status of the order does not allow this step; the message is for the customer."""
 
 
 class CancelReason(models.TextChoices):
-    """Why an order came to nothing."""
+    """Why an order was cancelled."""
 
     UNPAID = "unpaid", "not paid in time"
     UNACCEPTED = "unaccepted", "not accepted by the merchant in time"
@@ -31,10 +31,10 @@ class CancelReason(models.TextChoices):
 
 
 class OrderManager(models.Manager["Order"]):
-    """Orders, and how they begin."""
+    """The manager of orders."""
 
     def place(self, customer: Customer, product: str, price_cents: int, *, reference: str = "") -> Order:
-        """A new, unpaid order; with it the customer's trial membership begins, or begins again."""
+        """Create an unpaid order, and start the trial membership of the customer, or start it again."""
         moment = clock.now()
         trial = TrialMembership.objects.filter(customer=customer).first() or TrialMembership(customer=customer)
         if trial.status != TrialMembership.Status.CONVERTED:
@@ -48,16 +48,16 @@ class OrderManager(models.Manager["Order"]):
         )
 
     def lock(self, pk: int) -> Order:
-        """The order, fresh, and ours until the transaction ends. Only inside `atomic()`."""
+        """Lock the order and return it, just read. Only inside `atomic()`."""
         return self.select_for_update().get(pk=pk)
 
 
 class Order(models.Model):
     """One product for one customer.
 
-    The steps (`pay`, `accept`, ...) write what they change and refuse what the status does not allow. Whoever
-    calls them holds the row's lock: `before_deadline` and the handlers of `timeouts.py` do, `Order.objects.lock`
-    does. Two who read and then save without one would overwrite each other.
+    The steps (`pay`, `accept`, ...) save their changes, and refuse a step that the status does not allow. The caller
+    must hold the lock of the row, through `before_deadline`, a handler of `timeouts.py`, or `Order.objects.lock`.
+    Without it, two callers could overwrite each other's changes.
     """
 
     class Status(models.TextChoices):
@@ -109,15 +109,15 @@ class Order(models.Model):
         return f"{self.price_cents / 100:.2f}"
 
     def pay(self) -> None:
-        """Paid: from now on the merchant's clock runs."""
+        """Mark the order as paid, which starts the time of the merchant."""
         self._require("paid", self.Status.UNPAID)
         self.status, self.paid_at = self.Status.PAID, clock.now()
         self.save(update_fields=["status", "paid_at"])
 
     def accept(self, merchant: str, promised_at: datetime | None, *, handed_over: bool = False) -> None:
-        """Accepted and under way; `promised_at` is the merchant's word to the customer, if there is one.
+        """Accept the order; `promised_at` is the promised time of delivery, if there is one.
 
-        With `handed_over` the courier has the parcel already.
+        With `handed_over` the courier already has the parcel.
         """
         from shop.models.steps import Acceptance, Delivery
 
@@ -131,15 +131,15 @@ class Order(models.Model):
         )
 
     def hand_over(self) -> None:
-        """The parcel is with the courier."""
-        self._require("handed over", self.Status.ACCEPTED)
+        """Record that the courier has the parcel."""
+        self._require("sent", self.Status.ACCEPTED)
         if self.delivery.handed_over_at is not None:
-            raise StepRefused("This parcel is with the courier already.")
+            raise StepRefused("The courier already has this parcel.")
         self.delivery.handed_over_at = clock.now()
         self.delivery.save(update_fields=["handed_over_at"])
 
     def deliver(self) -> None:
-        """At the customer's door. A review is asked for, unless there is one already."""
+        """Record the delivery, and ask for a review unless there is one."""
         from shop.models.steps import Review
 
         self._require("delivered", self.Status.ACCEPTED)
@@ -152,7 +152,7 @@ class Order(models.Model):
             Review.objects.create(order=self, asked_at=moment)
 
     def cancel(self, *, reason: str) -> None:
-        """Cancelled for `reason`, one of `CancelReason`. Too late once the merchant has accepted."""
+        """Cancel the order for `reason`, one of `CancelReason`. An accepted order cannot be cancelled."""
         self._require("cancelled", self.Status.UNPAID, self.Status.PAID)
         self.status, self.cancelled_at, self.cancel_reason = self.Status.CANCELLED, clock.now(), CancelReason(reason)
         self.save(update_fields=["status", "cancelled_at", "cancel_reason"])

@@ -1,4 +1,4 @@
-"""What follows a paid order: the merchant's acceptance, the delivery, the review."""
+"""The steps after the payment: acceptance, delivery, review."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Acceptance(models.Model):
-    """The merchant's word that the order will be served."""
+    """The acceptance of the order by the merchant."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE, related_name="acceptance")
     merchant = models.CharField(max_length=100)
@@ -26,7 +26,7 @@ class Acceptance(models.Model):
 
 
 class Delivery(models.Model):
-    """The parcel's way, from the acceptance to the customer's door."""
+    """The delivery, from the acceptance to the customer."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE, related_name="delivery")
     started_at = models.DateTimeField()
@@ -49,15 +49,15 @@ class Delivery(models.Model):
         return f"Delivery of {self.order}"
 
     def remind_from(self) -> datetime | None:
-        """When a parcel that is still under way is late: as promised, but not before its journey began."""
+        """Return the time from which the parcel is late: the promised time, but not before the acceptance."""
         return None if self.promised_at is None else max(self.promised_at, self.started_at)
 
 
 class ReviewManager(models.Manager["Review"]):
-    """Reviews, and how one begins that nobody has asked for."""
+    """The manager of reviews."""
 
     def give(self, order: Order, score: int, text: str = "") -> Review:
-        """A review that comes before the delivery.
+        """Create a review before the delivery.
 
         Raises:
             StepRefused: the order was cancelled.
@@ -68,7 +68,7 @@ class ReviewManager(models.Manager["Review"]):
 
 
 class Review(models.Model):
-    """What the customer thinks. Asked for on delivery, unless it came before that; answered, or given by default."""
+    """A review. The shop asks for it on delivery; the customer answers it, or it is answered by default."""
 
     order = models.OneToOneField(Order, on_delete=models.CASCADE, related_name="review")
     asked_at = models.DateTimeField(null=True, blank=True)
@@ -95,13 +95,13 @@ class Review(models.Model):
         return f"Review of {self.order}"
 
     def answer(self, score: int, text: str = "", *, by_default: bool = False) -> None:
-        """The review is given.
+        """Answer the review.
 
         Raises:
-            StepRefused: it was given already, by the customer or by default.
+            StepRefused: it was answered before, by the customer or by default.
         """
         if self.answered_at is not None:
-            raise StepRefused("This order has its review already.")
+            raise StepRefused("This order already has a review.")
         self.score, self.text, self.by_default = score, text, by_default
         self.answered_at = clock.now()
         self.save()

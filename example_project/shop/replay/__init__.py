@@ -1,5 +1,5 @@
-"""Real orders, lived through again: read from CSV files of the public Olist format, or made up.
+"""Replay orders from CSV files in the public Olist format, or generated orders.
 
-`records` reads, `steps` applies one event to the shop, `virtual` plays on a virtual clock, `live` in
-compressed real time through real workers, `results` counts the ledger and compares it with the orders.
+`records` reads the files, `steps` applies one event to the shop, `virtual` plays on a virtual clock, `live` in
+compressed real time with real workers, `results` counts the timeouts, and `checking` compares them with the orders.
 """

@@ -1,4 +1,4 @@
-"""What is due next, without asking the database each time: the library's signals say what is armed and what is not."""
+"""The next due timeout, kept from the signals of the library without a query."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SETTLED = (signals.timeout_cancelled, signals.timeout_fired, signals.timeout_ski
 
 
 class Agenda:
-    """The pending timeouts of this process by the moment of their next attempt.
+    """The pending timeouts of this process by the time of their next attempt.
 
-    Complete only as long as nobody else arms or fires in the same database.
+    It is only complete while no other process schedules or fires in the same database.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Agenda:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside the block, every signal is noted."""
+        """Record every signal inside the block."""
         for signal in ARMED:
             signal.connect(self._note)
         for signal in SETTLED:
@@ -44,7 +44,7 @@ class Agenda:
                 signal.disconnect(self._strike)
 
     def first(self) -> tuple[datetime, int] | None:
-        """When the next pending one wants to run, and its id; among those of one moment the oldest."""
+        """Return the time and the id of the next pending timeout; for equal times the oldest."""
         while self._upcoming:
             run_at, pk = self._upcoming[0]
             if self._next_run.get(pk) == run_at:

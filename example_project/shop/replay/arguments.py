@@ -1,4 +1,4 @@
-"""What the commands `replay_orders` and `play_demo` have in common: their files and their tempo."""
+"""Options of the commands `replay_orders` and `play_demo`: files and tempo."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from shop.replay.records import OrderRecord
     from shop.replay.tempo import Tempo
 
-# The files know the moment of the hand-over, not of the merchant's word, so the merchant gets three days
+# The files contain the time when the courier got the parcel, not the acceptance, so the merchant gets three days
 # instead of five minutes.
 REPLAY_DELAYS: dict[str, timedelta] = settings.SHOP_DELAYS | {"cancel_unaccepted": timedelta(days=3)}
 
 
 def add_tempo(parser: ArgumentParser | _ArgumentGroup, *, seconds: float) -> None:
-    """The two ways to compress time, of which one can be chosen."""
+    """Add the two options that compress time, of which one can be used."""
     tempo = parser.add_mutually_exclusive_group()
     tempo.add_argument(
         "--seconds",
         type=float,
         default=seconds,
         metavar="S",
-        help=f"twice as long takes S seconds longer, so that minutes and weeks can be watched together ({seconds})",
+        help=f"twice the duration takes S seconds longer, to watch minutes and weeks together ({seconds})",
     )
-    tempo.add_argument("--speed", type=float, metavar="X", help="everything X times as fast instead")
+    tempo.add_argument("--speed", type=float, metavar="X", help="instead, make everything X times as fast")
 
 
 def tempo_of(options: dict[str, Any]) -> Tempo:
-    """The chosen tempo.
+    """Return the chosen tempo.
 
     Raises:
-        CommandError: a speed that is none.
+        CommandError: the speed is invalid.
     """
     try:
         return linear(options["speed"]) if options["speed"] is not None else logarithmic(options["seconds"])
@@ -51,7 +51,7 @@ def tempo_of(options: dict[str, Any]) -> Tempo:
 
 
 def read_files(command: BaseCommand, orders: Path, reviews: Path | None, limit: int | None) -> list[OrderRecord]:
-    """The records of the files; rows that had to be left out are named on stderr.
+    """Return the records of the files, and print the omitted rows to stderr.
 
     Raises:
         CommandError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Each order has one outcome, and the ledger tells the same story as the order."""
+"""Check that each order has one outcome, and that its timeouts agree with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK = 500
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an order's own columns say about one of its timeouts; `fired` None: both ways are right."""
+    """The expected outcome of one timeout, from the columns of the order; `fired` None: both are correct."""
 
     policy: str
     obj: Model | None
@@ -33,7 +33,7 @@ class Expected:
 
 
 class Rows:
-    """The ledger's rows by policy and object."""
+    """Return the timeouts by policy and object."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._rows: dict[tuple[str, str], list[Timeout]] = defaultdict(list)
@@ -45,10 +45,10 @@ class Rows:
 
 
 def contradictions(lives: Iterable[Life], ledger: Ledger, *, may_be_open: bool = False) -> list[str]:
-    """What does not fit together, in words; empty if all is well.
+    """Return descriptions of all contradictions.
 
-    To be asked when everything has settled: an open timeout is a contradiction. With `may_be_open` it is not,
-    and what it may still bring about is not looked at.
+    Call it when everything has settled: an open timeout is a contradiction. With `may_be_open` it is not, and its
+    possible effects are not checked.
     """
     lives = list(lives)
     rows = Rows(ledger)
@@ -92,7 +92,7 @@ def _check_order(order: Order, rows: Rows, *, may_be_open: bool) -> Iterator[str
         yield "has no review, not even by default"
     reminded = any(row.state == Timeout.State.FIRED for row in rows.of(everything[2]))
     if delivery is not None and delivery.promised_at and not delivery.delivered_at and not reminded:
-        yield "was not delivered, and nobody was told"
+        yield "was not delivered, and the customer was not notified"
 
 
 def _check_trial(trial: TrialMembership, rows: Rows, *, may_be_open: bool) -> Iterator[str]:
@@ -110,11 +110,11 @@ def _check_round(expected: Expected, timeouts: list[Timeout], *, may_be_open: bo
         elif timeout.state == Timeout.State.DEAD:
             yield f"{expected.policy} is dead"
         elif expected.fired is not None and (timeout.state == Timeout.State.FIRED) != expected.fired:
-            yield f"{expected.policy} is {timeout.state}, but the order says {'fired' if expected.fired else 'in time'}"
+            yield f"{expected.policy} is {timeout.state}, expected {'fired' if expected.fired else 'in time'}"
 
 
 def _check_messages(ledger: Ledger) -> Iterator[str]:
-    """Every fired reminder has sent exactly one message; the unique key forbids two, so count to one."""
+    """Check that every fired reminder has sent one message; the unique key prevents a second one."""
     fired = ledger.rows().filter(state=Timeout.State.FIRED)
     told = [row for row in fired if policy_name(row.policy) in {"remind_late_delivery", "notify_trial_expiry"}]
     for start in range(0, len(told), CHUNK):
@@ -125,7 +125,7 @@ def _check_messages(ledger: Ledger) -> Iterator[str]:
 
 
 def forget(references: Iterable[str], customers: Iterable[str]) -> int:
-    """Remove the orders and customers of these references, as an earlier run may have left them; how many orders."""
+    """Remove the orders and customers with these references from an earlier run; return the number of orders."""
     removed = 0
     for model, names in ((Order, list(references)), (Customer, list(customers))):
         for start in range(0, len(names), CHUNK):

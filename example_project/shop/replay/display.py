@@ -1,4 +1,4 @@
-"""What a live play looks like while it runs: a table that is drawn anew, or a line now and then."""
+"""Show a live play: a table that is drawn repeatedly, or a line now and then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADINGS = ("policy", "armed", "waiting", "in time", "fired", "late, median", "l
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after their deadlines timeouts fired, in milliseconds."""
+    """The lateness of fired timeouts, in milliseconds."""
 
     count: int
     median: float
@@ -42,24 +42,24 @@ class Lateness:
 
 
 class Observer:
-    """Looks at a play and at its ledger; each look reads only what fired since the one before."""
+    """Observe a play and its timeouts; each refresh reads only the timeouts that fired since the last one."""
 
     def __init__(self, play: LivePlay) -> None:
         self.play = play
-        self.is_drawn = False  # whether somebody has the table before their eyes already
+        self.is_drawn = False  # whether the table is already on the screen
         self._late: dict[str, list[float]] = defaultdict(list)
         self._seen: set[int] = set()
         self._newest: datetime | None = None
 
     def headline(self) -> str:
-        """How far the orders have come."""
+        """Return the progress of the orders."""
         taken = Counter(step for life in self.play.lives for step in life.done)
         refused = sum(life.refused_at is not None for life in self.play.lives)
         words = [f"{taken[step]} {step.name.lower()}" for step in sorted(Step)]
         return f"{len(self.play.lives)} orders: {', '.join(words)}, {refused} too late"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row of texts for each policy, in the order of `HEADINGS`."""
+        """Return one row of strings for each policy, in the order of `HEADINGS`."""
         self._look()
         found = []
         for policy, states in self.play.ledger.counts().items():
@@ -72,7 +72,7 @@ class Observer:
         return found
 
     def lateness(self) -> Lateness:
-        """Of everything that has fired so far."""
+        """Return the lateness of all timeouts that have fired."""
         self._look()
         return Lateness.of([late for policy in self._late.values() for late in policy])
 
@@ -89,7 +89,7 @@ class Observer:
 
 @contextmanager
 def display(observer: Observer) -> Iterator[Callable[[], None]]:
-    """Gives the function that shows the present state; call it as often as you like."""
+    """Yield the function that shows the current state; it may be called at any rate."""
     try:
         from rich.live import Live
     except ImportError:

@@ -1,4 +1,4 @@
-"""Play records in compressed real time, while real workers fire what is due."""
+"""Play records in compressed real time, while real workers fire the timeouts."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TICK_SECONDS = 0.2
 
 
 class StillOpen(Exception):
-    """Some timeouts did not settle, although their time has come and gone."""
+    """Some timeouts did not settle, although they are overdue."""
 
 
 class LivePlay:
-    """Orders are placed one after the other, `pace` a second at most; each then lives at the given tempo.
+    """Play orders one after the other, at most `pace` a second, each at the given tempo.
 
-    The empty hours between two orders are left out, and a step waits from the moment when the one before it
-    really happened. When steps fall behind, no new order is placed until they have caught up: a slow machine
-    takes longer, but does not turn orders that were paid in time into late ones.
+    The hours between two orders are omitted. A step waits from the time when the previous step really happened. When
+    steps are late, no new order is placed until they have caught up: a slow machine takes longer, but does not make
+    an order late that was paid in time.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class LivePlay:
         self._waiting: list[tuple[float, Step, int]] = []  # (monotonic seconds, step, index of the life)
 
     def run(self, advance: Callable[[], object], tick: Callable[[], object]) -> None:
-        """Live through all orders; `advance` is called after each that was placed, `tick` a few times a second."""
+        """Play all orders; call `advance` after each placed order, and `tick` a few times a second."""
         unplaced = deque(sorted(range(len(self.lives)), key=lambda row: self.lives[row].record.placed_at))
         next_place = next_tick = time.monotonic()
         with delays_set_to(self.delays):
@@ -68,7 +68,7 @@ class LivePlay:
                     time.sleep(max(0.0, min([*upcoming, next_place] if unplaced else upcoming) - now))
 
     def wait_until_settled(self, patience: float, tick: Callable[[], object]) -> None:
-        """Returns when nothing of this run is open any more.
+        """Return when all timeouts of this run have settled.
 
         Raises:
             StillOpen: something is overdue by more than `patience` seconds.
@@ -93,14 +93,14 @@ class LivePlay:
                     heapq.heappush(self._waiting, (time.monotonic() + wait, later, row))
 
     def _promise(self, record: OrderRecord) -> datetime | None:
-        """The promised moment, as far from this acceptance as it was from the recorded one."""
+        """Return the promised time, as long after this acceptance as it was after the recorded one."""
         if record.promised_at is None or record.accepted_at is None:
             return None
         return timezone.now() + self.tempo(max(record.promised_at - record.accepted_at, timedelta(0)))
 
 
 def _anchor(step: Step, moment: datetime, record: OrderRecord) -> tuple[Step | None, datetime]:
-    """The step that `step` waits from, and its recorded moment: the one before it, for a review the latest one."""
+    """Return the step that `step` waits from, and its recorded time: the previous one, for a review the latest one."""
     before: tuple[Step | None, datetime] = (None, moment)
     for at, earlier in steps_of(record):
         if earlier is step or earlier is Step.REVIEWED:

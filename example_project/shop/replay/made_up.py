@@ -1,4 +1,4 @@
-"""Orders that never were, for the demo: every way that an order can go, in everyday proportions."""
+"""Generated orders for the demo, with all possible outcomes in realistic proportions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMISED = timedelta(days=2)
 
 
 def made_up_records(count: int, seed: int = 7) -> list[OrderRecord]:
-    """`count` records, the same ones for the same seed."""
+    """Return `count` records, the same ones for the same seed."""
     dice = random.Random(seed)
     return [_record(number, dice) for number in range(count)]
 

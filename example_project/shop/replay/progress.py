@@ -1,4 +1,4 @@
-"""A progress bar: rich where it is installed and someone watches, else a line now and then. On stderr."""
+"""Show progress on stderr: a bar with rich on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINES = 10
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[], object]]:
-    """Gives the function to call after each of `total` pieces."""
+    """Yield the function to call after each of `total` items."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

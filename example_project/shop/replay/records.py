@@ -1,19 +1,18 @@
 """Orders and reviews of the public Olist format, as one `OrderRecord` for each order.
 
 Times in the files are local wall-clock times of Brazil. Daylight saving time began and ended at midnight
-there, so one hour a year does not exist and one exists twice. The one that exists twice is taken as its
-first occurrence; one that does not exist is read with the offset before the gap, that is, as the moment one
-hour later on the clock. An order's deadlines count from moments, so a day with a change of clocks makes no
-deadline longer or shorter.
+there, so one hour a year does not exist and one occurs twice. A time that occurs twice is read as its first
+occurrence. A time that does not exist is read with the offset before the gap, that is, as one hour later. Deadlines
+count in UTC, so that a change of clocks does not change them.
 
-Rows are odd, as real rows are, and are read as follows:
+Inconsistent rows are read as follows:
 
-* No step takes effect before the one that it needs. A payment before the order counts from the order; an
+* No step takes effect before the step that it needs. A payment before the order counts from the order; an
   acceptance before the payment counts from the payment; a delivery before the acceptance counts from there.
-  A step whose predecessor never happens does not happen either.
-* The earliest answered review of an order counts, and not before the order was placed.
-* An empty value and a missing column mean: never. Without an order id or a time of purchase, or with a time
-  that cannot be read, a row is left out and named; so is the second row of the same order.
+  A step whose predecessor never happens does not happen.
+* The earliest answered review of an order counts, but not before the order was placed.
+* An empty value and a missing column mean: never. A row without an order id or a time of purchase, or with an
+  unreadable time, is omitted and reported; so is a second row of the same order.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ Row = dict[str, str | None]
 
 
 class UnreadableFile(Exception):
-    """The file is not there, or is no file of this format."""
+    """The file does not exist, or has another format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderRecord:
-    """What happened to one order, and when; None: never. Later steps are not before earlier ones."""
+    """The times of the steps of one order; None: never. No step is before the previous one."""
 
     order_id: str
     customer_id: str
@@ -55,17 +54,17 @@ class OrderRecord:
 
 @dataclass(slots=True)
 class Reading:
-    """The records of both files, in the order of the file, and what was left out, in words."""
+    """The records of both files, in the order of the file, and descriptions of the omitted rows."""
 
     records: list[OrderRecord] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
 def read_records(orders: Path, reviews: Path | None, *, limit: int | None = None) -> Reading:
-    """The first `limit` orders of the file (by default all) with their reviews.
+    """Read the first `limit` orders of the file (by default all) with their reviews.
 
     Raises:
-        UnreadableFile: one of the files cannot be read, or lacks a column that nothing can be told without.
+        UnreadableFile: one of the files cannot be read, or lacks a required column.
     """
     reading = Reading()
     answers = _earliest_answers(reviews, reading.left_out) if reviews else {}
@@ -87,7 +86,7 @@ def read_records(orders: Path, reviews: Path | None, *, limit: int | None = None
 
 
 def moment_of(value: str | None) -> datetime | None:
-    """The moment, in UTC, that a wall-clock time of Brazil names; None for an empty value.
+    """Convert a local time of Brazil to a datetime in UTC; return None for an empty value.
 
     Raises:
         ValueError: it cannot be read.
@@ -97,7 +96,7 @@ def moment_of(value: str | None) -> datetime | None:
     local = datetime.fromisoformat(str(value).strip())
     if local.tzinfo is None:
         local = local.replace(tzinfo=BRAZIL, fold=0)
-    # Python compares and subtracts two times of one zone by their clocks; only in UTC does it mean the moments.
+    # Python compares two datetimes of one zone by local time; only UTC gives the real difference.
     return local.astimezone(UTC)
 
 
@@ -149,7 +148,7 @@ def _score(value: str | None) -> int:
 
 
 def _rows(path: Path, required: Iterable[str]) -> Iterator[tuple[str, Row]]:
-    """Each row with the place to name when it is odd."""
+    """Yield each row with its place for messages."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)

@@ -1,4 +1,4 @@
-"""What the ledger says at the end, and whether the orders say the same."""
+"""The timeouts of a run, counted."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Counts = dict[str, dict[str, int]]
 
 
 class Ledger:
-    """The rows that a run has written: those with a higher id than any before it."""
+    """The timeouts that a run has created: those with a higher id than all earlier ones."""
 
     def __init__(self, after_id: int) -> None:
         self.after_id = after_id
 
     @classmethod
     def from_now_on(cls) -> Ledger:
-        """Everything that is armed from this moment on."""
+        """Return the ledger of all timeouts that are scheduled from now on."""
         return cls(Timeout.objects.aggregate(highest=Max("id"))["highest"] or 0)
 
     def rows(self) -> QuerySet[Timeout]:
         return Timeout.objects.filter(id__gt=self.after_id)
 
     def open_rows(self) -> QuerySet[Timeout]:
-        """What is not settled yet."""
+        """Return the timeouts that have not settled."""
         return self.rows().filter(settled_at__isnull=True)
 
     def counts(self) -> Counts:
-        """`{policy name: {state: count}}` in the order of declaration; what did not occur is left out."""
+        """Return `{policy name: {state: count}}` in the order of declaration, without zeros."""
         found: Counts = defaultdict(dict)
         grouped = self.rows().order_by("policy", "state").values_list("policy", "state").annotate(count=Count("id"))
         for label, state, count in grouped:
@@ -40,12 +40,12 @@ class Ledger:
 
 
 def policy_name(label: str) -> str:
-    """`cancel_unpaid` of `shop.order.cancel_unpaid`."""
+    """Return `cancel_unpaid` for `shop.order.cancel_unpaid`."""
     return get_policy(label).name
 
 
 def table(counts: Counts) -> str:
-    """The counts as a table for people."""
+    """Return the counts as a table."""
     states = [state for state in Timeout.State.values if any(state in row for row in counts.values())]
     lines = [["policy", *states]]
     lines += [[name, *(str(row.get(state, "-")) for state in states)] for name, row in counts.items()]

@@ -1,4 +1,4 @@
-"""One order's steps: in which order they come, and what each does to the shop."""
+"""The steps of an order, their sequence, and their effects."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Step(enum.IntEnum):
-    """What can happen to an order; at the same moment, in this order.
+    """The steps of an order; steps at the same time happen in this order.
 
-    A review comes before the delivery: who has spoken by then is never asked.
+    A review is before the delivery, so that the shop does not ask for a review that exists.
     """
 
     PLACED = 0
@@ -39,7 +39,7 @@ class Step(enum.IntEnum):
 
 @dataclass(slots=True)
 class Life:
-    """One order on its way through the shop. `refused_at`: the step that came too late; nothing follows it."""
+    """One order during a replay. `refused_at`: the step that was too late; no other step follows it."""
 
     record: OrderRecord
     order: Order | None = None
@@ -49,14 +49,14 @@ class Life:
 
     @property
     def placed_order(self) -> Order:
-        """The order, as it was in the database when we last looked."""
+        """Return the order as it was last read from the database."""
         if self.order is None:
             raise LookupError(f"Order {self.record.order_id} is not placed yet.")
         return self.order
 
 
 def steps_of(record: OrderRecord) -> Iterator[tuple[datetime, Step]]:
-    """When each step of this order happens, those that never happen left out."""
+    """Return the times of all steps that happen."""
     moments = (record.placed_at, record.paid_at, record.accepted_at, record.reviewed_at, record.delivered_at)
     for step, moment in zip(Step, moments, strict=True):
         if moment is not None:
@@ -65,17 +65,16 @@ def steps_of(record: OrderRecord) -> Iterator[tuple[datetime, Step]]:
 
 @contextmanager
 def locked(obj: Model, policy: str) -> Iterator[None]:
-    """The row of `obj`, locked and fresh: all that is needed where no worker runs beside us."""
+    """Lock and read the row of `obj`; sufficient if no worker runs at the same time."""
     with transaction.atomic():
         obj.refresh_from_db(from_queryset=type(obj)._base_manager.select_for_update())
         yield
 
 
 def take(step: Step, life: Life, guard: Guard = before_deadline) -> bool:
-    """Let `step` happen now, as the shop's pages do. False: refused, it came too late.
+    """Perform `step` now, as the pages of the shop do. Return False if it was refused as too late.
 
-    A refused payment or acceptance ends what counts of an order: the caller need not come with more, and
-    if it does, nothing happens.
+    After a refused payment or acceptance, all further steps of the order are ignored.
     """
     if life.refused_at is not None:
         return False
@@ -107,7 +106,7 @@ def _pay(life: Life, guard: Guard) -> None:
 def _accept(life: Life, guard: Guard) -> None:
     order = life.placed_order
     with guard(order, "cancel_unaccepted"):
-        order.accept("The merchant", life.promised_at, handed_over=True)  # the files know of no other acceptance
+        order.accept("The merchant", life.promised_at, handed_over=True)  # the only time in the files
 
 
 def _review(life: Life, guard: Guard) -> None:

@@ -23,11 +23,11 @@ END_OF_TIME = datetime.max.replace(tzinfo=UTC)
 
 
 class VirtualPlay:
-    """All steps of all records in order of time; in between fires what falls due, each at its own moment.
+    """Play all steps of all records in the order of time, and fire each timeout at its deadline.
 
-    What is due at the moment of a step fires before it, also when the step before it, at the same moment, has
-    armed it. The clock stops at the last step, also where that one was refused: what is due later than that
-    stays pending, unless `until_settled` lets the clock run on.
+    Timeouts due at the time of a step fire before it, also if an earlier step of the same time has scheduled them. The
+    clock stops at the last step, also if that one was refused. Later timeouts stay pending, unless `until_settled` lets
+    the clock continue.
     """
 
     def __init__(self, records: Iterable[OrderRecord], delays: Mapping[str, timedelta]) -> None:
@@ -43,9 +43,9 @@ class VirtualPlay:
         return len(self._events)
 
     def run(self, advance: Callable[[], object], *, until_settled: bool = False) -> None:
-        """Play everything; `advance` is called after each step."""
+        """Play everything; call `advance` after each step."""
         gc.collect()
-        gc.freeze()  # else one second in five goes into looking through all of Django for garbage, over and over
+        gc.freeze()  # otherwise a fifth of the time is spent in garbage collection of Django's objects
         with delays_set_to(self.delays), self._agenda.kept():
             for moment, row, step in self._events:
                 self._fire_until(moment)
@@ -64,12 +64,12 @@ class VirtualPlay:
     def _fire_until(self, moment: datetime) -> None:
         while (first := self._agenda.first()) is not None and first[0] <= moment:
             with clock.set_to(first[0]):
-                fired = fire_due(limit=1)  # this one, or one that an earlier run left pending before that moment
+                fired = fire_due(limit=1)  # this one, or an earlier one that a previous run left pending
             if not fired and self._agenda.first() == first:
                 raise RuntimeError(f"Timeout {first[1]} was due at {first[0]}, but neither fired nor moved.")
 
     def _expect_nothing_due(self, end: datetime) -> None:
-        """The agenda is kept from signals: one that was missed would be a timeout that was forgotten."""
+        """Check that the agenda missed no signal, which would be a timeout that did not fire."""
         forgotten = self.ledger.open_rows().filter(run_at__lte=end)
         if forgotten.exists():
             raise RuntimeError(f"Due by {end}, and not fired: {', '.join(map(str, forgotten[:5]))}")

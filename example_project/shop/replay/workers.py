@@ -21,22 +21,22 @@ PATIENCE_SECONDS = 30
 
 
 def delays_in_environment(delays: Mapping[str, timedelta]) -> str:
-    """The value of `SHOP_DELAYS` that makes another process wait as long."""
+    """Return the value of `SHOP_DELAYS` that gives another process the same delays."""
     return json.dumps({name: delay.total_seconds() for name, delay in delays.items()})
 
 
 class WorkersFailed(Exception):
-    """A worker did not end as it should."""
+    """A worker exited with an error."""
 
 
 @contextmanager
 def workers(count: int, delays: Mapping[str, timedelta]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Inside the block `count` workers run; afterwards none, also after SIGTERM to this process.
+    """Run `count` workers inside the block, and stop them afterwards, also after SIGTERM to this process.
 
-    Their output goes to our stderr.
+    Their output goes to the stderr of this process.
 
     Raises:
-        WorkersFailed: at the end, if one did not end with 0.
+        WorkersFailed: at the end, if a worker did not exit with 0.
     """
     environment = {**os.environ, "SHOP_DELAYS": delays_in_environment(delays), "SHOP_SPEED": "1"}
     command = [sys.executable, str(MANAGE), "delayq_worker"]
@@ -44,9 +44,9 @@ def workers(count: int, delays: Mapping[str, timedelta]) -> Iterator[list[subpro
     former = signal.signal(signal.SIGTERM, _leave)
     try:
         for _ in range(count):
-            # A group of their own: Ctrl-C then reaches us alone, and we end them in order.
+            # In their own process group, so that Ctrl-C only reaches this process, which then stops them in order.
             process = subprocess.Popen(command, env=environment, stdout=sys.stderr, process_group=0)
-            processes.append(process)  # at once: if the next one does not start, this one must be stopped
+            processes.append(process)  # immediately, so that this one is stopped if the next one does not start
         yield processes
     finally:
         codes = _stop(processes)

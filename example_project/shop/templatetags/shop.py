@@ -1,4 +1,4 @@
-"""Moments in the shop's templates."""
+"""Template filters of the shop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ register = template.Library()
 
 @register.simple_tag
 def moment(value: datetime | None) -> str:
-    """A moment as a `<time>` element; the page's script turns it into the reader's own time zone."""
+    """Render a datetime as a `<time>` element, which a script converts to the time zone of the reader."""
     if value is None:
         return ""
     local = timezone.localtime(value)
@@ -25,5 +25,5 @@ def moment(value: datetime | None) -> str:
 
 @register.filter
 def policy_name(label: str) -> str:
-    """`cancel_unpaid` of `shop.order.cancel_unpaid`."""
+    """Return `cancel_unpaid` for `shop.order.cancel_unpaid`."""
     return label.rpartition(".")[2]

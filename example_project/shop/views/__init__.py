@@ -1,1 +1,1 @@
-"""What people see (`pages`) and do (`actions`)."""
+"""The views: `pages` show something, `actions` change something."""

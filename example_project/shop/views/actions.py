@@ -1,7 +1,7 @@
-"""The pages that do something: POST only, and back to where it shows.
+"""The views that change something: POST only, followed by a redirect.
 
-Whatever a deadline stands against goes through `before_deadline`: either the step is taken and the timeout
-will not fire, or it has fired and the step is refused. There is nothing in between.
+Every step with a deadline uses `before_deadline`: either the step succeeds and the timeout will not fire, or the
+timeout has fired and the step is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MERCHANT = "The Corner Shop"
 
 @require_POST
 def place(request: HttpRequest) -> HttpResponse:
-    """A new order; the browser remembers who placed it."""
+    """Place an order; the session stores the customer."""
     form = OrderForm(request.POST)
     if not form.is_valid():
         return render(request, "shop/place.html", {"form": form}, status=400)
@@ -41,7 +41,7 @@ def place(request: HttpRequest) -> HttpResponse:
         customer = customer or Customer.objects.create(name=name, phone=phone)
         order = Order.objects.place(customer, product, form.price_cents)
     request.session["customer"] = customer.reference
-    messages.success(request, "Thank you. Your order is placed; it waits for your payment.")
+    messages.success(request, "Thank you. Your order is placed. Please pay it.")
     return redirect(order)
 
 
@@ -71,7 +71,7 @@ def _cancel(order: Order) -> None:
 
 
 STEPS: dict[str, tuple[Callable[[Order], None], str]] = {
-    "pay": (_pay, "Paid, thank you. The merchant has been told."),
+    "pay": (_pay, "Paid, thank you. The merchant has been notified."),
     "accept": (_accept, "Accepted. The parcel can be packed."),
     "hand-over": (_hand_over, "The courier has the parcel."),
     "deliver": (_deliver, "Delivered."),
@@ -81,7 +81,7 @@ STEPS: dict[str, tuple[Callable[[Order], None], str]] = {
 
 @require_POST
 def take_step(request: HttpRequest, reference: str, step: str) -> HttpResponse:
-    """One step of an order's way, or a polite refusal."""
+    """Perform one step of an order, or refuse it with a message."""
     if step not in STEPS:
         raise Http404(f"There is no step {step!r}.")
     order = get_object_or_404(Order, reference=reference)
@@ -92,7 +92,7 @@ def take_step(request: HttpRequest, reference: str, step: str) -> HttpResponse:
 
 @require_POST
 def review(request: HttpRequest, reference: str) -> HttpResponse:
-    """The customer's own review, if it comes before the one by default."""
+    """Store the review of the customer, unless it was answered by default."""
     order = get_object_or_404(Order, reference=reference)
     asked = get_object_or_404(Review, order=order)
     form = ReviewForm(request.POST)
@@ -110,7 +110,7 @@ def review(request: HttpRequest, reference: str) -> HttpResponse:
 
 @require_POST
 def convert(request: HttpRequest, reference: str) -> HttpResponse:
-    """The customer becomes a member before the trial is over."""
+    """Make the customer a member before the trial ends."""
     customer = get_object_or_404(Customer, reference=reference)
     trial = get_object_or_404(TrialMembership, customer=customer)
 

@@ -1,4 +1,4 @@
-"""The pages that show something."""
+"""The views that show something."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDERS_A_PAGE = 12
 @never_cache
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    """The newest orders, and the form for another one."""
+    """Show the newest orders and the form for a new one."""
     orders = Order.objects.select_related("customer").annotate(
         pay_until=Deadline("cancel_unpaid"), accept_until=Deadline("cancel_unaccepted")
     )
@@ -37,7 +37,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_safe
 def order(request: HttpRequest, reference: str) -> HttpResponse:
-    """One order: where it stands, what it waits for, what can be done, and what its timeouts did."""
+    """Show an order: its progress, its deadline, the possible steps, and its timeouts."""
     shown = _get_order(reference)
     wait, story, way = wait_of(shown), story_of(shown), way_of(shown)
     context = {
@@ -55,7 +55,7 @@ def order(request: HttpRequest, reference: str) -> HttpResponse:
 @never_cache
 @require_safe
 def customer(request: HttpRequest, reference: str) -> HttpResponse:
-    """A customer: the trial membership, the orders, the text messages."""
+    """Show a customer: the trial membership, the orders, the text messages."""
     shown = get_object_or_404(Customer.objects.select_related("trial"), reference=reference)
     wait = trial_wait(shown.trial)
     orders = shown.orders.all()[:ORDERS_A_PAGE]

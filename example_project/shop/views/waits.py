@@ -1,4 +1,4 @@
-"""What an order is waiting for right now, until when, and what happens if it does not come."""
+"""The current deadline of an order, and what happens then."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A deadline and its words: `label` before the countdown, `otherwise` after it."""
+    """A deadline and its captions: `label` before the countdown, `otherwise` after it."""
 
     due_at: datetime
     label: str
     otherwise: str
     ask_at: str = ""
-    """Where the page's script may ask how it stands."""
+    """The URL where the script of the page gets the current deadline."""
 
 
 def wait_of(order: Order) -> Wait | None:
-    """The deadline that this order is heading for; None: nothing is pending."""
+    """Return the next deadline of this order, or None if no timeout is pending."""
     status = order.status
     if status == Order.Status.UNPAID:
         ask_at = reverse("shop:time-to-pay", args=[order.reference])
@@ -40,26 +40,26 @@ def wait_of(order: Order) -> Wait | None:
     if status == Order.Status.PAID:
         return _wait(order, "cancel_unaccepted", "Time left to accept", "Otherwise the order is cancelled.")
     if status == Order.Status.ACCEPTED:
-        return _wait(order.delivery, "remind_late_delivery", "Promised within", "If late, the customer is told.")
+        return _wait(order.delivery, "remind_late_delivery", "Promised within", "If late, the customer is notified.")
     if status == Order.Status.DELIVERED and hasattr(order, "review"):
-        return _wait(order.review, "review_by_default", "Time left to review", "Silence counts as five stars.")
+        return _wait(order.review, "review_by_default", "Time left to review", "Otherwise it counts as five stars.")
     return None
 
 
 def trial_wait(trial: TrialMembership) -> Wait | None:
-    """The end of a running trial."""
+    """Return the end of a running trial."""
     return _wait(trial, "notify_trial_expiry", "Trial ends in", "Then the customer gets a text message.")
 
 
 def story_of(order: Order) -> list[Timeout]:
-    """Every timeout that this order has had, the oldest first, whichever of its objects it was armed for."""
+    """Return all timeouts of this order and its objects, oldest first."""
     parts = [order, getattr(order, "delivery", None), getattr(order, "review", None)]
     rows: list[Timeout] = [row for part in parts if part is not None for row in part.timeouts.all()]
     return sorted(rows, key=lambda row: row.id)
 
 
 def way_of(order: Order) -> list[tuple[str, datetime | None]]:
-    """The steps from the shop to the customer, with its moment; what never came of a cancelled order is left out."""
+    """Return the steps of the order with their times, without the future steps of a cancelled order."""
     acceptance = getattr(order, "acceptance", None)
     delivery = getattr(order, "delivery", None)
     review = getattr(order, "review", None)
@@ -75,7 +75,7 @@ def way_of(order: Order) -> list[tuple[str, datetime | None]]:
 
 
 def version_of(*parts: object) -> str:
-    """A short text that changes whenever one of `parts` does: an open page tells by it that it is out of date."""
+    """Return a short string that changes with `parts`, by which an open page detects that it is outdated."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_delayq.admin.wording import until
+from django_delayq.admin.render import until
 from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock
 
 pytest.importorskip("selenium.webdriver")
@@ -157,13 +157,13 @@ def test_a_pause_goes_on_by_itself_at_the_moment_that_was_entered(admin: Admin) 
     admin.browser.execute_script("arguments[0].value = '2099-05-06T07:08'", field)
     admin.type("reason", "until the provider is back")
     admin.press("Pause")
-    admin.wait_for("Goes on by itself 2099-05-06 07:08:00")
+    admin.wait_for("Resumes automatically at 2099-05-06 07:08:00")
     admin.open("/admin/django_delayq/policychange/")
     admin.wait_for("until the provider is back")
 
 
 def test_a_policy_is_paused_held_and_resumed(admin: Admin) -> None:
-    for button, shown, told in (("Pause", "Paused since", "paused"), ("Hold", "Held since", "held")):
+    for button, shown, told in (("Pause", "Paused since", "paused"), ("Hold", "On hold since", "held")):
         admin.open(f"{POLICIES}shop.review.review_by_default/{button.lower()}/")
         admin.type("reason", "an outage")
         admin.press(button)
@@ -183,11 +183,11 @@ def test_the_delay_of_a_policy_is_changed_after_a_look_at_what_it_means(admin: A
     admin.choose("unit", "days")
     admin.choose("mode", "recompute")
     admin.type("reason", "longer trials")
-    admin.press("Show what it means")
-    admin.wait_for("Pending: 1. They move.")
+    admin.press("Show the consequences")
+    admin.wait_for("Pending timeouts: 1. All of them are moved.")
     admin.press("Change the delay")
     assert "1 deadline was moved." in admin.message()
-    admin.wait_for("5 d (declared: differs from object to object)")
+    admin.wait_for("5 d (declared: depends on the object)")
 
 
 def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Admin, stock: Stock) -> None:
@@ -238,7 +238,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
         steps, stops = ("postpone",), ("resume",)
     pages = [
         LIST,
-        f"{LIST}?due_at__year=2026&state__exact=pending",
+        f"{LIST}?due_at__gte=2026-01-01T00:00:00Z&state__exact=pending",
         f"{LIST}?q=nothing",
         detail(timeout),
         detail(stock.dead[0][1]),
@@ -251,11 +251,11 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     for page in ("/admin/shop/order/", f"/admin/shop/order/{order}/change/"):
         found[page] = admin.inspect(page, *DJANGOS_OWN)
     admin.open(f"{POLICIES}{LABEL}/delay/")
-    admin.press("Show what it means")
+    admin.press("Show the consequences")
     found["what is wrong with the form"] = admin.faults()
     admin.type("amount", "5")
     admin.type("reason", "to see it")
-    admin.press("Show what it means")
+    admin.press("Show the consequences")
     found["what it means"] = admin.faults()
     assert {page: faults for page, faults in found.items() if faults} == {}
 

@@ -54,4 +54,4 @@ def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: py
 
 
 def test_the_steps_at_which_workers_die_are_those_of_a_firing() -> None:
-    assert set(faults.STEPS) == set(checkpoints.STEPS) - {"undone", "recorded"}
+    assert set(faults.STEPS) == set(checkpoints.CHECKPOINTS) - {"undone", "recorded"}

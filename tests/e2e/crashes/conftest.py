@@ -63,5 +63,5 @@ def due_now(policy: str, count: int = 1) -> list[Timeout]:
     for _ in range(count):
         order = Order.objects.create(status="new")
         rows.append(writing.new_row(subject_at(declared, order.pk, "", "default"), clock.now(), None))
-    writing.insert(rows, "default")
-    return rows
+    Timeout.objects.bulk_create(rows)
+    return list(Timeout.objects.filter(slot__in=[row.slot for row in rows]))

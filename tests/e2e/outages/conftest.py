@@ -46,7 +46,7 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
         engine = get_engine()
         assert engine is not None
-        engine.breaker._clock = seconds
+        engine.breaker._clock = engine.breaker._backoff._monotonic = seconds
         return engine
 
     yield use
@@ -55,7 +55,7 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
 
 def await_errands() -> None:
     """Returns when nobody is on his way to Redis any more, be it that his caller waits for him no longer."""
-    wait_until(lambda: "delayq-errand" not in {thread.name for thread in threading.enumerate()})
+    wait_until(lambda: "delayq-redis-call" not in {thread.name for thread in threading.enumerate()})
 
 
 class LookUps:

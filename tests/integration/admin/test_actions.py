@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import steering_pages
+from django_delayq.admin import actions
 from django_delayq.models import Timeout
 from tests.integration.admin.conftest import DETAIL, LIST, STEER, stored
 from tests.testapp.models import Order
@@ -147,17 +147,17 @@ def test_the_whole_list_is_chosen_as_it_is_filtered_and_no_more_than_the_most(
     everything = {"action": "cancel_timeouts", "_selected_action": [rows[1].pk], "select_across": "1"}
     answer = admin_client.post(f"{reverse(LIST)}?state__exact=pending", everything)
     assert answer.context["ids"] == ",".join(str(row.pk) for row in rows[1:])
-    monkeypatch.setattr("django_delayq.admin.actions.MOST", 2)
+    monkeypatch.setattr("django_delayq.admin.actions.MAX_ROWS", 2)
     answer = admin_client.post(f"{reverse(LIST)}?state__exact=pending", everything)
     assert answer.context["count"] == 2
-    assert "Only the first 2 of them at a time" in told(answer)[0]
+    assert "Only the first 2 are included" in told(answer)[0]
 
 
 def test_ids_in_an_address_are_bounded_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steering_pages, "MOST", 3)
-    assert steering_pages.ids_of("1,x,2,-3,4") == [1, 2]
-    assert steering_pages.ids_of("1,2,3,4") == [1, 2, 3]
-    assert steering_pages.ids_of("9" * 30) == []
+    monkeypatch.setattr(actions, "MAX_ROWS", 3)
+    assert actions.ids_in("1,x,2,-3,4") == [1, 2]
+    assert actions.ids_in("1,2,3,4") == [1, 2, 3]
+    assert actions.ids_in("9" * 30) == []
 
 
 @pytest.mark.parametrize("ids", ["", "x", "1;DROP TABLE", "99999999999999999999"])
@@ -172,12 +172,12 @@ def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> No
     dq.cancel_timeout(settled)
     gone = Timeout(pk=10**9)
     page = admin_client.get(address("cancel"), {"ids": f"{pending.pk},{settled.pk}"}).content.decode()
-    assert "1 of them will be left alone: it is settled already" in page
+    assert "1 of them will be left unchanged: it is already settled" in page
     answer = admin_client.post(address("cancel"), form([pending, settled, gone]))
     assert told(answer) == [
         "1 timeout was cancelled.",
-        f"1 timeout was left alone: it is settled already ({settled.pk})",
-        "1 timeout was left alone: there is no such timeout any more",
+        f"1 timeout was left unchanged: it is already settled ({settled.pk})",
+        "1 timeout was left unchanged: it no longer exists",
     ]
     assert LogEntry.objects.get().object_id == str(pending.pk)
 
@@ -219,7 +219,7 @@ def test_a_deadline_farther_than_can_be_is_told_and_not_a_crash(admin_client: Cl
     (row,) = make()
     Timeout.objects.update(due_at="9999-12-20T00:00:00+00:00", run_at="9999-12-20T00:00:00+00:00")
     answer = admin_client.post(address("postpone"), form([row], amount="90000", unit="days"))
-    assert told(answer) == [f"1 timeout was left alone: that is farther away than a deadline can be ({row.pk})"]
+    assert told(answer) == [f"1 timeout was left unchanged: the new deadline is too far in the future ({row.pk})"]
 
 
 def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> None:

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone, translation
 
 from django_delayq import operations
-from django_delayq.admin import describing, wording
+from django_delayq.admin import render
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import StoryEvent
 from tests.integration.admin.conftest import DETAIL, LIST, STEER
@@ -116,6 +116,6 @@ def test_seconds_are_written_as_the_language_writes_numbers(language: str, late:
     row = Timeout(state="fired", due_at=due_at, settled_at=due_at + timedelta(seconds=late))
     event = StoryEvent(due_at, "fired", 1, details={"late": late})
     with translation.override(language):
-        assert f"{shown} s" in wording.deadline(row)
+        assert f"{shown} s" in render.deadline(row)
         assert f"{shown} s" in str(event)
-        assert describing.seconds(1.25) == {"en": "1.2 s", "de": "1,2 s"}[language]
+        assert render.lag(1.25) == {"en": "1.2 s", "de": "1,2 s"}[language]

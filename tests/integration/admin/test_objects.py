@@ -231,7 +231,7 @@ def test_an_action_on_objects_without_timeouts_says_so(admin_client: Client) -> 
     order = Order.objects.create(status="new")
     sent = {"action": "cancel_timeouts", "_selected_action": [order.pk]}
     page = admin_client.post(ORDERS, sent, follow=True).content.decode()
-    assert "There is no timeout among these" in page
+    assert "None of the selected objects has a timeout" in page
 
 
 def test_an_object_links_to_its_page_where_the_visitor_may_see_it(clerk: Callable[..., Client]) -> None:

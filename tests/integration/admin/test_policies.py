@@ -17,8 +17,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy, operations
-from django_delayq.admin import describing, policy_pages
-from django_delayq.admin.chart import chart
+from django_delayq.admin import policy_pages, render
+from django_delayq.admin.policies import chart
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from tests.integration.admin.conftest import stored
@@ -81,7 +81,7 @@ def test_each_policy_is_told(admin_client: Client, order: Order) -> None:
     (shown,) = [policy for policy in admin_client.get(reverse(LIST)).context["policies"] if policy["label"] == LABEL]
     assert {count["name"]: str(count["count"]) for count in shown["counts"]}["pending"] == "1"
     assert shown["chart"].total == "1"
-    assert "Falls due in the coming 24 hours" in text and "<desc" in text and "<caption" in text
+    assert "Due in the next 24 hours" in text and "<desc" in text and "<caption" in text
 
 
 def test_the_numbers_lead_to_the_rows(admin_client: Client, order: Order) -> None:
@@ -168,9 +168,9 @@ def test_a_post_from_another_site_is_refused() -> None:
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
-        ("keep", "None of them moves"),
-        ("recompute", "1 of them would be due at once"),
-        ("shift", "1 of them would be due at once"),
+        ("keep", "None of them is moved"),
+        ("recompute", "1 of them would be due immediately"),
+        ("shift", "1 of them would be due immediately"),
     ],
 )
 def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order: Order, mode: str, words: str) -> None:
@@ -178,11 +178,11 @@ def test_the_delay_is_previewed_before_it_is_changed(admin_client: Client, order
     before = stored()
     preview = admin_client.post(address("delay"), fields)
     text = preview.content.decode()
-    assert "The delay in force: 30 min." in text and "Pending: 1." in text and words in text
+    assert "Delay in force: 30 min." in text and "Pending timeouts: 1." in text and words in text
     assert f"<dd>{mode}: " in text and ">a new &lt;provider&gt;</dd>" in text  # what is about to be confirmed
     assert 'name="confirmed"' in text and state().after is None
     assert stored() == before
-    back = admin_client.post(address("delay"), {**fields, "back": "Choose anew"}).content.decode()
+    back = admin_client.post(address("delay"), {**fields, "back": "Choose again"}).content.decode()
     assert 'name="amount" value="0"' in back and state().after is None
     admin_client.post(address("delay"), {**fields, "confirmed": "yes"})
     assert state().after == timedelta(0)
@@ -203,7 +203,7 @@ def test_a_hold_is_released_with_or_without_moving_the_deadlines(admin_client: C
     before = Timeout.objects.get().due_at
     for shift, moves in (({"shift": "on"}, True), ({}, False)):
         admin_client.post(address("hold"), {"reason": "outage", "confirmed": "yes"})
-        assert "Held since" in page(admin_client)
+        assert "On hold since" in page(admin_client)
         answer = admin_client.post(address("resume"), {"reason": "over", "confirmed": "yes", **shift})
         now = Timeout.objects.get().due_at
         assert (now > before) == moves
@@ -216,7 +216,7 @@ def test_a_pause_until_a_moment_ends_by_itself_and_says_when(admin_client: Clien
     admin_client.post(address("pause"), {"reason": "x", "until": f"{until:%Y-%m-%dT%H:%M}", "confirmed": "yes"})
     assert state().until == until.replace(second=0, microsecond=0)
     text = page(admin_client)
-    assert "Paused since" in text and "Goes on by itself" in text and "By admin:admin: x" in text
+    assert "Paused since" in text and "Resumes automatically" in text and "By admin:admin: x" in text
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,9 @@ def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> Non
     assert answer.status_code == 200 and "held" in answer.content.decode()
     assert state().stop == "held"
     operations.resume(LABEL, by="somebody")
-    assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} was not stopped."]
+    assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} is not stopped."]
     shifted = admin_client.post(address("delay", "testapp.order.remind"), FIELDS)
-    assert "has no delay of its own" in shifted.content.decode()
+    assert "declares no delay" in shifted.content.decode()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -287,12 +287,12 @@ def test_a_policy_or_operation_that_is_none_leads_nowhere(admin_client: Client) 
 def test_moving_for_too_long_is_left_to_a_worker(
     admin_client: Client, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_pages, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(policy_pages, "MAX_SECONDS", -1.0)
     answer = admin_client.post(address("delay"), FIELDS)
     assert "Deadlines are still being moved" in told(answer)[0]
     assert PolicyChange.objects.get().finished_at is None
     text = page(admin_client)
-    assert "Deadlines are being moved by an earlier change" in text and address("pause") not in text
+    assert "An earlier change is still moving deadlines" in text and address("pause") not in text
     assert LogEntry.objects.count() == 1
     assert operations.continue_moves("default") == 1
     assert PolicyChange.objects.get().finished_at is not None
@@ -305,7 +305,7 @@ def test_policies_that_are_gone_but_have_rows_are_shown(admin_client: Client, or
     if state == "dead":
         Timeout.objects.update(state="dead", cause="retries", settled_at=timezone.now(), slot_taken=None)
     text = page(admin_client)
-    assert "gone.order.old" in text and "Not declared any more" in text
+    assert "gone.order.old" in text and "No longer declared" in text
     assert address("pause", "gone.order.old") not in text
 
 
@@ -334,7 +334,7 @@ def test_changes_are_listed_for_who_may_see_them(staff: Staff) -> None:
     ],
 )
 def test_conditions_in_words(when: Q | None, words: str) -> None:
-    assert describing.condition(TimeoutPolicy(model=Order, handler=print, when=when)) == words
+    assert render.condition(TimeoutPolicy(model=Order, handler=print, when=when)) == words
 
 
 @pytest.mark.parametrize(
@@ -351,12 +351,12 @@ def test_conditions_in_words(when: Q | None, words: str) -> None:
     ],
 )
 def test_delays_in_words_say_all_of_it(delay: timedelta, words: str) -> None:
-    assert describing.length(delay) == words
+    assert render.delay(delay) == words
 
 
 def test_the_chart_shows_small_numbers_beside_large_ones_and_says_when_there_are_more() -> None:
     drawn = chart([(1, False), (10_000, True), (0, False), *[(5, False)] * 21], timezone.now())
     assert [bar.height for bar in drawn.bars[:4]] == [1, 64, 0, 1]
     assert (drawn.highest, drawn.total, drawn.is_empty) == ("10000+", "10106+", False)
-    assert sum(bar.is_named for bar in drawn.bars) == 4
+    assert sum(bar.is_labelled for bar in drawn.bars) == 4
     assert chart([(0, False)] * 24, timezone.now()).is_empty

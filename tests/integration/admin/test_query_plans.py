@@ -12,7 +12,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq.admin import dates, filters, reading, searching
+from django_delayq.admin import changelist, filters
+from django_delayq.ledger import search
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
@@ -58,17 +59,16 @@ def windows(**params: str) -> Callable[[], object]:
     """Each read of the first window for what an address asks, and of the second one."""
 
     def read() -> None:
-        ways = filters.leads(params, dates.chosen(params), Timeout.objects.using("default"))
-        for lead in ways:
-            first = reading.read(Timeout.objects.using("default"), lead, "")
+        for scan in filters.scans(params, Timeout.objects.using("default")):
+            first = changelist.read_window(scan)
             if first.further:
-                reading.read(Timeout.objects.using("default"), lead, first.further)
+                changelist.read_window(scan, first.further)
 
     return read
 
 
 TODAY = timezone.localdate()
-YEAR = {dates.YEAR: str(TODAY.year)}
+YEAR = {"due_at__gte": f"{TODAY.year}-01-01", "due_at__lt": f"{TODAY.year + 1}-01-01"}
 
 
 @pytest.mark.django_db
@@ -84,17 +84,18 @@ YEAR = {dates.YEAR: str(TODAY.year)}
         (windows(policy=RARE, state__exact="dead"), "delayq_policy"),
         (windows(policy=RARE), "delayq_policy"),
         (windows(**YEAR), "delayq_due"),
-        (lambda: dates.links(Timeout.objects.using("default"), {}, lambda *_: ""), "delayq_due"),
-        (lambda: dates.links(Timeout.objects.using("default"), YEAR, lambda *_: ""), "delayq_due"),
-        (lambda: filters.labels_in(Timeout.objects.using("default")), "delayq_policy"),
-        (lambda: searching.kinds_in(Timeout.objects.using("default")), "delayq_object"),
+        (lambda: search.labels_in(Timeout.objects.using("default")), "delayq_policy"),
+        (
+            lambda: search.distinct(Timeout.objects.using("default"), "content_type_id", "object_id", limit=9),
+            "delayq_object",
+        ),
         (lambda: list(Timeout.objects.of_key("key-50").order_by("-id").values_list("pk", flat=True)[:9]), "delayq_key"),
     ],
 )
 def test_a_read_of_the_list_goes_through_its_index(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], index: str
 ) -> None:
-    monkeypatch.setattr(reading, "WINDOW", 8)
+    monkeypatch.setattr(changelist, "WINDOW", 8)
     with CaptureQueriesContext(connection) as captured:
         call()
     looks = [query["sql"] for query in captured if "django_delayq_timeout" in query["sql"]]

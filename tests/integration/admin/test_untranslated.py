@@ -21,7 +21,7 @@ from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.scheduling.story import NAMES
+from django_delayq.scheduling.story import EVENT_LABELS
 from tests.integration.admin.conftest import DETAIL, LIST, STEER
 from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import Order
@@ -81,7 +81,7 @@ def row_in(state: str, cause: str = "", **columns: Any) -> Timeout:
 def history() -> list[dict[str, Any]]:
     """One event of each kind, by everybody who does something, and whatever reason the library gives."""
     now = timezone.now().isoformat()
-    told: list[dict[str, Any]] = [{"at": now, "what": what, "to": now} for what in NAMES]
+    told: list[dict[str, Any]] = [{"at": now, "what": what, "to": now} for what in EVENT_LABELS]
     told += [{"at": now, "what": "extended", "by": by} for by in ("hand", "save", "admin:ALICE")]
     told += [{"at": now, "what": "rescheduled", "reason": reason} for reason in (SINCE_CHANGED, RENAMED)]
     failed = {"at": now, "what": "failed", "error": "ValueError", "message": "#", "traceback": "#"}

@@ -102,7 +102,7 @@ def test_what_stays_is_said_with_its_reason(do: Do) -> None:
     (waits,) = some()
     seen = do("delayq_cancel", "--id", str(firing.pk), "--id", str(waits.pk), "--state", "firing", "--state", "pending")
     assert seen.out == "1 cancelled\n"
-    assert f"1 left as they are: it is firing just now ({firing.pk})" in seen.err
+    assert f"1 left as they are: it is firing now ({firing.pk})" in seen.err
 
 
 def test_rows_are_chosen_by_all_that_is_said_together(do: Do) -> None:
@@ -152,7 +152,7 @@ def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
         (["delayq_postpone", "--all", "--by", "2h", "--to", "3h"], "not allowed with"),
         (["delayq_postpone", "--all", "--by", "2 hours"], "is not a duration"),
         (["delayq_postpone", "--all", "--by", "9999999w99999999999w"], "is too long"),
-        (["delayq_postpone", "--all", "--to", "30m ago"], "has passed already"),
+        (["delayq_postpone", "--all", "--to", "30m ago"], "is in the past"),
         (["delayq_postpone", "--all", "--to", "2026-13-01"], "is not a time"),
         (["delayq_list", "--all", "--due-before", "tomorrow"], "is not a time"),
     ],

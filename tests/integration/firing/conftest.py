@@ -1,4 +1,4 @@
-"""What the tests of firing share: rows that are due, a worker's two calls, and a second session that holds locks."""
+"""Helpers for the tests of firing: due rows, the two calls of a worker, and a second session that holds locks."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def orders() -> list[Order]:
 
 
 def due(obj: Model, policy: str | TimeoutPolicy[Any] = "remind", **options: Any) -> Timeout:
-    """A timeout of `obj` that is due now."""
+    """Return a timeout of `obj` that is due now."""
     return schedule_timeout(obj, policy, seconds=0, **options)
 
 
 def fire(*rows: Timeout, deliveries: int = 1) -> Report:
-    """What a worker does with `rows`: plan, then run each piece of work; the reports as one."""
+    """Do what a worker does with `rows`: plan, then run each work. Return the reports as one."""
     works, report = plan({row.pk: deliveries for row in rows}, "default")
     done, again, fired = [*report.done], dict(report.again), [*report.fired]
     for work in works:
@@ -65,7 +65,7 @@ def fire(*rows: Timeout, deliveries: int = 1) -> Report:
 
 
 def state(row: Timeout) -> tuple[str, str]:
-    """What the ledger says of `row` now: state and cause."""
+    """Return the state and cause of `row` in the ledger."""
     row.refresh_from_db()
     return row.state, row.cause
 
@@ -78,13 +78,13 @@ def grouping(policy: TimeoutPolicy[Any]) -> GroupSize:
 
 
 def make_due(row: Timeout) -> None:
-    """Whatever `row` waits for has come."""
+    """Make `row` due now."""
     Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now())
 
 
 @contextmanager
 def another_session(act: Callable[[], object]) -> Iterator[None]:
-    """In another thread and connection, a transaction has done `act` and stays open until the block ends."""
+    """Call `act` in a transaction of another thread and connection, which stays open until the block ends."""
     acted, end, errors = threading.Event(), threading.Event(), []
 
     def session() -> None:
@@ -112,12 +112,12 @@ def another_session(act: Callable[[], object]) -> Iterator[None]:
 
 
 def locking(obj: Model) -> AbstractContextManager[None]:
-    """Another session holds the row of `obj`."""
+    """Lock the row of `obj` in another session."""
     return another_session(lambda: type(obj)._base_manager.select_for_update().get(pk=obj.pk))
 
 
 def in_another_thread(act: Callable[[], Any]) -> Any:
-    """What `act` returns in another thread, with a connection of its own."""
+    """Return what `act` returns in another thread, with a connection of its own."""
     results: list[Any] = []
 
     def go() -> None:

@@ -37,7 +37,7 @@ def test_an_async_handler_writes_in_the_transaction_of_its_firing(order: Order, 
     row = due(order, declare(Order, handler, name="asynchronous"))
     assert fire(row).fired == (row.pk,)
     assert seen[:2] == [(threading.get_ident(), id(connection.connection)), True]
-    assert seen[2:] in ([], [0]), "nobody else saw it before the commit"
+    assert seen[2:] in ([], [0]), "no other connection saw it before the commit"
     assert Effect.objects.count() == 1
     assert Order.objects.get().status == "cancelled"
 

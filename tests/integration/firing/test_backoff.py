@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.firing.state import _MAX_BACKOFFS, Backoff
+from django_delayq.firing.state import _MAX_BACKOFFS, TimeoutBackoff
 
 
 def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -> None:
-    backoff = Backoff()
+    backoff = TimeoutBackoff()
     waits = [backoff.next_wait("default", 7, "held", 5.0).total_seconds() for _ in range(200)]
     for number, base in enumerate((0.1, 0.2, 0.4, 0.8, 1.6, 3.2)):
         assert base / 2 <= waits[number] <= base * 1.5
@@ -17,7 +17,7 @@ def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -
 
 
 def test_each_timeout_of_each_database_waits_for_itself() -> None:
-    backoff = Backoff()
+    backoff = TimeoutBackoff()
     for _ in range(5):
         backoff.next_wait("default", 7, "held", 5.0)
     assert backoff.next_wait("default", 8, "held", 5.0).total_seconds() <= 0.15
@@ -31,7 +31,7 @@ def test_a_wait_that_lasts_is_logged_every_half_minute(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("django_delayq.firing.state.time.monotonic", lambda: now[0])
-    backoff = Backoff()
+    backoff = TimeoutBackoff()
     for _ in range(91):
         backoff.next_wait("default", 7, "others hold its object", 5.0)
         now[0] += 1
@@ -40,7 +40,7 @@ def test_a_wait_that_lasts_is_logged_every_half_minute(
 
 
 def test_what_it_remembers_is_bounded() -> None:
-    backoff = Backoff()
+    backoff = TimeoutBackoff()
     for timeout_id in range(_MAX_BACKOFFS + 50):
         backoff.next_wait("default", timeout_id, "held", 5.0)
     assert len(backoff._waiting) == _MAX_BACKOFFS

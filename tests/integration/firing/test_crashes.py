@@ -25,8 +25,8 @@ for work in works:
     run(work, "default")
 print("survived")
 """
-INSIDE = [step for step in checkpoints.STEPS if step not in {"charged", "settled", "undone", "recorded"}]
-OUTSIDE = [step for step in checkpoints.STEPS if step not in {"charged", "undone", "recorded"}]
+INSIDE = [step for step in checkpoints.CHECKPOINTS if step not in {"charged", "settled", "undone", "recorded"}]
+OUTSIDE = [step for step in checkpoints.CHECKPOINTS if step not in {"charged", "undone", "recorded"}]
 
 
 def killed_at(start_command: StartCommand, step: str, row: Timeout, deliveries: int = 1) -> None:
@@ -60,7 +60,7 @@ def test_a_suspect_whose_process_is_killed_when_it_is_charged_keeps_the_charge(
     row = due(order, "cancel_unpaid")
     killed_at(start_command, "charged", row, deliveries=2)
     assert (state(row), row.attempts) == (("pending", ""), 1)
-    assert fire(row, deliveries=3).fired == (), "whoever took it up may live for as long as his lease"
+    assert fire(row, deliveries=3).fired == (), "the worker that claimed it may run until its lease ends"
     row.history[-1]["at"] = "2020-01-01T00:00:00+00:00"  # and now it has ended
     row.save(update_fields=["history"])
     assert fire(row, deliveries=3).fired == (row.pk,)

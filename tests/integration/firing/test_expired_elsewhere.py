@@ -1,4 +1,4 @@
-"""Every worker looks for attempts that died; the one that is first tells of it, and the others have nothing to tell."""
+"""Every worker settles attempts that died; only the first one logs it."""
 
 from __future__ import annotations
 

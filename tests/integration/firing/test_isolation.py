@@ -1,6 +1,6 @@
-"""REPEATABLE READ and stricter: what others committed since a transaction began is seen, or the caller is told.
+"""REPEATABLE READ and stricter: rows committed since a transaction began are seen, or an error is raised.
 
-MySQL and MariaDB show it to whoever locks. PostgreSQL refuses to go on, and the caller repeats his transaction.
+MySQL and MariaDB show them to locking reads. PostgreSQL raises, and the caller repeats the transaction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @contextmanager
 def an_older_view() -> Iterator[None]:
-    """A transaction that has read before the rest happens. Where the server says so, it cannot go on."""
+    """Open a transaction that has read before the block. It ends where the server refuses to continue it."""
     with suppress(_Refused), transaction.atomic():
         assert Order.objects.count() >= 0
         assert Timeout.objects.count() >= 0
@@ -177,7 +177,7 @@ def test_a_firing_sees_a_payment_that_came_before_its_lock() -> None:
 
 
 def test_an_arming_of_its_own_that_waited_sees_what_was_closed_meanwhile(always: Any) -> None:
-    """Our own transactions are READ COMMITTED whatever is set: they look when they have locked."""
+    """The library's own transactions are READ COMMITTED whatever is set: they read after they have locked."""
     order = Order.objects.create(status="new")
     Order.objects.filter(pk=order.pk).update(created_at=timezone.now())
     with transaction.atomic():
@@ -217,7 +217,7 @@ def test_a_verb_of_its_own_that_waited_meets_no_serialization_failure(verb: str)
 
 
 def test_operators_who_meet_go_by_each_others_change(always: Any) -> None:
-    """The second shifts by the difference to what the first has put in force, not to what held when he came."""
+    """The second change shifts by the difference to the delay that the first one set, not to the one before."""
     hour = timedelta(hours=1)
     operations.change_delay(always, hour, by="a test")
     changes = []
@@ -242,7 +242,7 @@ def test_an_operator_goes_by_what_was_changed_since_his_transaction_began(always
 
 
 def test_rows_that_are_moved_are_seen_as_they_are(always: Any) -> None:
-    """Each page of a move waits for whoever holds its objects, and then goes by what he has done."""
+    """Each page of a move waits for the transaction that locks its objects, and then uses what that committed."""
     order = Order.objects.create(status="new", created_at=timezone.now())
     row = Timeout.objects.get()
     moves: list[Session] = []

@@ -1,4 +1,4 @@
-"""A firing waits for no lock: what others hold is put back for a short while, and no attempt is counted."""
+"""A firing waits for no lock: a locked timeout is released for a short while, and no attempt is counted."""
 
 from __future__ import annotations
 

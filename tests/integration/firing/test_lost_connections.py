@@ -1,4 +1,4 @@
-"""The database goes away in every phase of a firing: nothing is lost, nothing happens twice, nobody is charged."""
+"""The database goes away at every step of a firing: nothing is lost or done twice, and no attempt is counted."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ def test_a_callback_on_commit_that_raises_does_not_undo_what_is_committed(
 
 
 def test_a_condition_that_the_database_refuses_counts_as_failed_attempts(order: Order, declare: Declare) -> None:
-    """A column that a migration has yet to add must neither stop the worker nor go on for ever unseen."""
+    """A column that a migration has yet to add must neither stop the worker nor be retried indefinitely unnoticed."""
     row = due(order, declare(Order, name="ahead", retry=dq.Retry([60])))
     object.__setattr__(dq.get_policy(row.policy), "when", Q(no_such_field=1))
     fire(row)

@@ -254,7 +254,7 @@ def test_a_newer_round_takes_the_place_of_a_firing_that_then_fails(order: Order,
 def test_a_newer_round_that_comes_in_the_very_moment_of_the_failure_wins(
     order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look at the slot said that it is free, the unique constraint knows better."""
+    """The query found the slot free, but the unique constraint refuses it."""
 
     def handler(obj: Order, timeout: Timeout) -> None:
         dq.schedule_timeout(obj, "outside", hours=1)
@@ -280,7 +280,7 @@ def test_a_newer_round_that_fires_beside_an_older_one_succeeds(order: Order, dec
 
 
 def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:
-    """Paused for longer than its lease, it wakes when the sweep has put the row back."""
+    """A worker that was suspended longer than its lease resumes when the sweep has released the row."""
 
     def handler(obj: Order, timeout: Timeout) -> None:
         Effect.objects.create(what="sent", object_id=obj.pk)

@@ -1,4 +1,4 @@
-"""Poison: whoever kills its process ends in `dead`; whoever was only near it fires, and is not charged."""
+"""Poison: a timeout that kills its process ends `dead`; the others of its batch fire, with no attempt counted."""
 
 from __future__ import annotations
 

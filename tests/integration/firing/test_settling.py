@@ -1,4 +1,4 @@
-"""Each transition of a row is one compare-and-set that says whether it won, whatever the caller believed."""
+"""Each transition of a row is one compare-and-set that returns whether it won."""
 
 from __future__ import annotations
 

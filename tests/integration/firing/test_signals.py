@@ -1,4 +1,4 @@
-"""Signals tell what was committed, and nothing that was not."""
+"""Signals report committed transitions, and no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNALS = {
 
 @pytest.fixture
 def heard() -> Iterator[list[tuple[str, type[Model], str, bool]]]:
-    """What the signals of firing said: name, sender, state of the timeout, and whether a transaction was open."""
+    """Record the signals of firing: name, sender, state of the timeout, and whether a transaction was open."""
     said: list[tuple[str, type[Model], str, bool]] = []
     receivers = []
     for name, signal in SIGNALS.items():

@@ -107,7 +107,7 @@ class World:
         return [row for row in rows if to_python(row.object_id) == key]
 
     def row(self, obj: Model, policy: TimeoutPolicy[Any]) -> Timeout:
-        """The newest row of `policy` about `obj`."""
+        """Return the newest row of `policy` about `obj`."""
         return [row for row in self.rows(obj) if row.policy == policy.label][-1]
 
     def states(self, obj: Model, policy: TimeoutPolicy[Any]) -> list[str]:
@@ -115,7 +115,7 @@ class World:
 
 
 def make_world(case: Case, declare: Callable[..., TimeoutPolicy[Any]]) -> World:
-    """The policies, and three open objects with what saving armed for them."""
+    """Declare the policies, and save three open objects, which arms their timeouts."""
     handled: list[Any] = []
 
     def handler(obj: Any, timeout: Timeout) -> None:

@@ -186,7 +186,7 @@ each_condition = pytest.mark.parametrize("on", CASES, indirect=True)
 
 
 class Stage:
-    """A case and its negation, each the condition of policies of its own, and what the database says of them."""
+    """A case and its negation, each the condition of its own policies, and what the database returns for them."""
 
     def __init__(self, case: Case, declare: Declare) -> None:
         self.case, self.model, self.declare = case, case.model, declare
@@ -228,7 +228,7 @@ def on(request: pytest.FixtureRequest, declare: Declare) -> Stage:
 
 
 def assign(obj: Any, change: Change) -> list[str]:
-    """What a view does before it saves; returns the names of the fields."""
+    """Change the object as a view does before saving; return the names of the fields."""
     if callable(change):
         change(obj)
         return []
@@ -381,7 +381,7 @@ def test_only_the_row_itself_is_locked(model: type[Model], declare: Declare) -> 
 
 @contextmanager
 def short_lock_waits() -> Iterator[None]:
-    """A statement of this session that waits for a lock fails."""
+    """Make statements of this session fail if they must wait for a lock."""
     name, short, usual = {
         "postgresql": ("lock_timeout", "'1s'", "0"),
         "mysql": ("innodb_lock_wait_timeout", "1", "50"),

@@ -1,4 +1,4 @@
-"""What is refused or warned of before the first object is due, and what must go on working."""
+"""Declarations that are refused or reported before the first deadline, and declarations that must keep working."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOUR = timedelta(hours=1)
 
 
 def warnings(*ids: str) -> list[str]:
-    """The ids of the checks' messages among `ids`."""
+    """Return those `ids` that the checks report."""
     found = [str(message.id).removeprefix("django_delayq.") for message in run_checks(tags=["django_delayq"])]
     return [name for name in found if name in ids]
 

@@ -18,7 +18,7 @@ from django_delayq import TimeoutPolicy, TimeoutRelation
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import refusal
-from django_delayq.ledger.object_ids import object_id
+from django_delayq.ledger.subjects import object_id
 from tests.testapp.keys import DateTimeKey, DecimalKey, Holder, OwnChild, Parent
 
 Declare = Callable[..., TimeoutPolicy[Any]]

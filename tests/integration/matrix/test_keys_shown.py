@@ -55,7 +55,7 @@ def browser(db: None) -> Client:
 
 
 def listed(client: Client, **query: Any) -> list[int]:
-    """The ids of the timeouts that the list shows."""
+    """Return the ids of the timeouts in the list."""
     return sorted(row.pk for row in client.get(f"{LIST}?{urlencode(query)}").context["cl"].result_list)
 
 

@@ -1,4 +1,4 @@
-"""What happens is counted where it happens, and the ledger's state is told to whoever asks."""
+"""Events are counted in the process in which they happen; the gauges show the state of the ledger."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_ledger_that_cannot_be_read_leaves_the_page_alive(
 
 @pytest.fixture
 def app() -> Iterator[None]:
-    """The app is installed, and gone without a trace afterwards."""
+    """Install the app, and remove it completely afterwards."""
     for signal in metrics.COUNTERS:
         signal.disconnect(dispatch_uid="delayq_prometheus")
     with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, APP]):
@@ -182,7 +182,7 @@ def a_free_port() -> int:
 
 
 def page(port: int) -> str:
-    """The page of metrics; "" if nobody serves it."""
+    """Return the page of metrics, or "" if no process serves it."""
     try:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             return str(answer.read().decode())

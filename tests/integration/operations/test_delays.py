@@ -168,8 +168,8 @@ def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.Monkey
         (UNPAID, MINUTE, "kep", "mode is"),
         (UNPAID, -MINUTE, "keep", "negative"),
         (UNPAID, 5, "keep", "timedelta"),
-        ("testapp.order.remind", MINUTE, "keep", "no delay of its own"),
-        ("testapp.order.computed", MINUTE, "shift", "differs from object to object"),
+        ("testapp.order.remind", MINUTE, "keep", "declares no delay"),
+        ("testapp.order.computed", MINUTE, "shift", "depends on the object"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(
@@ -184,7 +184,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
 
 
 def test_a_shift_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.writing.CHUNK", 2)
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
     orders = [unpaid() for _ in range(5)]
     real, calls = replan._move_rows, []
 

@@ -227,7 +227,7 @@ def test_a_dry_run_counts_the_same_and_writes_nothing(do: Callable[..., Result])
 
 
 def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.writing.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 4)
     for _ in range(10):
         pending(Order.objects.create())
     pages: list[Result] = []
@@ -238,7 +238,7 @@ def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.
 
 
 def test_a_page_that_fails_leaves_the_pages_before_it_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.ledger.writing.CHUNK", 4)
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 4)
     for _ in range(8):
         pending(Order.objects.create())
 

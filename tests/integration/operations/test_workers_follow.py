@@ -143,7 +143,7 @@ def test_without_redis_what_is_paused_is_not_even_claimed() -> None:
 def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
     rows = due_orders("remind", 2)
     claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
-    claiming.give_back({rows[0].pk: timezone.now() + timedelta(minutes=1)}, claimed.until, "default")
+    claiming.release({rows[0].pk: timezone.now() + timedelta(minutes=1)}, claimed.until, "default")
     pause(REMIND, by=BY)
     resume(REMIND, by=BY)
     again = claiming.claim("default", None, 10, timedelta(minutes=1))
@@ -160,7 +160,7 @@ def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
     pause(REMIND, by=BY)
     resume(REMIND, by=BY)
     later = timezone.now() + timedelta(minutes=1)
-    claiming.give_back({row.pk: later for row in rows}, claimed.until, "default")
+    claiming.release({row.pk: later for row in rows}, claimed.until, "default")
     assert not claiming.is_any_claimable("default", None)
     background.sweep()
     assert claiming.is_any_claimable("default", None)

@@ -18,7 +18,6 @@ from tests.testapp.models import Order
 @pytest.fixture(autouse=True)
 def api(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.integration.rest.urls"
-    settings.REST_FRAMEWORK = {"DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema"}
     clear_url_caches()
 
 

@@ -18,7 +18,6 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.contrib.rest_framework import DeadlineField
 from django_delayq.models import Timeout
-from django_delayq.scheduling import countdown
 from tests.testapp.models import Customer, ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db
@@ -138,7 +137,7 @@ def test_objects_behind_a_relation_take_one_query_for_all(orders: list[Order]) -
 def test_a_page_longer_than_one_statement_holds_is_looked_up_in_few(
     orders: list[Order], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(countdown, "MOST_SLOTS", 2)
+    monkeypatch.setattr("django_delayq.scheduling.queries.MAX_SLOTS", 2)
     shown, asked = queries(lambda: OrderSerializer(orders, many=True).data)
     assert due(shown) == expected(orders)
     assert asked == 3

@@ -71,7 +71,7 @@ LISTS = [
 def test_a_list_reads_its_index_in_order(
     monkeypatch: pytest.MonkeyPatch, rows: int, query: dict[str, str], index: str, far: bool
 ) -> None:
-    monkeypatch.setattr(selecting, "FEW", 1)  # what has few rows is read by other ways
+    monkeypatch.setattr(selecting, "MAX_SORTED", 1)  # what has few rows is read by other ways
     found, narrow = Selection.of(query).rows("default")
     assert not narrow
     if far:

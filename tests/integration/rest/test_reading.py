@@ -202,7 +202,7 @@ def test_of_a_policy_with_few_rows_all_are_on_the_first_page(
     monkeypatch.setattr(search, "MAX_EXAMINED", 2)
     rare = [schedule("linger").pk, *(schedule().pk for _ in range(6)), schedule("linger").pk]
     assert all_pages(viewer, f"{LIST}?policy=testapp.order.linger") == [[rare[-1], rare[0]]]
-    monkeypatch.setattr(selecting, "FEW", 1)
+    monkeypatch.setattr(selecting, "MAX_SORTED", 1)
     assert len(all_pages(viewer, f"{LIST}?policy=testapp.order.linger")) > 1
     assert all_rows(viewer, f"{LIST}?policy=testapp.order.linger") == [rare[-1], rare[0]]
 
@@ -213,7 +213,7 @@ def test_of_a_state_with_few_rows_all_are_on_the_first_page(
     monkeypatch.setattr(search, "MAX_EXAMINED", 2)
     rows = [settle(schedule(), "dead" if number in (0, 7) else "fired").pk for number in range(8)]
     assert all_pages(viewer, f"{LIST}?state=dead") == [[rows[7], rows[0]]]
-    monkeypatch.setattr(selecting, "FEW", 1)
+    monkeypatch.setattr(selecting, "MAX_SORTED", 1)
     assert len(all_pages(viewer, f"{LIST}?state=dead")) > 1
     assert all_rows(viewer, f"{LIST}?state=dead") == [rows[7], rows[0]]
 

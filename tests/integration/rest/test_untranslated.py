@@ -9,7 +9,7 @@ import pytest
 from rest_framework import serializers
 from rest_framework.test import APIClient
 
-from django_delayq.contrib.rest_framework import acting, reporting, selecting
+from django_delayq.contrib.rest_framework import selecting
 from django_delayq.contrib.rest_framework import serializers as shown
 from django_delayq.models import Timeout
 from tests.pseudo import english_in, speak_it
@@ -137,7 +137,7 @@ def test_what_is_in_force_already_and_the_story_are_told_in_translated_words(
 
 def every_field() -> Iterator[serializers.Field[Any, Any, Any, Any]]:
     """The fields of all serializers of this package."""
-    for module in (acting, reporting, selecting, shown):
+    for module in (selecting, shown):
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, serializers.Serializer):
                 yield from found().fields.values()

@@ -56,7 +56,7 @@ def refuse(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
 
 @pytest.fixture
 def order(replicate: Callable[[], None]) -> Order:
-    """An unpaid order with a pending timeout, both replicated, as the application reads them."""
+    """Return an unpaid order with a pending timeout, both replicated, as the application reads them."""
     written = Order.objects.create(created_at=timezone.now(), note="first")
     replicate()
     read = Order.objects.get(pk=written.pk)

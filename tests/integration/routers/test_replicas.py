@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq import operations, signals
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.scheduling.countdown import countdown_of, pending_countdowns
+from django_delayq.scheduling.queries import countdown_of, pending_countdowns
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def row(order: Order) -> Timeout:
-    """The timeout as the application reads it. The writer has moved its deadline since."""
+    """Return the timeout as the application reads it. The writer has moved its deadline since."""
     dq.reschedule_timeout(order, "cancel_unpaid", hours=5)
     return Timeout.objects.get()
 
@@ -38,7 +38,7 @@ def written() -> Timeout:
 
 @contextmanager
 def received(*names: str) -> Iterator[list[tuple[Any, ...]]]:
-    """What receivers see of the rows that signals carry."""
+    """Collect what receivers see of the rows in signals."""
     got: list[tuple[Any, ...]] = []
 
     def receive(signal: Any, timeout: Any, **_: Any) -> None:
@@ -187,7 +187,7 @@ def test_sync_decides_by_the_writer(order: Order) -> None:
     Order.objects.using("default").update(status="unpaid")
     assert dq.sync_timeouts(Timeout.objects.get()) == 1
     Order.objects.using("default").update(status="paid")
-    assert dq.sync_timeouts(Order.objects.filter(status="paid")) == 1  # of which the replica knows nothing
+    assert dq.sync_timeouts(Order.objects.filter(status="paid")) == 1  # which the replica does not have
 
 
 def test_a_firing_decides_by_the_writer_and_its_handler_reads_the_writer_s_row(

@@ -20,7 +20,7 @@ def test_a_policy_names_itself() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 5, Order])
 def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
-    with pytest.raises(dq.UnknownPolicy, match="named by a text or by itself"):
+    with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
         dq.get_policy(wrong)
 
 

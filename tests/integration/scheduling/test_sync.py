@@ -67,7 +67,7 @@ def test_what_an_update_unmet_moved_or_deleted_is_found_and_nothing_else(
 
 
 def raw_delete(table: type[Any], pk: Any) -> None:
-    """As another program deletes it, of which no signal tells."""
+    """Delete the row as another program does, without signals."""
     rows = table._base_manager.filter(pk=pk)
     rows._raw_delete("default")
 

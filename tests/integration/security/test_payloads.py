@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from django_delayq import InvalidPayload, schedule_timeout
 from django_delayq.models import Timeout
-from django_delayq.scheduling.payloads import MAX_BYTES
+from django_delayq.scheduling.single import MAX_PAYLOAD_BYTES
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +42,7 @@ REFUSED = {
     "a decimal": decimal.Decimal("1.1"), "a uuid": uuid.uuid4(), "an enum": Colour.RED, "complex": 1j,
     "NaN": float("nan"), "infinity": float("inf"), "minus infinity": [{"a": -float("inf")}],
     "a key that is a number": {1: "a"}, "a key that is None": {None: 1}, "NUL": "a\0b", "NUL in a key": {"\0": 1},
-    "half a character": "\ud800", "too long": "x" * MAX_BYTES, "too many digits": 10**5000, "a loop": _loop(),
+    "half a character": "\ud800", "too long": "x" * MAX_PAYLOAD_BYTES, "too many digits": 10**5000, "a loop": _loop(),
     "too deep": _deep(),
 }  # fmt: skip
 

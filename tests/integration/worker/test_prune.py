@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from django_delayq import clock
-from django_delayq.ledger import forgetting
+from django_delayq.ledger import settling
 from django_delayq.models import Timeout
 from django_delayq.recovery.prune import prune
 from tests.e2e.races.sessions import impatient
@@ -46,7 +46,7 @@ def test_only_rows_go_whose_settling_and_deadline_are_both_old(capsys: pytest.Ca
 
 
 def test_many_rows_go_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgetting, "PAGE", 4)
+    monkeypatch.setattr(settling, "PRUNED_PAGE", 4)
     rows = due_orders("remind", 23, hours=1)
     for number, row in enumerate(rows):
         keep = number % 5 == 0

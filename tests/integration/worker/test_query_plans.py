@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock
 from django_delayq.clock import database_now
-from django_delayq.ledger import claiming, forgetting, settling
+from django_delayq.ledger import claiming, settling
 from django_delayq.models import Timeout
 from django_delayq.recovery.sweep import PAGE, Row, page_of
 from django_delayq.worker.background import forgotten_queues
@@ -173,5 +173,5 @@ def test_the_look_for_forgotten_queues() -> None:
 
 def test_a_page_of_the_pruning() -> None:
     before = clock.now() - timedelta(days=30)
-    plan = plans_of(lambda: forgetting.delete_page("default", before, None))
+    plan = plans_of(lambda: settling.delete_settled("default", before, None))
     check(plan, "delayq_settled")

@@ -113,7 +113,7 @@ def test_after_a_minute_without_a_new_one_it_is_as_quick_as_others(
 ) -> None:
     pause_of(stranger)
     assert unknown.are_about
-    monkeypatch.setattr(module, "ABOUT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "EXPECTED_SECONDS", 0.0)
     pause_of(stranger)
     assert not unknown.are_about
 

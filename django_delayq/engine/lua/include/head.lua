@@ -1,4 +1,4 @@
--- The earliest waiting entry's score, and the ms at which anything next becomes due or lapses; nil for none.
+-- The score of the earliest pending entry, and the ms when the next entry becomes due or its lease expires; or nil.
 local function first_score(entries, low, high)
   local found = redis.call('ZRANGEBYSCORE', entries, low, high, 'WITHSCORES', 'LIMIT', 0, 1)
   return found[2] and tonumber(found[2])

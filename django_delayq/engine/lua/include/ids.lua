@@ -1,4 +1,4 @@
--- Only what this library writes is an id: a decimal integer in [1, 2^63), without sign, space or leading zero.
+-- An id is what this library writes: a decimal integer in [1, 2^63), without sign, space or leading zero.
 local function is_id(member)
   if #member > 19 or not string.find(member, '^[1-9]%d*$') then
     return false

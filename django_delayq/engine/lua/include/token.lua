@@ -1,5 +1,5 @@
--- A lease's token is its score without deliveries, so everything leased by one reserve lies in [token, token + 15]
--- and nothing else does: seq tells apart the leases that end in one millisecond, and a range still in use is skipped.
+-- A lease's token is its score without deliveries, so all entries leased by one reserve are in [token, token + 15],
+-- and no others: seq distinguishes the leases that end in one millisecond, and a range still in use is skipped.
 local function new_token(entries, counter, expiry_ms)
   local last = redis.call('GET', counter)
   last = last and string.find(last, '^%d%d?$') and tonumber(last) or 0

@@ -1,4 +1,4 @@
-"""`manage.py play_demo`: some dozens of orders, weeks in seconds, while you watch. A worker must be running."""
+"""`manage.py play_demo`: a few dozen orders, weeks in seconds. A worker must be running."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Command(BaseCommand):
-    """Places orders, pays some, forgets others, and shows what the workers make of it."""
+    """Place orders, pay some of them, and show what the workers do."""
 
-    help = "Live through some dozens of orders in compressed time. Ends with 0 only if all is settled and consistent."
+    help = "Play a few dozen orders in compressed time. Exit with 0 only if all timeouts are settled and consistent."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--orders", type=int, default=40, metavar="N", help="how many (40)")
         parser.add_argument("--orders-csv", type=Path, metavar="CSV", help="real orders instead of made-up ones")
         parser.add_argument("--reviews-csv", type=Path, metavar="CSV", help="and their reviews")
         parser.add_argument("--pace", type=float, default=5.0, metavar="N", help="at most N new orders a second (5)")
-        parser.add_argument("--patience", type=float, default=30.0, metavar="S", help="give up on what is later (30 s)")
+        parser.add_argument("--patience", type=float, default=30.0, metavar="S", help="fail if one is later (30 s)")
         parser.add_argument("--json-summary", action="store_true", help="a JSON object as the last line")
         add_tempo(parser, seconds=0.7)
 

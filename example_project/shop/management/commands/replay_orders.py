@@ -1,4 +1,4 @@
-"""`manage.py replay_orders`: real orders, lived through again."""
+"""`manage.py replay_orders`: replay recorded orders."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class Command(BaseCommand):
-    """Plays every order of the files, on a virtual clock or through real workers, and counts what fired."""
+    """Play every order of the files, on a virtual clock or with real workers, and count the timeouts."""
 
-    help = "Live through recorded orders (the public Olist format) again, and count what the timeouts did."
+    help = "Replay recorded orders (the public Olist format), and count the timeouts by state."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--orders", type=Path, required=True, metavar="CSV")
         parser.add_argument("--reviews", type=Path, metavar="CSV")
         parser.add_argument("--limit", type=int, metavar="N", help="only the first N orders of the file")
-        parser.add_argument("--virtual", action="store_true", help="on a virtual clock, as fast as it goes")
-        parser.add_argument("--until-settled", action="store_true", help="virtual: run on until nothing is pending")
+        parser.add_argument("--virtual", action="store_true", help="on a virtual clock, as fast as possible")
+        parser.add_argument("--until-settled", action="store_true", help="virtual: continue until none is pending")
         parser.add_argument("--check", action="store_true", help="compare orders and ledger; exit 1 on a mismatch")
-        parser.add_argument("--json", action="store_true", help="the ledger's counts as the last line")
+        parser.add_argument("--json", action="store_true", help="the counts of timeouts as the last line, in JSON")
         live = parser.add_argument_group("in compressed real time (without --virtual)")
         live.add_argument("--pace", type=float, default=40.0, metavar="N", help="at most N new orders a second (40)")
         live.add_argument("--workers", type=int, default=2, metavar="N", help="worker processes to start (2)")
-        live.add_argument("--no-workers", action="store_const", dest="workers", const=0, help="you run them yourself")
-        live.add_argument("--patience", type=float, default=30.0, metavar="S", help="give up on what is later (30 s)")
+        live.add_argument("--no-workers", action="store_const", dest="workers", const=0, help="you run them")
+        live.add_argument("--patience", type=float, default=30.0, metavar="S", help="fail if one is later (30 s)")
         add_tempo(live, seconds=1.0)
 
     def handle(self, **options: Any) -> None:
@@ -60,7 +60,7 @@ class Command(BaseCommand):
 
     def _play_virtual(self, records: list[OrderRecord], options: dict[str, Any]) -> VirtualPlay:
         if options["verbosity"] < 2:
-            logging.getLogger("shop.sms").setLevel(logging.WARNING)  # thousands of messages, none of them real
+            logging.getLogger("shop.sms").setLevel(logging.WARNING)  # thousands of messages that are not really sent
         play = VirtualPlay(records, REPLAY_DELAYS)
         with progress("steps", len(play)) as advance:
             play.run(advance, until_settled=options["until_settled"])

@@ -1,0 +1,145 @@
+"""Change many rows, page by page: lock their objects, then the rows, change them, and continue with the next page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from django.db import connections
+from django.db.models import Model, QuerySet
+
+from django_delayq.key_types import pk_of
+from django_delayq.ledger.locking import database_of, lock_in_slot_order, lock_objects, transaction_of
+from django_delayq.ledger.subjects import model_and_pk_of, model_of_kind, objects_of
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from django_delayq.models import TimeoutQuerySet
+
+    Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
+
+CHUNK = 500
+R = TypeVar("R")
+_EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Rows and their objects, both locked until the transaction ends; not locked in a dry run."""
+
+    using: str
+    ids: Sequence[int]
+    """The rows that were asked for."""
+    rows: list[Timeout]
+    """Those of them that exist, or that are pending if only those were asked for, in the order of their slots."""
+    objects: dict[int, dict[Any, Model]]
+    """The existing objects of `rows` by content type and key."""
+
+    def object_of(self, row: Timeout) -> Any:
+        """Return the object of `row`; None: it does not exist."""
+        return self.objects.get(row.content_type_id, {}).get(model_and_pk_of(row, self.using)[1])
+
+
+def each_page(
+    rows: Rows,
+    change: Callable[[Page], R],
+    *,
+    pending_only: bool = True,
+    by_id: bool = False,
+    dry_run: bool = False,
+) -> Iterator[R]:
+    """Call `change` for each page of `rows` in a transaction of its own, or in the caller's; yield its results.
+
+    Inside a caller's transaction the locks of all pages add up, so the pages come in lock order. Outside, each
+    transaction ends before its result is yielded, so that the caller may stop between two pages.
+
+    Args:
+        rows: a `Timeout`, a queryset or an iterable of them. They are read again on the writer.
+        change: gets a `Page`, and writes.
+        pending_only: leave out rows that are not pending any more.
+        by_id: outside a transaction, read the ids of a queryset page by page. A list of a million ids is not needed.
+        dry_run: lock nothing and open no transaction.
+    """
+    using, pages = _pages(rows, by_id=by_id)
+    for ids in pages:
+        with nullcontext() if dry_run else transaction_of(using):
+            result = change(read_page(ids, using, pending_only=pending_only, lock=not dry_run))
+        yield result
+
+
+def read_page(ids: Sequence[int], using: str, *, pending_only: bool = True, lock: bool = True) -> Page:
+    """Return the rows `ids` and their objects, locked in the order in which all callers lock: objects, then rows.
+
+    The objects are fresh. Call it inside `transaction_of(using)`.
+    """
+    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(pk__in=ids)
+    if pending_only:
+        rows = rows.filter(slot_taken=1)
+    objects = {
+        kind: lock_objects(model, pks, using) if lock else model._base_manager.using(using).in_bulk(pks)
+        for kind, model, pks in objects_of(rows.only("policy", "content_type_id", "object_id"), using)
+    }
+    found = lock_in_slot_order(rows, using) if lock else list(rows.order_by("slot", "id"))
+    return Page(using, ids, found, objects)
+
+
+def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[Any]]:
+    """Yield `rows` in pieces of `size`, by default in pieces that every database takes in one statement."""
+    size = size or CHUNK
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
+    """Return the writer and pages of ids, in the order of the objects' kinds and keys, in which all callers lock them.
+
+    Not in the order of the strings, where 10 comes before 9. A queryset is evaluated again, by the writer.
+    """
+    names = ("content_type_id", "object_id", "pk")
+    if isinstance(rows, QuerySet):
+        if rows.model is not Timeout:
+            raise TypeError(_EXPECTED.format(rows.model.__name__ + " queryset"))
+        using = database_of(Timeout, rows)
+        found: Any = rows.using(using)
+        if not rows.query.is_sliced:
+            if by_id and not connections[using].in_atomic_block:
+                return using, _pages_by_id(found.order_by("pk"))
+            found = found.order_by()
+        found = found.values_list(*names)
+    else:
+        listed = _listed(rows)
+        writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
+        if len(writers) > 1:
+            raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
+        using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
+    places = sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)
+    return using, chunks([place[-1] for place in places])
+
+
+def _pages_by_id(rows: QuerySet[Timeout]) -> Iterator[Sequence[int]]:
+    last = 0
+    while page := list(rows.filter(pk__gt=last).values_list("pk", flat=True)[:CHUNK]):
+        yield page
+        last = page[-1]
+
+
+def _listed(rows: Any) -> list[Timeout]:
+    if isinstance(rows, Timeout):
+        return [rows]
+    if isinstance(rows, type | str | Model) or not isinstance(rows, Iterable):
+        raise TypeError(_EXPECTED.format(rows.__name__ if isinstance(rows, type) else type(rows).__name__))
+    listed = list(rows)
+    for row in listed:
+        if not isinstance(row, Timeout):
+            raise TypeError(_EXPECTED.format(type(row).__name__))
+    return listed
+
+
+def _place(content_type_id: int, object_id: str, row_id: int, using: str) -> tuple[int, bool, Any, int]:
+    model = model_of_kind(content_type_id, using)
+    try:
+        return content_type_id, False, object_id if model is None else pk_of(model, object_id), row_id
+    except ValueError:  # not a key of this model: no object will be locked for it
+        return content_type_id, True, object_id, row_id

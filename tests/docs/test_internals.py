@@ -1,0 +1,95 @@
+"""The page about internals follows six paths, and each file and function that it names exists."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Page, code, read
+
+PAGE = ROOT / "docs" / "internals.md"
+PACKAGE = ROOT / "django_delayq"
+PATHS = [
+    "schedule_timeout",
+    "Saving an object",
+    "One firing",
+    "cancel_timeout",
+    "An action in the admin",
+    "Pausing a policy",
+]
+MAX_STEPS = 15
+
+
+def steps(page: Page) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return the file and the functions of each step, by the heading of its path."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    heading, inside = "", False
+    for _, line in page.prose:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            heading, inside = line.removeprefix("## "), False
+        elif cells == ["file", "function", "what happens"]:
+            inside = True
+            found[heading] = []
+        elif inside and line.startswith("|") and not set(line) <= set("|- "):
+            found[heading].append((code(cells[0])[0], code(cells[1])))
+    return found
+
+
+def missing(page: Page) -> list[str]:
+    """Return the files and functions of the steps that do not exist."""
+    return [
+        f"{file}: {name}"
+        for path in steps(page).values()
+        for file, names in path
+        for name in names or [""]
+        if not _exists(file, name)
+    ]
+
+
+def _exists(file: str, name: str) -> bool:
+    if not (PACKAGE / file).is_file():
+        return False
+    if not name or not file.endswith(".py"):
+        return not name
+    module = "django_delayq." + file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    try:
+        reduce(getattr, name.split("."), importlib.import_module(module))
+    except AttributeError:
+        return False
+    return True
+
+
+def test_the_page_follows_six_paths_in_few_steps() -> None:
+    found = steps(read(PAGE))
+    assert list(found) == PATHS
+    assert [name for name, path in found.items() if not 3 < len(path) <= MAX_STEPS] == []
+
+
+def test_every_file_and_function_of_the_steps_exists() -> None:
+    assert missing(read(PAGE)) == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "| `scheduling/none.py` | `schedule_timeout` | |",
+        "| `scheduling/single.py` | `schedule_none` | |",
+        "| `engine/lua/none.lua` | | |",
+    ],
+)
+def test_a_step_that_does_not_exist_is_detected(tmp_path: Path, step: str) -> None:
+    path = tmp_path / "internals.md"
+    path.write_text(f"## Path\n\n| file | function | what happens |\n| --- | --- | --- |\n{step}\n")
+    assert len(missing(read(path))) == 1
+
+
+def test_the_diagram_names_rooms_that_exist() -> None:
+    (diagram,) = [block.code for block in read(PAGE).blocks if block.language == "mermaid"]
+    names = set(re.findall(r"\b([a-z_]+)\[", diagram))
+    assert len(names) > 5
+    assert {name for name in names if not (PACKAGE / name).exists() and not (PACKAGE / f"{name}.py").exists()} == set()

@@ -1,0 +1,78 @@
+"""Claims: one worker at a time has a row, and only its own claims are extended and released."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import operations, schedule_timeout
+from django_delayq.ledger import claiming
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LEASE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def row() -> Timeout:
+    return schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
+
+
+def claim() -> claiming.Claimed:
+    return claiming.claim("default", None, 10, LEASE)
+
+
+def lapse() -> None:
+    """Let all claims expire, as after a minute in which their worker was suspended."""
+    Timeout.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
+
+
+def test_a_claimed_row_is_not_claimed_again_before_its_claim_expires(row: Timeout) -> None:
+    assert claim().claims == {row.pk: 1}
+    assert claim().claims == {}
+    lapse()
+    assert claim().claims == {row.pk: 2}, "a claim that was never released makes the row a suspect"
+
+
+def test_an_extension_leaves_the_claim_of_another_worker(row: Timeout) -> None:
+    former = claim()
+    lapse()
+    present = claim()
+    assert present.until != former.until
+    _, kept = claiming.extend([row.pk], former.until, 20 * LEASE, "default")
+    row.refresh_from_db()
+    assert (kept, row.claimed_until) == ([], present.until)
+    longer, kept = claiming.extend([row.pk], present.until, 20 * LEASE, "default")
+    row.refresh_from_db()
+    assert (kept, row.claimed_until) == ([row.pk], longer)
+
+
+def test_a_release_leaves_the_claim_of_another_worker(row: Timeout) -> None:
+    former = claim()
+    lapse()
+    present = claim()
+    claiming.release({row.pk: timezone.now()}, former.until, "default")
+    row.refresh_from_db()
+    assert (row.claims, row.claimed_until) == (2, present.until)
+
+
+@pytest.mark.parametrize("seconds", [-60, 60], ids=["later", "at_once"])
+def test_a_released_claim_does_not_count_as_a_delivery(row: Timeout, seconds: int) -> None:
+    """Whether the row is free at once or, because it waits for something, only later."""
+    claimed = claim()
+    free_from = row.run_at - timedelta(seconds=seconds)
+    assert claiming.release({row.pk: free_from}, claimed.until, "default") == []
+    row.refresh_from_db()
+    assert row.claims == 0
+    assert row.claimed_until in {None, free_from}
+
+
+def test_rows_of_stopped_policies_are_not_claimed(row: Timeout) -> None:
+    operations.pause("testapp.order.remind", by="script:test")
+    assert claim().claims == {}
+    operations.resume("testapp.order.remind", by="script:test")
+    assert claim().claims == {row.pk: 1}

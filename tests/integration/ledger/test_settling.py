@@ -1,0 +1,115 @@
+"""Each statement that settles a row compares before it sets: what changed since it was read stays as it is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import schedule_timeout
+from django_delayq.ledger import settling, writing
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+
+State, Cause = Timeout.State, Timeout.Cause
+MINUTE = timedelta(minutes=1)
+
+
+def due(**changed: Any) -> Timeout:
+    """Return a row that is due, as it was before `changed` was written by another transaction."""
+    row = schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
+    Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now() - MINUTE)
+    row.refresh_from_db()
+    Timeout.objects.filter(pk=row.pk).update(**changed)
+    return row
+
+
+def stored(row: Timeout) -> dict[str, Any]:
+    names = ("state", "cause", "attempts", "run_at", "settled_at")
+    return {name: getattr(Timeout.objects.get(pk=row.pk), name) for name in names}
+
+
+SETTLED = {"state": State.FIRED, "cause": Cause.DUE, "slot_taken": None, "settled_at": timezone.now()}
+LATER = {"run_at": timezone.now() + timedelta(hours=1)}
+
+
+@pytest.mark.parametrize("changed", [SETTLED, LATER], ids=["settled", "moved"])
+def test_what_is_settled_or_moved_is_not_marked_as_fired(changed: dict[str, Any]) -> None:
+    row = due(**changed)
+    before = stored(row)
+    assert not settling.mark_fired([row], timezone.now(), "default")
+    assert stored(row) == before
+
+
+@pytest.mark.parametrize("changed", [SETTLED, LATER, {"attempts": 1}], ids=["settled", "moved", "tried"])
+def test_what_is_settled_moved_or_tried_does_not_begin_to_fire(changed: dict[str, Any]) -> None:
+    row = due(**changed)
+    before = stored(row)
+    assert not settling.mark_firing(row, timezone.now() + MINUTE, "default")
+    assert stored(row) == before
+
+
+def test_what_is_settled_is_not_skipped() -> None:
+    row = due(**SETTLED)
+    before = stored(row)
+    settling.mark_skipped([row], Cause.CONDITION, timezone.now(), "default")
+    assert stored(row) == before
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        SETTLED,
+        LATER,
+        {"attempts": 1},
+        {"idempotency_key": "another round"},
+        {"state": State.FIRING, "slot_taken": None},
+    ],
+    ids=["settled", "moved", "tried", "restarted", "firing"],
+)
+def test_a_failed_attempt_is_not_recorded_over_what_changed(changed: dict[str, Any]) -> None:
+    row = due(**changed)
+    before = stored(row)
+    assert not settling.compare_and_set(row, "default", **settling.waiting(timezone.now() + MINUTE))
+    assert stored(row) == before
+
+
+def test_a_newer_round_is_seen_under_every_label_of_its_policy() -> None:
+    former = due()
+    Timeout.objects.filter(pk=former.pk).update(slot_taken=None, state=State.FIRING)
+    assert not settling.slot_is_taken(former, ["testapp.order.remind", "testapp.order.linger"], "default")
+    order = Order.objects.get(pk=former.object_id)
+    schedule_timeout(order, "linger", minutes=5)
+    assert settling.slot_is_taken(former, ["testapp.order.remind", "testapp.order.linger"], "default")
+    assert not settling.slot_is_taken(former, ["testapp.order.remind"], "default")
+
+
+def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
+    firing, pending = due(state=State.FIRING, slot_taken=None), due()
+    before, until = stored(pending), timezone.now() + timedelta(hours=1)
+    settling.extend([firing.pk, pending.pk], until, "default")
+    assert stored(pending) == before
+    assert stored(firing)["run_at"] == until
+
+
+def test_cancelling_leaves_what_was_settled_meanwhile() -> None:
+    row, other = due(**SETTLED), due()
+    before = stored(row)
+    assert writing.cancel({row.pk: row.queue, other.pk: other.queue}, "default", Cause.HAND) == 1
+    assert stored(row) == before
+    assert stored(other)["state"] == State.CANCELLED
+
+
+def test_a_row_that_was_settled_long_before_its_deadline_is_not_pruned() -> None:
+    """It closes its round: without it the object would be armed again."""
+    old = timezone.now() - timedelta(days=40)
+    row = due(**{**SETTLED, "settled_at": old})
+    Timeout.objects.update(due_at=timezone.now() + timedelta(days=1))
+    assert settling.delete_settled("default", timezone.now() - timedelta(days=30), None)[0] == 0
+    Timeout.objects.update(due_at=old)
+    assert settling.delete_settled("default", timezone.now() - timedelta(days=30), None)[0] == 1
+    assert not Timeout.objects.filter(pk=row.pk).exists()

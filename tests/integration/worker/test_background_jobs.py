@@ -1,0 +1,172 @@
+"""Every worker syncs, prunes, sweeps, settles what died, extends its leases and follows operators."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.utils import timezone
+
+from django_delayq import operations, schedule_timeout
+from django_delayq.models import Timeout
+from django_delayq.redis_clients import get_engine
+from tests.engine.redis_process import RedisProcess
+from tests.integration.worker.running import StartWorker, all_are, due_orders, states, wait_until
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OFTEN = timedelta(milliseconds=100)
+
+
+@pytest.fixture(autouse=True)
+def often(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": OFTEN, "SYNC_INTERVAL": OFTEN}
+
+
+def entries() -> dict[int, int]:
+    """Return what Redis has, by id: when it is due, or when its lease expires."""
+    engine = get_engine()
+    assert engine is not None
+    return dict(engine.queue("default", 0).peek())
+
+
+@pytest.mark.usefixtures("source")
+def test_a_worker_arms_what_saves_did_not_see(start_worker: StartWorker) -> None:
+    start_worker()
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    wait_until(lambda: states() == {"pending": 1})
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(("days", "left"), [(2, 1), (4, 0)])
+def test_a_worker_deletes_what_was_settled_before_the_retention(
+    start_worker: StartWorker, settings: Settings, days: int, left: int
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "RETENTION": timedelta(days=3), "CATCH_UP": timedelta(days=1)}
+    [row], [oldest] = due_orders("remind"), due_orders("remind")
+    for each, ago in ((row, days), (oldest, 30)):
+        then = timezone.now() - timedelta(days=ago)
+        Timeout.objects.filter(pk=each.pk).update(
+            state="fired", cause="due", slot_taken=None, settled_at=then, due_at=then
+        )
+    start_worker()
+    wait_until(lambda: not Timeout.objects.filter(pk=oldest.pk).exists())
+    assert Timeout.objects.filter(pk=row.pk).count() == left
+
+
+@pytest.mark.usefixtures("source")
+def test_a_worker_settles_what_another_one_died_with(start_worker: StartWorker) -> None:
+    [row] = due_orders("send_outside", hours=1)
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=timezone.now() - timedelta(minutes=1))
+    start_worker()
+    wait_until(all_are("fired"))
+    row.refresh_from_db()
+    assert row.attempts == 2
+
+
+def test_a_redis_that_comes_back_empty_is_filled_again(start_worker: StartWorker, own_redis: RedisProcess) -> None:
+    start_worker()
+    rows = due_orders("remind", 3, seconds=40)
+    wait_until(lambda: set(entries()) == {row.pk for row in rows})
+    Timeout.objects.update(run_at=timezone.now(), due_at=timezone.now())
+    own_redis.kill()
+    own_redis.start()
+    wait_until(all_are("fired"))
+
+
+def test_a_sweep_restores_what_is_due_soon(start_worker: StartWorker, with_redis: Any, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(seconds=20)}
+    rows = due_orders("remind", 3, seconds=30)
+    engine = get_engine()
+    assert engine is not None
+    engine.queue("default", 0).remove([row.pk for row in rows])
+    start_worker()
+    wait_until(lambda: set(entries()) == {row.pk for row in rows})
+
+
+def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "SYNC_INTERVAL": timedelta(minutes=10)}
+    begun = timezone.now() - timedelta(minutes=31)
+    Order.objects.bulk_create([Order(status="unpaid", created_at=begun)])
+    worker = start_worker(burst=True)
+    worker.join()
+    assert states() == {"fired": 1}
+
+
+class Handler:
+    """A handler that runs until it is told to end."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = threading.Event(), threading.Event()
+
+    def __call__(self, order: Order, timeout: Timeout) -> None:
+        self.begun.set()
+        assert self.end.wait(30)
+
+
+@pytest.fixture
+def handler() -> Iterator[Handler]:
+    made = Handler()
+    yield made
+    made.end.set()
+
+
+def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
+    start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any, handler: Handler
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=3)}
+    [row] = due_orders(declare(Order, handler, name="endless"))
+    start_worker()
+    assert handler.begun.wait(30)
+    first = entries()[row.pk]
+    left = first / 1000 - timezone.now().timestamp()
+    assert left < 3.5
+    wait_until(lambda: entries()[row.pk] > first, 10)
+    handler.end.set()
+    wait_until(all_are("fired"))
+
+
+def test_a_claim_lasts_as_long_as_the_setting(
+    start_worker: StartWorker, settings: Settings, declare: Any, handler: Handler
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "LEASE": timedelta(seconds=3)}
+    [row] = due_orders(declare(Order, handler, name="endless", atomic=False))
+    start_worker()
+    assert handler.begun.wait(30)
+    row.refresh_from_db()
+    assert row.claimed_until is not None
+    assert row.claimed_until - timezone.now() < timedelta(seconds=3.5)
+
+
+@pytest.mark.usefixtures("source")
+def test_what_is_resumed_is_fired_at_once(start_worker: StartWorker) -> None:
+    """And not when it would be checked again, a minute later."""
+    start_worker()
+    operations.pause("testapp.order.remind", by="script:test")
+    rows = due_orders("remind", 2)
+    [other] = due_orders("linger")
+    wait_until(lambda: Timeout.objects.filter(pk=other.pk, state="fired").exists())
+    operations.resume("testapp.order.remind", by="script:test")
+    wait_until(lambda: states() == {"fired": 3}, 20)
+    assert {row.pk for row in rows} <= set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
+
+
+def test_an_idle_worker_is_woken_by_what_is_scheduled(
+    start_worker: StartWorker, with_redis: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the message it would check again after a minute, as the sweep would."""
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(seconds=60)}
+    monkeypatch.setattr("django_delayq.worker.sources.redis.MAX_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("django_delayq.worker.loop.MAX_WAIT_SECONDS", 60.0)
+    start_worker()
+    due_orders("remind")
+    wait_until(all_are("fired"))
+    schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
+    wait_until(all_are("fired"), 20)
