@@ -1,4 +1,4 @@
-"""Run the whole suite in stages, and end with a list of what ran and what was left out.
+"""Run the whole suite in stages, and end with a list of the stages that ran and those that were left out.
 
     python3 tests/servers.py run -- .venv/bin/python tools/suite.py            everything
     python3 tests/servers.py run -- .venv/bin/python tools/suite.py lint       one stage; more may be named
@@ -105,7 +105,7 @@ class Job:
         self.seconds = 0.0
 
     def run(self, printing: threading.Lock) -> None:
-        """Run the command; print what it said in one piece, because the other lane prints as well."""
+        """Run the command; print its output in one piece, because the other lane prints too."""
         log = RESULTS / f"{self.results.stem}.log"
         options = [f"--junitxml={self.results}"] if self.is_test_run else []
         began = time.monotonic()
@@ -120,7 +120,7 @@ class Job:
     def pass_alone(self) -> bool:
         """Run a few failed tests once more, with nothing beside them; record those that pass then as unsteady.
 
-        A slow machine may break a test that waits. The second run tells this from a defect; the summary names the test.
+        A slow machine may break a test that waits; the second run distinguishes this. The summary names the test.
         """
         tree = ET.parse(self.results)
         cases = [(suite, case) for suite in tree.iter("testsuite") for case in suite.iter("testcase")]
@@ -179,7 +179,7 @@ def _stages() -> list[Stage]:
         ["lint-imports"],
         ["django-admin", "makemigrations", "--check", "--dry-run"],
     ]
-    no_browser = ["-m", "not browser"]  # a page looks the same on each database
+    no_browser = ["-m", "not browser"]  # pages are the same on each database
     real_orders = ["pytest", "-m", "real_orders", "tests/shop"]
     on_server = _computing("tests/integration", options=no_browser)
     routed = [f"tests/integration/{name}.py" for name in NOT_OF_REPLICAS]

@@ -47,7 +47,7 @@ _WORDS = {
     r"(workers?|process(es)?|leases?|threads?|connections?|rows?|locks?) lived?s?": "runs, exists, is valid",
     r"(orders?|rows?|timeouts?|leases?|rounds?) (die|dies|died)": "is cancelled, expires, ends",
     r"live and die": "are created and cancelled",
-    r"look(s|ed|ing)?(?! (like|for|up)|-up)": "check, recheck, read",
+    r"look(s|ed|ing)?(?! (like|for|(it |them )?up)|-up)": "check, recheck, read",
     r"what (is|was|are|were) ((over)?due|pending|waiting|running|left|settled|reserved|leased|committed|in flight)": (
         "due timeouts, pending timeouts, running handlers, settled entries"
     ),
@@ -77,12 +77,12 @@ _WORDS = {
     r"of itself": "automatically",
     r"(see|sees|saw|seen|seeing) to (it|that)": "ensure",
     r"(come|comes|came|coming) (by|round|upon|again|to pass)": "be retried, occur",
-    r"steer(s|ed|able|ing)?": "operate, control",
+    r"(?<!-)steer(s|ed|able|ing)?": "operate, control",
 }
 _PATTERNS = {
     re.compile(rf"\b(?:{words})\b".replace(" ", r"\s+"), re.IGNORECASE): instead for words, instead in _WORDS.items()
 }
-_CODE = re.compile(r"``.+?``|`[^`]+`|\{[%{].*?[%}]\}|</?\w[^<>]*>", re.DOTALL)
+_CODE = re.compile(r"``.+?``|`[^`]+`|\{[%{].*?[%}]\}|\{\w*\}|</?\w[^<>]*>", re.DOTALL)
 _FENCED = re.compile(r"^```.*?^```|^<!--.*?-->", re.DOTALL | re.MULTILINE)
 
 
@@ -145,10 +145,13 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def files(paths: list[Path]) -> Iterator[Path]:
-    """Yield the files below `paths` that are checked: not this one, which consists of the words."""
+    """Yield the files below `paths` that are checked: not migrations, and not this file, which lists the words."""
     for path in paths:
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in found if file.suffix in SUFFIXES and file.resolve() != Path(__file__).resolve())
+        for file in found:
+            is_this = file.resolve() == Path(__file__).resolve()
+            if file.suffix in SUFFIXES and not is_this and "migrations" not in file.parts:
+                yield file
 
 
 def report(paths: list[Path]) -> list[str]:

@@ -27,7 +27,7 @@ StartDemo = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start_demo() -> Iterator[StartDemo]:
-    """Start the demo without a terminal; what is left of it ends with the test."""
+    """Start the demo without a terminal; its remaining processes end with the test."""
     before = set(processes.descendants())
     # What a shell may have for another project must not matter: its database would be migrated.
     others = {"DATABASE_URL": "nonsense://", "REDIS_URL": "nonsense://", "DJANGO_SETTINGS_MODULE": "no.such.module"}

@@ -27,7 +27,7 @@ class Worker:
     process: subprocess.Popen[bytes]
     variables: Mapping[str, str]
     is_ours_to_end: bool = False
-    """We have killed it, told it to end, or sent it to its death."""
+    """The run has killed it, stopped it, or chosen it to be killed."""
     is_told: bool = False
     stopped_since: float | None = None
 
@@ -54,7 +54,7 @@ class Crew:
 
     def __init__(self, stage: Stage, seed: int, *, workers: int = 4, producers: int = 4) -> None:
         self.surprises: list[str] = []
-        """Ends of processes that nobody had planned."""
+        """Processes that exited unexpectedly."""
         self.ends: dict[str, int] = {}
         self._stage = stage
         self._size = workers
@@ -81,7 +81,7 @@ class Crew:
                 self._producing.append(processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log))
 
     def next_has(self, variables: Mapping[str, str]) -> None:
-        """The next worker that is started has these."""
+        """Set the environment of the next worker."""
         self._next.append(variables)
 
     def tend(self) -> None:
@@ -98,7 +98,7 @@ class Crew:
             self._start()
 
     def stop_producing(self) -> None:
-        """The producers finish what they do, and end."""
+        """Stop the producers after their current operation."""
         for process in self._producing:
             process.send_signal(signal.SIGTERM)
         for number, process in enumerate(self._producing):
@@ -117,7 +117,7 @@ class Crew:
         self.tend()
 
     def end(self) -> None:
-        """All workers are told to end, and do."""
+        """Stop all workers and wait for them."""
         for worker in self.workers:
             while worker.process.poll() is None and not worker.listens():
                 time.sleep(0.02)
@@ -146,7 +146,7 @@ class Crew:
         code = worker.process.returncode
         dies = "KILL_AT" in worker.variables and code == -signal.SIGKILL
         if worker.is_told and code == 0:
-            self.ends["ended when told"] = self.ends.get("ended when told", 0) + 1
+            self.ends["stopped"] = self.ends.get("stopped", 0) + 1
         elif dies:
             words = f"killed at {worker.variables['KILL_AT']}"
             self.ends[words] = self.ends.get(words, 0) + 1

@@ -46,7 +46,7 @@ class Faults:
         self._down: set[str] = set()
 
     def tend(self) -> None:
-        """What is to end ends, and if it is time, the next fault happens."""
+        """End the faults that are over, and start the next one if it is time."""
         now = time.monotonic()
         while self._agenda and self._agenda[0][0] <= now:
             heapq.heappop(self._agenda)[2]()
@@ -58,7 +58,7 @@ class Faults:
             self._next_at = time.monotonic() + self._plan.uniform(*GAP_SECONDS)
 
     def heal(self) -> None:
-        """No fault is left: servers run, nobody sleeps, the proxies pass everything."""
+        """End all faults: the servers run, no process is suspended, the proxies pass everything."""
         while self._agenda:
             heapq.heappop(self._agenda)[2]()
         self._stage.proxies.calm()
@@ -111,7 +111,7 @@ class Faults:
         return worker is not None
 
     def _doom(self, fate: str) -> bool:
-        """A worker makes room for one that dies or falls asleep at a step of its first firing that gets there."""
+        """Replace a worker by one that is killed or suspended at a step of a firing."""
         if any(worker.variables for worker in self._crew.workers) or not self._kill_worker():
             return False
         self._crew.next_has({fate: self._random.choice(STEPS)})

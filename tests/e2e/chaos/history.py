@@ -1,6 +1,6 @@
 """A model of what should have happened, replayed in the order in which the database let it happen.
 
-For each subject (an order, a policy and a key) it knows only whether something is pending, and until when. It is told
+For each subject (an order, a policy and a key) it knows only whether a timeout is pending, and its deadline. It gets
 what operations say they did, and what effects there are; whatever does not fit is a violation.
 """
 
@@ -23,7 +23,7 @@ FOREVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(slots=True)
 class Subject:
-    """One place for one pending timeout. `state`: none, pending, fired, closed, stale (paid, and nobody told)."""
+    """The place of one pending timeout. `state`: none, pending, fired, closed, stale (paid without a sync)."""
 
     name: tuple[int, str, str]
     state: str = "none"
@@ -148,10 +148,10 @@ class History:
             self._check_deadline(subject, claim["answer"])
 
     def _given(self, subject: Subject, claim: Mapping[str, Any]) -> datetime:
-        """The deadline of a new round: as it was asked for; or, if that was past already, the moment of the call."""
+        """Return the deadline of a new round: the requested one, or the time of the call if that has passed."""
         asked, answer = _moment(claim["deadline"]), _moment(claim["answer"])
         if answer != asked and not asked < answer <= _moment(claim["heard"]):
-            self._say("answer", subject, f"is said to be due at {answer}, not at {asked}")
+            self._say("answer", subject, f"was reported as due at {answer}, not at {asked}")
         return answer
 
     def _cancel(self, subject: Subject, claim: Mapping[str, Any]) -> None:
@@ -167,7 +167,7 @@ class History:
 
     def _check_deadline(self, subject: Subject, answer: str) -> None:
         if _moment(answer) != subject.deadline:
-            self._say("answer", subject, f"is said to be due at {answer}, not at {subject.deadline}")
+            self._say("answer", subject, f"was reported as due at {answer}, not at {subject.deadline}")
 
     def _many(self, claim: Mapping[str, Any]) -> None:
         verb = claim["verb"]
@@ -180,7 +180,7 @@ class History:
                 subject.close()
             elif verb == "extend_many":
                 _shift(subject, claim["seconds"])
-            elif verb == "fire_now_many":  # the deadline is a moment during the call, unless it has passed before
+            elif verb == "fire_now_many":  # the deadline is a time during the call, unless it had passed before
                 subject.deadline = min(subject.deadline or FOREVER, _moment(claim["deadline"]))
             else:
                 subject.pend(_moment(claim["deadline"]))

@@ -7,8 +7,8 @@ operation, in order:
     commit      it has done it in its transaction, and asks for COMMIT; `claims` say what is then true
     done        COMMIT was answered
     undone      it was rolled back on purpose, or refused by an answer of the product
-    uncertain   the connection was lost: nobody knows
-    resolved    a look into the database afterwards told: `committed`
+    uncertain   the connection was lost, so the outcome is unknown
+    resolved    the database showed the outcome afterwards: `committed`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Journal:
         self._file = path.open("a", buffering=1)
 
     def write(self, operation: str, step: str, **what: Any) -> None:
-        """The line is with the system when this returns."""
+        """Write the line and flush it to the system."""
         self._file.write(json.dumps({"operation": operation, "step": step, **what}) + "\n")
         self._file.flush()
 

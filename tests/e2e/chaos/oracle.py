@@ -79,7 +79,7 @@ def _effects(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _transitions(evidence: Evidence) -> Iterator[Violation]:
-    """A row settles once and stays so; and it fires when its own columns say that it is due."""
+    """Check that a row settles once, and fires when it is due by its own columns."""
     for note in evidence.notes:
         if note.kind != "timeout" or note.before is None:
             continue
@@ -96,7 +96,7 @@ def _transitions(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _firings(evidence: Evidence) -> Iterator[Violation]:
-    """The mark and the effect are in one transaction."""
+    """Check that the mark and the effect are in one transaction."""
     marks, effects = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
     for note in evidence.notes:
         after = note.after or {}
@@ -119,7 +119,7 @@ def _name(policy: str) -> str:
 
 
 def _phantoms(evidence: Evidence) -> Iterator[Violation]:
-    """What was rolled back has left nothing: neither a round nor an order."""
+    """Check that rolled back transactions left neither a timeout nor an order."""
     for note in evidence.notes:
         before, after = note.before or {}, note.after or {}
         if note.kind == "timeout" and after and before.get("idempotency_key") != after["idempotency_key"]:
@@ -133,7 +133,7 @@ def _phantoms(evidence: Evidence) -> Iterator[Violation]:
 
 
 def _operations(evidence: Evidence) -> Iterator[Violation]:
-    """What was answered is there, what was undone is not, and nothing failed that should not."""
+    """Check that committed changes exist, rolled back ones do not, and that there were no unexpected errors."""
     outside = {note.after["note"] for note in evidence.notes if note.kind == "order" and note.after}
     known = {operation.id for operation in evidence.operations if operation.claims}
     for unknown in evidence.committed.keys() - known:

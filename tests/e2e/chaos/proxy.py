@@ -1,11 +1,11 @@
-"""Proxies between processes and servers, in a process of their own: they cut connections at the moments that hurt.
+"""Proxies between processes and servers, in their own process: they cut connections at critical times.
 
 python -m tests.e2e.chaos.proxy '{"postgres": 5432, "redis": 6379}'
 
 Prints the ports it listens on, by name. Then a line of JSON on its standard input orders a fault, and an empty line is
 answered with the counts of those that have happened, by name and fault:
 
-    before_commit   a client asks for COMMIT, and the server never hears of it
+    before_commit   a client sends COMMIT, and the server never receives it
     after_commit    the server has executed the COMMIT, and its client is cut off without an answer
     request         a request is lost with its connection
     reply           the same after the server has executed it
@@ -29,7 +29,7 @@ CUTS_REPLY = {"after_commit": True, "reply": False}
 
 
 class Proxy:
-    """One port of ours in front of one port of a server's."""
+    """A listening port in front of the port of a server."""
 
     def __init__(self, name: str, target: int) -> None:
         self.name = name
@@ -39,13 +39,13 @@ class Proxy:
         self._stalled_until = 0.0
 
     async def listen(self) -> int:
-        """The port."""
+        """Return the port."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port: int = server.sockets[0].getsockname()[1]
         return port
 
     def order(self, fault: str, count: int = 1, seconds: float = 0.0) -> None:
-        """The next `count` occasions for `fault` are taken."""
+        """Inject `fault` at the next `count` occasions."""
         if fault == "stall":
             self._stalled_until = time.monotonic() + seconds
             self.happened[fault] += 1
@@ -53,7 +53,7 @@ class Proxy:
             self._ordered[fault] += count
 
     def calm(self) -> None:
-        """What was ordered and has not happened does not happen any more."""
+        """Cancel the faults that have not happened yet."""
         self._ordered.clear()
         self._stalled_until = 0.0
 

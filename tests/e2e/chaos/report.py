@@ -45,7 +45,7 @@ class Result:
         return "\n".join(lines)
 
     def _latest(self) -> str:
-        """Which timeout fired latest after its deadline: where to look when a run drains slowly."""
+        """Return the timeout that fired latest after its deadline, to explain a slow run."""
         fired = [row for row in self.evidence.ledger.values() if row.state == "fired"]
         if not fired:
             return "none"
@@ -59,7 +59,7 @@ class Result:
 
 
 def _is_without_push(operation: Operation) -> bool:
-    """Whether its producer has no Redis to tell."""
+    """Return whether its producer has no Redis."""
     return operation.producer == WITHOUT_REDIS and bool(operation.claims)
 
 

@@ -29,7 +29,7 @@ from tools import processes
 
 WARM_UP_SECONDS = 60.0
 SETTLE_SECONDS = 120.0
-"""Everything is settled so long after the last deadline at the latest: the workers' full look comes once a minute."""
+"""The maximum time from the last deadline until everything is settled: the full sweep runs once a minute."""
 
 
 def run(folder: Path, seed: int, seconds: float) -> Result:

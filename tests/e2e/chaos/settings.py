@@ -9,5 +9,5 @@ from tests import settings as common
 from tests.settings import *  # noqa: F403 - a settings module is the names it holds
 
 INSTALLED_APPS = [*common.INSTALLED_APPS, "tests.e2e.chaos"]
-# Innocents may be charged while workers die around them, but none of them may run out of attempts.
+# Attempts of other timeouts may be counted while workers are killed, but none may run out of attempts.
 DELAYQ = {**common.DELAYQ, "HORIZON": timedelta(seconds=5), "RETRY": Retry([0.1] * 60)}

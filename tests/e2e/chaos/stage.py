@@ -30,7 +30,7 @@ class Postgres(PostgresServer):
         return [*super().command(), "-c", "synchronous_commit=on"]
 
     def crash(self) -> None:
-        """An immediate shutdown: every session is cut off, and the next start has to recover."""
+        """Shut down immediately: all sessions are cut, and the next start recovers."""
         if self.process is not None:
             processes.stop(self.process, first=signal.SIGQUIT)
             self.process = None
@@ -69,7 +69,7 @@ class Proxies:
         self._tell("calm")
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """What has happened, by proxy and fault."""
+        """Return the number of faults by proxy and kind."""
         self._tell(None)
         counts: dict[str, dict[str, int]] = self._hear()
         return counts
@@ -94,7 +94,7 @@ class Proxies:
 
 
 class Stage:
-    """Everything that stands while a run goes on; nothing is left of it afterwards but its folder."""
+    """The servers and processes of a run; only its folder remains afterwards."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,7 +129,7 @@ class Stage:
         self._standing.close()
 
     def connect(self, database: str = DATABASE) -> psycopg.Connection[Any]:
-        """A session of our own, past the proxies."""
+        """Open a session that bypasses the proxies."""
         return psycopg.connect(
             host="127.0.0.1", port=self.postgres.port, user="delayq", dbname=database, autocommit=True
         )

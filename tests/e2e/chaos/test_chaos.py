@@ -22,7 +22,7 @@ LEAST_TIMEOUTS = 200
 
 @pytest.fixture
 def servers_of_its_own() -> None:
-    """It starts its own PostgreSQL whatever the tests run on, so one stage of the suite is enough."""
+    """Run in one stage of the suite only, because it always starts its own PostgreSQL."""
     if os.environ.get("DELAYQ_TEST_DB") != "postgresql":
         pytest.skip("the chaos runs in the stage of PostgreSQL")
     missing = Postgres.missing() or Redis.missing()

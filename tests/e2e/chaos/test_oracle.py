@@ -32,14 +32,14 @@ class Outcome:
         self.evidence.notes.append(Note(self._number, moment, moment, xid, kind, before, after))
 
     def operate(self, *claims: dict[str, Any], step: str = "done") -> None:
-        """The operation whose changes have just been noted."""
+        """Add the operation whose changes were just recorded."""
         self._number += 1
         id = f"{self._number:032x}"
         self.evidence.operations.append(Operation(id, "deed", step, claims))
         self.evidence.committed[id] = (self._number, str(len(self.evidence.committed)))
 
     def write(self, id: int, policy: str, order: int, due_at: datetime, state: str) -> None:
-        """The row `id` becomes so."""
+        """Record a change of the row `id`."""
         former = self.evidence.ledger.get(id)
         row = Row(id, f"testapp.order.{policy}", str(order), "", state, "x", due_at, state not in ("pending", "firing"))
         self.evidence.ledger[id] = row
@@ -72,7 +72,7 @@ class Outcome:
         self.operate(claim("pay", order, "cancel_unpaid", answer="paid"))
 
     def affect(self, id: int, moment: datetime, idempotency_key: str = "") -> None:
-        """The handler's effect."""
+        """Record the effect of the handler."""
         row = self.evidence.ledger[id]
         what = row.policy.rpartition(".")[2]
         self.evidence.effects.append(Effect(id, what, row.object_id, idempotency_key))

@@ -21,7 +21,7 @@ def gather(orders: Any, timeouts: list[Timeout]) -> None:
 
 @timeout_policy(Order)
 def falter(order: Order, timeout: Timeout) -> None:
-    """Fails as often as its payload says, each time after it has had its effect: which must be undone."""
+    """Fail as often as the payload requires, each time after the effect, which must be rolled back."""
     Effect.objects.create(what="falter", object_id=order.pk, timeout_id=timeout.pk)
     if timeout.payload and timeout.attempts <= timeout.payload["failures"]:
         raise RuntimeError("not yet")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken; `kind` in a word or two, `words` with what one needs to look further."""
+    """A violated guarantee; `kind` in a word or two, `words` with the details."""
 
     kind: str
     words: str

@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a firing; killers among innocents; SIGTERM and SIGSTOP: one effect each, none lost."""
+"""SIGKILL at each step of a firing, handlers that kill their process, SIGTERM, SIGSTOP: each timeout fires once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG_LEASE = {**SHORT, "LEASE": 300.0}
 
 
 def end(worker: subprocess.Popen[bytes]) -> int:
-    """The exit code of a worker that is told to stop."""
+    """Stop a worker and return its exit code."""
     worker.send_signal(signal.SIGTERM)
     return worker.wait(30)
 
@@ -40,7 +40,7 @@ def test_killed_at_any_step_it_fires_once(start_worker: StartWorker, step: str) 
     assert doomed.wait(30) == -signal.SIGKILL
     heir = start_worker()
     rows += due_now("remind")  # so that there is something to do for it whatever the step
-    wait_until(settled(4), "the heir has fired what is left")
+    wait_until(settled(4), "the other worker has fired the rest")
     assert end(heir) == 0
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert states() == {"fired": 4}
@@ -81,7 +81,7 @@ def test_one_killer_among_a_hundred_ends_dead_and_the_others_fire(start_worker: 
         else:
             assert worker.returncode == -signal.SIGKILL
             deaths += 1
-        assert deaths < 10, "the killer kills for ever"
+        assert deaths < 10, "the handler kills its process indefinitely"
     killer.refresh_from_db()
     assert (killer.state, killer.cause) == ("dead", "retries")
     assert "died" in killer.reason
@@ -92,10 +92,10 @@ def test_one_killer_among_a_hundred_ends_dead_and_the_others_fire(start_worker: 
 
 @pytest.mark.parametrize("source", ["redis", "ledger"])
 def test_terminated_under_load_it_leaves_nothing_to_wait_for(start_worker: StartWorker, source: str) -> None:
-    """With a lease of five minutes, whoever comes next could not finish within the test if one were left."""
+    """With a lease of five minutes, the next worker could not finish within the test if a lease remained."""
     rows = due_now("linger", 300)
     variables = {"WITHOUT_REDIS": "1"} if source == "ledger" else {}
-    first = start_worker(seconds=LONG_LEASE, LINGER="0.2", **variables)  # it cannot be through before it is told
+    first = start_worker(seconds=LONG_LEASE, LINGER="0.2", **variables)  # it cannot finish before the signal
     wait_until(lambda: len(effects("linger")) >= 10, "it is in the middle of it")
     assert end(first) == 0
     assert len(effects("linger")) < 300, "it was not in the middle of it"
@@ -116,7 +116,7 @@ def test_a_worker_that_slept_past_its_lease_fires_nothing_twice(start_worker: St
     (bystander,) = due_now("remind")
     wait_until(lambda: bystander.pk in effects("remind"), "the other one is at work")
     if step == "planned":
-        wait_until(settled(2), "the other one has taken over")
+        wait_until(settled(2), "the other worker has continued")
     sleeper.send_signal(signal.SIGCONT)
     wait_until(settled(2), "all is done")
     assert [end(sleeper), end(other)] == [0, 0]
@@ -134,7 +134,7 @@ def test_what_redis_lost_is_back_within_a_sweep(start_worker: StartWorker, redis
     wait_until(settled(5), "it is at work")
     later = due_now("remind", 5)
     Timeout.objects.filter(pk__in=[row.pk for row in later]).update(run_at=_in(3), due_at=_in(3))
-    wait_until(lambda: _entries(redis_client, prefix) >= 5, "the sweep has told Redis of them")
+    wait_until(lambda: _entries(redis_client, prefix) >= 5, "the sweep has pushed them to Redis")
     redis_client.delete(*redis_client.scan_iter(match=f"{prefix}*"))
     wait_until(settled(10), "they have fired all the same")
     assert end(worker) == 0

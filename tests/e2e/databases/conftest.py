@@ -85,7 +85,7 @@ def _open_to_all(directory: Path) -> Path:
 
 @pytest.fixture
 def start_worker(own_database: OwnDatabase, tmp_path: Path) -> Iterator[Callable[[], tuple[int, Path]]]:
-    """A worker whose log is in a file; returns its process id and the file. It must end well when it is told to."""
+    """Start a worker with a log file; return its process id and the file. It must stop gracefully."""
     started: list[subprocess.Popen[bytes]] = []
     log = tmp_path / "worker.log"
 

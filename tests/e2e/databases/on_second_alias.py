@@ -1,4 +1,4 @@
-"""A process whose models live on a second alias: it uses every verb once, and fires and recovers what is due."""
+"""A process whose models are on a second alias: it calls every function once, and fires and recovers timeouts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main() -> None:
     assert states == ["cancelled", "fired", "fired"], states
     assert Effect.objects.count() == 2
     overdue.delete()
-    assert connections["default"].connection is None, "nobody has asked the default database for anything"
+    assert connections["default"].connection is None, "the default database was not used"
 
 
 if __name__ == "__main__":

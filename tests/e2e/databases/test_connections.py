@@ -58,7 +58,7 @@ def short_horizon(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def limited_role(size: int) -> Iterator[dict[str, str]]:
-    """A role that may open `size` connections; yields the environment of a worker that is this role."""
+    """Create a role that may open `size` connections; yield the environment of a worker with this role."""
     role = f"limited_{os.getpid()}"
     url = os.environ["DELAYQ_TEST_POSTGRESQL_URL"]
     with connection.cursor() as cursor:
@@ -119,7 +119,7 @@ def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, th
     assert max(beats) < 8, "the heartbeat is written every 5 s"
     assert f"This worker runs {threads} of them" in text
     assert "failed" not in text, "nothing was refused a connection"
-    assert not WorkerSeen.objects.exists(), "a worker that ends says so"
+    assert not WorkerSeen.objects.exists(), "a worker that exits deletes its row"
 
 
 def schedule_beyond_the_horizon() -> int:
@@ -134,7 +134,7 @@ def schedule_beyond_the_horizon() -> int:
 
 
 def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
-    """Returns how many connections the worker had meanwhile, and how old its heartbeat was."""
+    """Return the number of connections of the worker, and the age of its heartbeat."""
     counts: list[int] = []
     beats: list[float] = []
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 StartWorker = Callable[[], tuple[int, Path]]
 COUNT = 120
 LONGEST_LOG = 80
-"""Lines that a worker may need to tell of five outages of every kind."""
+"""The maximum number of log lines for five outages of every kind."""
 
 
 def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(

@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture
 def plain_file(child_environment: dict[str, str], transactional_db: None, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A database with Django's defaults, which this process uses now; and the environment in which others do."""
+    """Create a database with Django's defaults for this process; yield the environment for others."""
     file = tmp_path / "plain.sqlite3"
     environment = {
         **child_environment,
@@ -49,7 +49,7 @@ def plain_file(child_environment: dict[str, str], transactional_db: None, tmp_pa
 
 @pytest.fixture
 def worker_log(plain_file: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    """The log of a worker that runs until the test ends, and then ends well."""
+    """Run a worker until the test ends; yield its log. It must stop gracefully."""
     log = tmp_path / "worker.log"
     with log.open("wb") as output:
         command = [sys.executable, "-m", "django", "delayq_worker"]

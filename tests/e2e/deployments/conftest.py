@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_django import Settings
 
 GHOST = 10**12
-"""Ids of no row: whoever takes them from Redis finds nothing, and acknowledges."""
+"""Ids without a row: a worker that reserves them finds no row and acknowledges them."""
 
 
 class Stage:
@@ -45,7 +45,7 @@ class Stage:
         self._settings.DELAYQ = {**self._settings.DELAYQ, **self._chosen["DELAYQ"]}
 
     def start_worker(self) -> None:
-        """A worker process runs, and has taken something from Redis."""
+        """Start a worker process, and wait until it has reserved an entry from Redis."""
         environment = {
             "DJANGO_SETTINGS_MODULE": "tests.e2e.deployments.settings",
             "DELAYQ_TEST_DEPLOYMENT": json.dumps(self._chosen),
@@ -62,9 +62,9 @@ class Stage:
             self.rows.append(schedule_timeout(order, "remind", seconds=within * (i + 1) / count))
 
     def await_worker_on_redis(self) -> None:
-        """Returns once the worker has emptied every shard in Redis of entries that the ledger knows nothing of.
+        """Wait until the worker has removed the entries without a row from every shard in Redis.
 
-        Nothing but a look into Redis finds those: a worker that polls the ledger leaves them there for ever.
+        Only a worker that reserves from Redis finds them: one that polls the ledger leaves them there.
         """
         engine = get_engine()
         assert engine is not None
@@ -72,7 +72,7 @@ class Stage:
             ghost = next(id for id in range(GHOST, 2 * GHOST) if engine.shard_of(id) == shard)
             wait_until(lambda: _is_done(lambda: engine.apply([Change("default", ghost, 0)])), "Redis takes a ghost")  # noqa: B023
             queue = engine.queue("default", shard)
-            wait_until(lambda: _is_done(lambda: _assert_gone(queue, ghost)), f"the worker took the ghost of {shard}")  # noqa: B023
+            wait_until(lambda: _is_done(lambda: _assert_gone(queue, ghost)), f"{shard} has lost its ghost entry")  # noqa: B023
 
     def await_all_fired_once_and_none_early(self) -> None:
         wait_until(lambda: not Timeout.objects.filter(settled_at=None).exists(), "all is settled")
@@ -91,7 +91,7 @@ class Stage:
         return [line for line in lines if "had lost entries" not in line]  # a master may have lost the newest
 
     def log_text(self) -> str:
-        """All that the worker has said so far."""
+        """Return the log of the worker."""
         return self._log.read_text()
 
 

@@ -41,7 +41,7 @@ def ride(stage: Stage, change: Callable[[], object]) -> None:
 
 
 def alias_of(servers: Watched) -> dict[str, Any]:
-    """The service as a cache of django-redis's."""
+    """Return settings with the service as a cache of django-redis."""
     options = {
         "CLIENT_CLASS": "django_redis.client.SentinelClient",
         "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",

@@ -1,4 +1,4 @@
-"""A slot that somebody began to move and left half-way: timeouts fire all the same, and the log stays short."""
+"""A slot whose move was aborted: timeouts fire nevertheless, and the log stays short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARDS = 3
 
 
 def test_a_slot_left_half_way_is_told_of_once_and_makes_nothing_wait_for_it(stage: Stage) -> None:
-    """Of its two keys only one is there, as nothing waits: so Redis tells whoever wants both to come again."""
+    """Only one of its two keys exists, because no entry waits: Redis answers TRYAGAIN to commands with both."""
     with clustered(replicas=False) as nodes:
         stage.choose(nodes.url, shards=SHARDS)
         stage.start_worker()
@@ -33,7 +33,7 @@ def test_a_slot_left_half_way_is_told_of_once_and_makes_nothing_wait_for_it(stag
         for _ in range(3):
             stage.schedule(6, within=1.0)
             stage.await_all_fired_once_and_none_early()
-        assert stage.log_text().count("Redis is") == 1, "told once, however often it has looked"
+        assert stage.log_text().count("Redis is") == 1, "logged once for all attempts"
         migration.move_keys()
         migration.finish()
         stage.await_worker_on_redis()

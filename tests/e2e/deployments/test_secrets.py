@@ -1,4 +1,4 @@
-"""The password in an address is shown to nobody, whatever is wrong with the address or with Redis."""
+"""The password in an address is never shown, whatever is wrong with the address or with Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 SECRET = "hunter2"
 ADDRESSES = {
-    "nobody there": "redis://shop:{secret}@127.0.0.1:{closed}/0",
+    "no server": "redis://shop:{secret}@127.0.0.1:{closed}/0",
     "wrong password": "redis://default:{secret}@127.0.0.1:{open}/0",
     "wrong password with tls": "rediss://default:{secret}@127.0.0.1:{open}/0",
     "no sentinel there": "redis+sentinel://shop:{secret}@127.0.0.1:{closed}/shop?sentinel_password={secret}",
@@ -57,7 +57,7 @@ def server() -> Iterator[RedisProcess]:
 
 
 def said_by(act: Callable[[], object]) -> str:
-    """What somebody gets to see of it: an error with all that led to it, or a text."""
+    """Return the visible output: an error with its causes, or a string."""
     try:
         found = act()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A crowd of one policy, due before anything else, and real workers that have to get past it."""
+"""A backlog of one policy, due before anything else, and real workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.testapp.models import Order, Parcel
 
 @pytest.fixture(params=["redis", "ledger"])
 def source(request: pytest.FixtureRequest, settings: Any) -> Any:
-    """The variables of a worker that works with Redis, and of one without."""
+    """Return the variables of a worker with Redis, and of one without."""
     if request.param == "redis":
         request.getfixturevalue("redis_client")
         yield {}
@@ -37,7 +37,7 @@ def crowd(policy: str, count: int) -> None:
 
 
 def latecomers(count: int, queue: str = "default") -> list[int]:
-    """The ids of so many timeouts of another policy that are due just now."""
+    """Create timeouts of another policy that are due now; return their ids."""
     return _insert(Parcel, "chase", [Parcel() for _ in range(count)], clock.now(), queue)
 
 
@@ -68,5 +68,5 @@ def waiting(policy: str) -> int:
 
 
 def memory_mb(pid: int) -> float:
-    """What a process has in memory now."""
+    """Return the memory of a process."""
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024

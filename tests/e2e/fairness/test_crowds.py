@@ -1,6 +1,6 @@
 """10,000 timeouts of one policy are due at once: another policy's fire all the same, and no memory is needed for it.
 
-Nothing here looks at a clock: what fires while most of the crowd still waits has not waited for the crowd.
+No test reads a clock: a timeout that fires while most of the backlog is pending did not wait for the backlog.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(DB == "sqlite", reason="handlers that take their time stand in line for SQLite's one writer"),
+    pytest.mark.skipif(DB == "sqlite", reason="slow handlers wait for the write lock of SQLite"),
 ]
 
 CROWD = 10_000
@@ -38,8 +38,8 @@ def test_a_crowd_of_one_policy_does_not_hold_up_another_one(start_worker: StartW
     for queue in ("default", "one that no policy names"):
         late = latecomers(20, queue)
         wait_until(lambda ids=late: fired(ids) == 20, "the latecomers have fired")  # type: ignore[misc]
-    assert waiting("linger") > CROWD / 2, "they had to wait for the crowd"
-    wait_until(lambda: waiting("linger") < CROWD - 500, "the crowd goes on as well")
+    assert waiting("linger") > CROWD / 2, "they had to wait for the backlog"
+    wait_until(lambda: waiting("linger") < CROWD - 500, "the backlog continues too")
     assert memory_mb(worker.pid) < before + 24
     end(worker)
 
@@ -52,5 +52,5 @@ def test_a_crowd_of_slow_handlers_leaves_threads_to_others(start_worker: StartWo
     wait_until(lambda: waiting("linger") < 200, "every thread is at it")
     late = latecomers(20)
     wait_until(lambda: fired(late) == 20, "the latecomers have fired")
-    assert waiting("linger") > 120, "they had to wait for the crowd"
+    assert waiting("linger") > 120, "they had to wait for the backlog"
     end(worker)

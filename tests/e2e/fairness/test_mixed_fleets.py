@@ -28,7 +28,7 @@ ON_TIME = timedelta(seconds=3)
 
 
 def both(start_worker: StartWorker, source: dict[str, str], old: str, new: str) -> None:
-    """A worker of the old release and one of the new release run; each knows the policies given."""
+    """Start a worker of the old release and one of the new release, each with the given policies."""
     for policies in (old, new):
         start_worker(POLICIES=policies, seconds=SHORT, **source)
     wait_until(lambda: WorkerSeen.objects.count() == 2, "both workers run")
@@ -87,7 +87,7 @@ def test_an_old_worker_alone_leaves_the_rows_and_does_not_spin(
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of the processor."""
+    """Return the CPU time of a process."""
     import os
     from pathlib import Path
 

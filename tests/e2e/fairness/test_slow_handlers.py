@@ -27,7 +27,7 @@ pytestmark = [
 
 SECONDS_SLOW = 3.0
 ON_TIME = {"redis": timedelta(seconds=1), "ledger": timedelta(seconds=2)}
-"""How late a quick timeout may be. Without Redis a worker looks once a second."""
+"""The maximum lateness of a fast timeout. Without Redis a worker polls once a second."""
 
 
 def trickle(seconds: float) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Somebody who may write anything to Redis, and real workers that live with it."""
+"""An attacker who can write anything to Redis, and real workers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_worker(start_command: StartCommand, log: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """A real worker whose words go to `log`."""
+    """Start a real worker that logs to `log`."""
     with log.open("ab") as file:
         yield lambda: start_command("delayq_worker", "-v0", stdout=file, stderr=file)
 
 
 class Hostile(threading.Thread):
-    """Writes whatever is worst, again and again, until told to stop."""
+    """Writes harmful data repeatedly until it is stopped."""
 
     def __init__(self, client: redis.Redis, keys: QueueKeys, ids: list[int]) -> None:
         super().__init__(daemon=True)
@@ -100,7 +100,7 @@ class Hostile(threading.Thread):
 
 
 def rows_before(row: Timeout | None) -> list[Any]:
-    """What the ledger says of those that were scheduled before `row`."""
+    """Return the states of the timeouts that were scheduled before `row`."""
     rows = Timeout.objects.order_by("pk") if row is None else Timeout.objects.filter(pk__lt=row.pk).order_by("pk")
     return list(rows.values_list("pk", "state", "cause", "run_at", "attempts", "history", "claims", "settled_at"))
 
@@ -132,17 +132,17 @@ def test_whatever_is_written_nothing_fires_early_or_twice_or_dies_unrun(
     for _ in range(30):
         due.append(schedule_timeout(order(), "remind", seconds=0))
         hostile.ids.append(due[-1].pk)
-    wait_until(lambda: len(effects("remind")) == len(due), "what is due has fired", 120)
-    wait_until(lambda: hostile.rounds > 50, "he has tried everything")
+    wait_until(lambda: len(effects("remind")) == len(due), "the due timeouts have fired", 120)
+    wait_until(lambda: hostile.rounds > 50, "all attacks were tried")
     hostile.stop()
     for worker in workers:
         end(worker)
     assert effects("remind") == {row.pk: 1 for row in due}
     assert Effect.objects.count() == len(due)
-    assert rows_before(first) == before, "nobody touched those"
+    assert rows_before(first) == before, "those did not change"
     assert set(Timeout.objects.filter(pk__gte=first.pk).values_list("state", "cause")) == {("fired", "due")}
     words = log.read_text()
-    assert words.count("invalid members") <= len(workers), "told once by each"
+    assert words.count("invalid members") <= len(workers), "logged once by each"
     assert "Traceback" not in words
     assert len(words) < 20_000
 
@@ -154,7 +154,7 @@ def memory_mb(pid: int) -> float:
 def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
     start_worker: Callable[[], subprocess.Popen[bytes]], redis_client: redis.Redis, keys: QueueKeys, log: Path
 ) -> None:
-    """300,000 members that are none, 20,000 ids that nobody has, and a few megabytes each in some of them."""
+    """Add 300,000 invalid members, 20,000 ids without a row, and some members of a few megabytes."""
     worker = start_worker()
     schedule_timeout(order(), "remind", seconds=0)
     wait_until(lambda: effects("remind"), "the worker is there")
@@ -164,7 +164,7 @@ def test_a_queue_full_of_garbage_keeps_nobody_from_firing(
     redis_client.zadd(keys.entries, {str(10**15 + number): 2 for number in range(20_000)})
     redis_client.zadd(keys.entries, {letter * 4_000_000: 1 for letter in "abc"})
     due = [schedule_timeout(order(), "remind", seconds=0) for _ in range(10)]
-    wait_until(lambda: len(effects("remind")) == 1 + len(due), "what is due has fired")
+    wait_until(lambda: len(effects("remind")) == 1 + len(due), "the due timeouts have fired")
     wait_until(lambda: redis_client.zcard(keys.entries) == 0, "the garbage is gone", 120)
     assert memory_mb(worker.pid) < before + 24
     end(worker)

@@ -1,4 +1,4 @@
-"""A Redis that is away, a breaker whose clock stands still, and a count of who asked all the same."""
+"""An unavailable Redis, a breaker with a stopped clock, and a count of the connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seconds() -> Seconds:
 
 @pytest.fixture
 def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], ProducerEngine]]:
-    """Whoever schedules uses the Redis at this URL, behind a breaker that goes by `seconds`; returns the engine."""
+    """Use the Redis at this URL, behind a breaker with the clock `seconds`; return the engine."""
 
     def use(url: str) -> ProducerEngine:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
@@ -53,13 +53,13 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
     forget_engine()
 
 
-def await_errands() -> None:
-    """Returns when nobody is on his way to Redis any more, be it that his caller waits for him no longer."""
+def await_redis_calls() -> None:
+    """Wait until no call to Redis is running, including calls whose caller no longer waits."""
     wait_until(lambda: "delayq-redis-call" not in {thread.name for thread in threading.enumerate()})
 
 
 class LookUps:
-    """Stands before the system's look-up of names, and counts what passes."""
+    """Wraps the name resolution of the system, and counts the calls."""
 
     def __init__(self) -> None:
         self.count = 0

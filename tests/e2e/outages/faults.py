@@ -21,21 +21,21 @@ Fault = Callable[[], AbstractContextManager[Wire]]
 
 @contextlib.contextmanager
 def refused() -> Iterator[Wire]:
-    """Nobody listens behind the wire, which hangs up."""
+    """No server behind the wire, which closes connections."""
     with Wire(free_port()) as wire:
         yield wire
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[Wire]:
-    """A proxy that accepts and has lost its server."""
+    """Yield a proxy that accepts connections without a server."""
     with Wire() as wire:
         yield wire
 
 
 @contextlib.contextmanager
 def stopped() -> Iterator[Wire]:
-    """A server whose process has been stopped: the kernel still accepts for it."""
+    """Yield a suspended server; the kernel still accepts connections for it."""
     with RedisProcess() as server, Wire(server.port) as wire:
         server.pause()
         yield wire
@@ -43,7 +43,7 @@ def stopped() -> Iterator[Wire]:
 
 @contextlib.contextmanager
 def loading() -> Iterator[Wire]:
-    """A server that reads its data back, and will do so for longer than the test lasts."""
+    """Yield a server that loads its data for longer than the test runs."""
     with RedisProcess() as server:
         with server.client() as client:
             client.mset({f"key-{number}": "x" * 1000 for number in range(5000)})
@@ -74,7 +74,7 @@ def _is_loading(client: redis.Redis) -> bool:
 
 @contextlib.contextmanager
 def read_only() -> Iterator[Wire]:
-    """A replica, as after a failover that nobody was told of."""
+    """Yield a replica, as after an unnoticed failover."""
     with RedisProcess(extra=["--replicaof", "127.0.0.1 1"]) as server, Wire(server.port) as wire:
         yield wire
 
@@ -89,7 +89,7 @@ def wrong_password() -> Iterator[Wire]:
 
 @contextlib.contextmanager
 def cannot_save() -> Iterator[Wire]:
-    """A server that refuses to write because its disk does (MISCONF)."""
+    """Yield a server that refuses writes because of its disk (MISCONF)."""
     with RedisProcess() as server, Wire(server.port) as wire:
         with server.client() as client:
             client.config_set("save", "3600 1")
@@ -116,11 +116,11 @@ FAULTS: dict[str, Fault] = {
 
 @contextlib.contextmanager
 def swallowed() -> Iterator[str]:
-    """The URL of an address to which packets go and from which none come back."""
+    """Yield the URL of an address that drops all packets."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         host, port = listener.getsockname()
-        # Nobody accepts, and when the listener's queue is full the kernel drops what asks for a connection.
+        # No process accepts connections, and the kernel drops new ones when the queue of the listener is full.
         while True:
             client = stack.enter_context(socket.socket())
             client.settimeout(0.2)

@@ -12,7 +12,7 @@ from tests.testapp.models import Order
 
 
 def order(request: HttpRequest) -> HttpResponse:
-    """A save that arms, a timeout by hand, another that is cancelled."""
+    """Save an object with a policy, schedule a timeout, and cancel another one."""
     placed = Order.objects.create(status="unpaid", created_at=timezone.now())
     schedule_timeout(placed, "remind", minutes=5)
     schedule_timeout(placed, "remind", minutes=5, key="other")

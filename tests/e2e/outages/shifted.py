@@ -28,7 +28,7 @@ class ShiftedClock:
 
     def set(self, ahead: timedelta) -> None:
         """From now on it is so far ahead of the true one; negative: behind."""
-        with self._file.open("r+b", buffering=0) as file:  # in place: the processes look at this very page
+        with self._file.open("r+b", buffering=0) as file:  # in place: the processes read this page
             file.write(struct.pack("=q", ahead // timedelta(microseconds=1)))
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class ShiftedClock:
 
 @functools.cache
 def library() -> Path:
-    """The library to preload, compiled once. Without a compiler: skipped here, failed with `CI=true`."""
+    """Return the library to preload, compiled once. Without a compiler, skip the test; fail it with `CI=true`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or os.uname().sysname != "Linux":
         words = "clocks are shifted with a C compiler, on Linux"

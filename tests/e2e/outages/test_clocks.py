@@ -37,7 +37,7 @@ def shifted() -> Iterator[ShiftedClock]:
 
 @pytest.fixture
 def shifted_redis(shifted: ShiftedClock, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisProcess]:
-    """A Redis server that goes by the clock `shifted`."""
+    """Yield a Redis server with the clock `shifted`."""
     with monkeypatch.context() as patch:
         for name, value in shifted.environment.items():
             patch.setenv(name, value)
@@ -103,7 +103,7 @@ def test_redis_whose_clock_is_set_makes_nothing_early_and_nothing_late_by_as_muc
     assert_none_early()
     assert Timeout.objects.filter(pk__in=[row.pk for row in later], state="pending").count() == 5
     seconds = (database_now("default") - began).total_seconds()
-    assert asked(shifted_redis) <= 150 + 20 * seconds, "what looks due and is not must not be asked for all the time"
+    assert asked(shifted_redis) <= 150 + 20 * seconds, "entries that only seem due must not be reserved repeatedly"
 
 
 @once
@@ -183,6 +183,6 @@ def test_a_worker_whose_clock_is_wrong_fires_by_the_databases(
 
 
 def _written_by_that_clock(shift: timedelta) -> bool:
-    """That the clock of the worker was wrong indeed: its handlers wrote down what they took for now."""
+    """Check that the clock of the worker was wrong: its handlers recorded their current time."""
     wrote: list[datetime] = list(Effect.objects.values_list("at", flat=True))
     return all(abs(at - database_now("default") - shift) < timedelta(minutes=3) for at in wrote)

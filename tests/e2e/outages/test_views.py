@@ -27,7 +27,7 @@ from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
 from django_delayq.redis_clients.clients import ProducerEngine
 from tests.conftest import ROOT
-from tests.e2e.outages.conftest import LookUps, Seconds, await_errands, once
+from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
 from tests.e2e.outages.wire import Wire
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ def schedule_and_cancel(times: int) -> None:
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What an operator reads: the events of all lines from warnings upwards."""
+    """Return the events of all log lines from warnings upwards."""
     return [vars(line).get("event", line.message) for line in caplog.records if line.levelno >= logging.WARNING]
 
 
@@ -57,14 +57,14 @@ def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
     with FAULTS[fault]() as wire:
         engine = use_redis(wire.url)
         schedule_and_cancel(1)
-        await_errands()
+        await_redis_calls()
         first = wire.opened, wire.asked
         assert first[0] == 1
         schedule_and_cancel(25)
         assert (wire.opened, wire.asked) == first, "50 more calls, and none of them asked"
         seconds.now += 60
         schedule_and_cancel(10)
-        await_errands()
+        await_redis_calls()
         assert wire.opened <= 2
         assert wire.asked > first[1] or fault == "refused"
         assert engine.breaker.is_open
@@ -79,11 +79,11 @@ def test_an_address_that_swallows_packets_is_tried_once(
     with swallowed() as url:
         use_redis(url)
         schedule_and_cancel(25)
-        await_errands()
+        await_redis_calls()
         assert look_ups.count == 1
         seconds.now += 60
         schedule_and_cancel(10)
-        await_errands()
+        await_redis_calls()
         assert look_ups.count == 2
 
 
@@ -94,7 +94,7 @@ def test_a_host_that_has_no_address_is_looked_up_once(
 ) -> None:
     use_redis(f"redis://{host}:6379/0")
     schedule_and_cancel(25)
-    await_errands()
+    await_redis_calls()
     assert look_ups.count == 1
     assert Timeout.objects.count() == 25
     assert told(caplog)[0] == "redis_away"
@@ -139,7 +139,7 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         wire.go_silent()
         before = wire.asked
         schedule_and_cancel(25)
-        await_errands()
+        await_redis_calls()
         assert wire.asked == before + 1
         assert wire.opened == 1
         wire.speak()
@@ -155,12 +155,12 @@ def test_many_threads_wait_once_each_at_the_most_and_probe_one_at_a_time(use_red
     with silent() as wire:
         use_redis(wire.url)
         in_threads(6, push_often)
-        await_errands()
+        await_redis_calls()
         assert 1 <= wire.opened <= 6, "those that were under way when the first one failed"
         opened = wire.opened
         seconds.now += 60
         in_threads(6, push_often)
-        await_errands()
+        await_redis_calls()
         assert wire.opened == opened + 1
 
 
@@ -197,7 +197,7 @@ def test_pages_in_transactions_ask_once(use_redis: UseRedis, monkeypatch: pytest
         client = Client()
         for _ in range(10):
             assert client.get(f"/{page}/").content == b"placed"
-        await_errands()
+        await_redis_calls()
         assert wire.opened == 1
     assert Timeout.objects.filter(state="pending").count() == (20 if page == "order" else 40)
 
@@ -211,7 +211,7 @@ def test_asynchronous_pages_ask_once_and_hold_up_no_other(use_redis: UseRedis) -
     with silent() as wire:
         use_redis(wire.url)
         assert async_to_sync(visit)() == [b"placed"] * 10
-        await_errands()
+        await_redis_calls()
         assert wire.opened == 1
     assert Timeout.objects.filter(state="cancelled").count() == 10
 
@@ -224,7 +224,7 @@ def test_saves_ask_once(use_redis: UseRedis) -> None:
                 order = Order.objects.create(status="unpaid", created_at=timezone.now())
             order.status = "paid"
             order.save()
-        await_errands()
+        await_redis_calls()
         assert wire.opened == 1
     assert Timeout.objects.filter(state="cancelled").count() == 10
 
@@ -238,7 +238,7 @@ def test_whoever_manages_his_transaction_himself_asks_once_and_is_told_nothing(u
             transaction.commit()
         finally:
             transaction.set_autocommit(True)
-        await_errands()
+        await_redis_calls()
         assert wire.opened == 1
     assert Timeout.objects.count() == 5
 

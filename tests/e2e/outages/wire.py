@@ -1,4 +1,4 @@
-"""The wire between a client and a Redis server: counts what goes over it, and goes silent when it is told to."""
+"""A proxy between a client and a Redis server that counts the traffic, and stops answering on request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from types import TracebackType
 
 
 class Wire:
-    """Listens on a port of its own and forwards to `port`; without one it accepts and says nothing.
+    """Listens on its own port and forwards to `port`; without one it accepts and answers nothing.
 
-    What it has counted is all that clients had done when it is read: its threads may be behind on a busy machine.
+    The counts include everything that clients sent before they are read, also on a busy machine.
 
     Attributes:
-        dropped: how many bytes of replies were not handed on.
+        dropped: how many bytes of replies were not forwarded.
     """
 
     def __init__(self, port: int | None = None) -> None:
@@ -54,7 +54,7 @@ class Wire:
 
     @property
     def asked(self) -> int:
-        """How often a client said something."""
+        """Return how often a client sent data."""
         deadline = time.monotonic() + 30
         while self.opened and any(map(_unread, list(self._clients))):
             assert time.monotonic() < deadline
@@ -70,15 +70,15 @@ class Wire:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def go_silent(self) -> None:
-        """Connections, old and new, stay open, and nobody hears anything any more."""
+        """Keep all connections open, and forward nothing."""
         self._silent = True
 
     def go_silent_to_subscribers(self) -> None:
-        """The same for connections that subscribed to a channel, and for those alone."""
+        """Do the same only for connections that subscribed to a channel."""
         self._silent_to_subscribers = True
 
     def speak(self) -> None:
-        """What is said from now on is handed on."""
+        """Forward new data again."""
         self._silent = self._silent_to_subscribers = False
 
     def cut(self) -> None:
@@ -120,7 +120,7 @@ class Wire:
                 pass
 
     def _hear(self, client: socket.socket) -> bytes:
-        """What it says next. It is counted before it is read: what is read already has been counted."""
+        """Return the next data. It is counted before it is read."""
         if client.recv(1, socket.MSG_PEEK):
             self._asked += 1
         return client.recv(65_536)

@@ -1,7 +1,7 @@
 """Each promised bound on lateness holds, with an allowance of three times the bound for a slow machine.
 
 A recovery that takes ten times as long as promised fails here; the other suites only wait until it has happened. The
-bounds are those of docs/guarantees.md. Lateness is measured by the database: `settled_at` against the moment promised.
+bounds are those of docs/guarantees.md. Lateness is measured by the database: `settled_at` against the promised time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def at_work(worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
 
 
 def paused(worker: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    """Stop the process where it is, so that another worker gets what comes next."""
+    """Suspend the process, so that another worker gets the next timeouts."""
     worker.send_signal(signal.SIGSTOP)
     return worker
 
@@ -139,7 +139,7 @@ def test_what_was_paused_fires_within_a_sweep_of_its_resumption(start_worker: St
     operations.pause("testapp.order.remind", by="script:test")
     rows = soon(5, 0.0)
     others = soon(1, 1.0, "linger")
-    wait_until(lambda: effects("linger").keys() >= {row.pk for row in others}, "the paused ones have been put aside")
+    wait_until(lambda: effects("linger").keys() >= {row.pk for row in others}, "the paused ones were deferred")
     operations.resume("testapp.order.remind", by="script:test")
     resumed_at = database_now("default")
     wait_until(settled(7), "they have fired")

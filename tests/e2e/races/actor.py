@@ -1,4 +1,4 @@
-"""A process of a race: does what a line of JSON tells it, and answers with a line. See `stage.Actor`."""
+"""A process of a race: runs the commands that it reads as lines of JSON, and answers each. See `stage.Actor`."""
 
 from __future__ import annotations
 

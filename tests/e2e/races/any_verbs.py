@@ -24,9 +24,9 @@ Deed = Callable[[Sequence[int], random.Random], object]
 
 
 def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, int], list[str]]:
-    """One deed in each transaction, or without one, `times` times.
+    """Perform one operation in each transaction, or without one, `times` times.
 
-    Returns how often each came up, and what the database complained of.
+    Return how often each was performed, and the errors of the database.
     """
     dice = random.Random(seed)
     counts: Counter[str] = Counter()
@@ -49,15 +49,15 @@ def _may_be_one(deed: Deed) -> bool:
     """Whether `deed` may be one transaction.
 
     On MySQL and MariaDB not one that saves several, one after the other: it holds gaps between the slots of its first
-    ones while it waits for the next object, and whoever holds that may want such a gap. See docs/databases.md.
+    ones while it waits for the next object, and the holder of that object may want such a gap. See docs/databases.md.
     """
     return connection.vendor != "mysql" or deed is not _save_some
 
 
 def _is_our_own(error: DatabaseError) -> bool:
-    """A `save()` of what another process deletes inserts it anew; two at once, and one of them fails.
+    """Save an object that another process may delete, which inserts it again; of two at once, one fails.
 
-    With `update_fields` it inserts nothing, and says so.
+    With `update_fields` it inserts nothing, and raises.
     """
     if "did not affect any rows" in str(error):
         return True
@@ -82,7 +82,7 @@ def _many(orders: Sequence[int], dice: random.Random) -> None:
 
 
 def _make_due(orders: Sequence[int], dice: random.Random) -> None:
-    """Groups and batches for the workers."""
+    """Schedule groups and batches for the workers."""
     some = Order.objects.filter(pk__in=dice.sample(list(orders), len(orders) // 3))
     policy = dice.choice(["remind", "remind_many", "cancel_unpaid"])
     dq.schedule_timeouts(some, policy, seconds=0, on_conflict="keep")
@@ -97,7 +97,7 @@ def _save_some(orders: Sequence[int], dice: random.Random) -> None:
 
 
 def _delete(orders: Sequence[int], dice: random.Random) -> None:
-    """An order in its parent's name, with whatever child of it there is; and there is a new one in its place."""
+    """Delete an order with its child through the parent model, and create a new one in its place."""
     pk = dice.choice(orders)
     with transaction.atomic():
         Order.objects.filter(pk=pk).delete()
@@ -107,7 +107,7 @@ def _delete(orders: Sequence[int], dice: random.Random) -> None:
 
 
 def _steer(orders: Sequence[int], dice: random.Random) -> None:
-    """What operators do to many at once: to cancelled and fired ones, too."""
+    """Run an operation on many timeouts, including cancelled and fired ones."""
     verb: Any = dice.choice([operations.cancel, operations.fire_now, operations.retry, _postpone])
     rows = Timeout.objects.filter(object_id__in=[str(pk) for pk in dice.sample(list(orders), len(orders) // 2)])
     verb(rows.order_by(dice.choice(["id", "-id", "slot"])), by="a race")

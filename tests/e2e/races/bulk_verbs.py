@@ -17,9 +17,9 @@ from tests.testapp.models import Effect, Order
 
 
 def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, int], list[str]]:
-    """A bulk verb over most of `orders`, in any order, in a transaction or not, `times` times.
+    """Call a bulk function with most of `orders`, in any order, in a transaction or not, `times` times.
 
-    Returns how often each came up, and what the database complained of.
+    Return how often each was called, and the errors of the database.
     """
     dice = random.Random(seed)
     counts: Counter[str] = Counter()
@@ -28,7 +28,7 @@ def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, in
         verb = dice.choice(VERBS)
         some = _most_of(orders, dice)
         try:
-            # One verb in each transaction: who uses two takes care of their order himself.
+            # One call in each transaction, because a caller must order several calls itself.
             with transaction.atomic() if dice.random() < 0.6 else nullcontext():
                 counts[_do(verb, some, dice)] += 1
                 Effect.objects.create(what="usable", object_id="")
@@ -47,7 +47,7 @@ def _do(verb: Any, some: list[int], dice: random.Random) -> str:
 
 
 def _most_of(orders: Sequence[int], dice: random.Random) -> list[int]:
-    """A part without gaps, so that two processes often begin at different ends, or a sample; shuffled."""
+    """Return a contiguous part, so that two processes often begin at different ends, or a sample; shuffled."""
     if dice.random() < 0.5:
         begin = dice.randrange(len(orders) // 2)
         some = list(orders[begin : len(orders) - dice.randrange(len(orders) // 10)])

@@ -1,4 +1,4 @@
-"""Processes that meet in one database: actors that do as they are told, and workers that fire."""
+"""Processes that use one database: actors that run commands, and workers that fire."""
 
 from __future__ import annotations
 

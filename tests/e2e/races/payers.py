@@ -1,4 +1,4 @@
-"""What a paying process does: it pays its share of orders, each at its planned moment of the database's clock."""
+"""A paying process: it pays its orders, each at its planned time by the clock of the database."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.testapp.models import Order
 
 
 def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, float]]:
-    """Pays `share`, orders' keys with moments in Unix time, in this order.
+    """Pay `share`, keys of orders with times in Unix time, in this order.
 
-    Returns each key with the payment's own answer, and the seconds by which it began late.
+    Return each key with the result of the payment, and its lateness in seconds.
     """
     payment = RIGHT_WAYS[way]
     _warm_up(payment)
@@ -33,14 +33,14 @@ def pay(way: str, share: Sequence[tuple[int, float]]) -> list[tuple[int, bool, f
 
 
 def _warm_up(payment: Payment) -> None:
-    """The first payment of a process is many times slower than the next ones; this one is nobody's."""
+    """Make a first payment that does not count, because it is many times slower than the next ones."""
     order = Order.objects.create(created_at=timezone.now())
     payment(order)
     order.delete()
 
 
 def _database_is_ahead_by() -> float:
-    """Seconds by which the database's clock is ahead of ours, by the quickest of some looks at it."""
+    """Return the seconds by which the clock of the database is ahead, from the fastest of several queries."""
     looks = []
     for _ in range(10):
         began = time.time()

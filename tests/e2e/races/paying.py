@@ -1,6 +1,6 @@
-"""Five ways in which "it was paid" can meet "it was cancelled, as nobody had paid": four right ones, and one wrong.
+"""Five ways to pay an order that may be cancelled at the same time: four safe ones, and a wrong one.
 
-Each takes an order as a view has read it some time ago, stale by now, and answers True: paid, or False: too late.
+Each gets an order as a view has read it earlier, and returns True: paid, or False: too late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Payment = Callable[[Order], bool]
 
 
 def pay_before_deadline(order: Order) -> bool:
-    """The guard locks and refreshes the order, and cancels the timeout; the block runs only if that was in time."""
+    """Use the guard, which locks and refreshes the order, and cancels the timeout; the block runs only if in time."""
     try:
         with before_deadline(order, "cancel_unpaid"):
             order.status = "paid"
@@ -27,7 +27,7 @@ def pay_before_deadline(order: Order) -> bool:
 
 
 def pay_if_cancelled_in_time(order: Order) -> bool:
-    """What `cancel_timeout` answers holds until the end of the transaction, and is obeyed."""
+    """Check the result of `cancel_timeout`, which is valid until the end of the transaction."""
     with transaction.atomic():
         if not cancel_timeout(order, "cancel_unpaid"):
             return False
@@ -37,7 +37,7 @@ def pay_if_cancelled_in_time(order: Order) -> bool:
 
 
 def pay_after_locking(order: Order) -> bool:
-    """Nothing of this library: the row is locked before it is read, and what it says then is obeyed."""
+    """Lock the row before reading it, without this library, and check its status."""
     with transaction.atomic():
         fresh = Order.objects.select_for_update().get(pk=order.pk)
         if fresh.status != "unpaid":
@@ -48,9 +48,9 @@ def pay_after_locking(order: Order) -> bool:
 
 
 def pay_by_conditional_update(order: Order) -> bool:
-    """One statement compares and sets. No signal tells of it, so every other payment says it with `sync_timeouts`.
+    """Compare and set in one statement, which sends no signal. Every other payment calls `sync_timeouts`.
 
-    The timeouts of the rest find their condition false when they are due.
+    The other timeouts are skipped when they are due.
     """
     won = Order.objects.filter(pk=order.pk, status="unpaid").update(status="paid") == 1
     if won and order.pk % 2:
@@ -59,7 +59,7 @@ def pay_by_conditional_update(order: Order) -> bool:
 
 
 def pay_blindly(order: Order) -> bool:
-    """The wrong way: a read, then a save of what was read, without a lock. No library can stop it."""
+    """Save the order as it was read, without a lock: the wrong way, which no library can prevent."""
     if order.status != "unpaid":
         return False
     order.status = "paid"

@@ -66,10 +66,10 @@ def race(way: str, payers: Sequence[Actor], *, count: int, per_second: float, sh
 
 
 def _arm(offsets: Sequence[timedelta]) -> tuple[list[int], list[datetime]]:
-    """New unpaid orders, their keys and their deadlines, the first of which is still to come.
+    """Create unpaid orders, and return their keys and deadlines, the first of which is in the future.
 
-    On a machine that was too busy to arm them in time it is done once more, with twice the lead; whoever came too
-    late is cancelled by the workers and does not count.
+    If the machine was too busy to arm them in time, repeat it with twice the lead; late orders are cancelled by the
+    workers and do not count.
     """
     lead = LEAD
     while lead < LONGEST_LEAD:
@@ -109,7 +109,7 @@ def judge(orders: Collection[int], answers: Mapping[int, bool]) -> tuple[int, in
 
 
 def _rows_of(orders: Collection[int]) -> dict[int, Timeout]:
-    """The timeout of each order: the one and only."""
+    """Return the only timeout of each order."""
     rows = list(Timeout.objects.filter(object_id__in=[str(pk) for pk in orders], policy=cancel_unpaid.label))
     by_order = {int(row.object_id): row for row in rows}
     assert len(rows) == len(by_order) == len(orders), "each order has had one timeout"

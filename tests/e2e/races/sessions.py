@@ -41,16 +41,16 @@ class Session:
             connections.close_all()
 
     def end(self) -> None:
-        """Returns when `act` is done; raises what it raised."""
+        """Wait for `act`, and raise its exception."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the other session hangs"
         if self._error is not None:
             raise self._error
 
     def wait_until_it_waits(self, sessions: int = 1) -> None:
-        """Returns when the session waits for a lock of our transaction, or needs none and is done.
+        """Wait until the session waits for a lock of this transaction, or has finished without one.
 
-        `sessions`: how many of them wait then, this one included.
+        `sessions`: how many of them wait then, including this one.
         """
 
         def waits() -> bool:
@@ -58,7 +58,7 @@ class Session:
                 cursor.execute(_WAITS_FOR_US[connection.vendor])
                 return bool(cursor.fetchone()[0] >= sessions) or not self._thread.is_alive()
 
-        # MariaDB brings these tables up to date only when nobody has read them for a tenth of a second.
+        # MariaDB updates these tables only if they were not read for a tenth of a second.
         wait_until(waits, "the other session waits for our lock", pause=0.15)
 
 
@@ -87,7 +87,7 @@ def transaction_with(act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Whoever waits for a lock in this block gives up after a second, with an error."""
+    """Fail after waiting for a lock in this block for a second."""
     begin, end = {
         "postgresql": ("SET lock_timeout = '1s'", "SET lock_timeout = DEFAULT"),
         "mysql": ("SET innodb_lock_wait_timeout = 1", "SET innodb_lock_wait_timeout = DEFAULT"),

@@ -42,7 +42,7 @@ def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, in
     complaints = []
     for _ in range(times):
         try:
-            # One order in each transaction: who locks several takes care of their order himself.
+            # One order in each transaction, because a caller that locks several must order them itself.
             order = Order.objects.get(pk=dice.choice(orders))
             with transaction.atomic() if dice.random() < 0.5 else nullcontext():
                 for verb in dice.choices(VERBS, k=dice.randint(1, 3)):

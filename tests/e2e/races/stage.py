@@ -12,19 +12,19 @@ PATIENCE = 60.0
 
 
 class Actor:
-    """A child process that runs `actor.py`: told something, it does it while others do theirs, and answers."""
+    """A child process that runs `actor.py`: it runs a command at the same time as others, and answers."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def tell(self, deed: str, **what: Any) -> None:
-        """It begins. Answers must be heard before the next time."""
+        """Start a command. Read its answer before the next one."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"deed": deed, **what}) + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> Any:
-        """What it answers, waited for. Raises AssertionError with its traceback if it failed."""
+        """Wait for the answer and return it. Raises AssertionError with its traceback if it failed."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"a process of the race ended by itself, with {self._process.wait()}"
@@ -34,5 +34,5 @@ class Actor:
 
 
 def all_answer(actors: Sequence[Actor]) -> list[Any]:
-    """What each of them answers."""
+    """Return the answers of all."""
     return [actor.hear() for actor in actors]

@@ -1,4 +1,4 @@
-"""Why a read and then a blind `save()` loses: the same unlucky moment for the wrong way to pay and the right ones.
+"""A read and a later `save()` lose an update: the same timing for the wrong way to pay and the safe ones.
 
 A view reads an unpaid order. Before it decides, the deadline passes and the order is cancelled.
 """
@@ -22,13 +22,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def order() -> Order:
-    """An unpaid order as a view has read it, with a deadline that has come."""
+    """Return an unpaid order as a view has read it, with a deadline that has passed."""
     pk = Order.objects.create(created_at=timezone.now() - timedelta(minutes=30)).pk
     return Order.objects.get(pk=pk)
 
 
 def ends(order: Order) -> tuple[str, str, int]:
-    """The status of the order, the state of its timeout, and how often it took effect."""
+    """Return the status of the order, the state of its timeout, and the number of effects."""
     order.refresh_from_db()
     return order.status, Timeout.objects.get(object_id=str(order.pk)).state, Effect.objects.count()
 

@@ -1,6 +1,6 @@
-"""MariaDB and MySQL lock the gap behind what a unique index has just given up: nobody may be caught in it.
+"""MariaDB and MySQL lock the gap after a deleted entry of a unique index, which must not cause deadlocks.
 
-Each test is a deadlock that once came of it in a race.
+Each test is a deadlock that occurred in a race.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_ro
 
 @pytest.fixture
 def former_entries_stay() -> Iterator[None]:
-    """The index keeps what is deleted from it: InnoDB purges nothing that an older reader may still need."""
+    """Keep deleted entries in the index: InnoDB purges nothing that an older reader may still need."""
 
     def read() -> None:
         with connection.cursor() as cursor:
@@ -83,7 +83,7 @@ def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
 
 @pytest.mark.usefixtures("former_entries_stay")
 def test_a_firing_waits_for_nobody_in_a_gap() -> None:
-    """Who takes a slot again holds the gap before it; if he then wants the object that a firing holds, both wait."""
+    """Taking a slot again locks the gap before it. If the transaction then locks an object that fires, both wait."""
     rows = [dq.schedule_timeout(Order.objects.create(status="paid"), "remind", seconds=0) for _ in range(2)]
     due, former = sorted(rows, key=lambda row: row.slot)
     assert dq.cancel_timeout(former)

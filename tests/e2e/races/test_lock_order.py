@@ -1,4 +1,4 @@
-"""Who locks what, in which order, and what he sees who has waited: each test is what once came of it in a race."""
+"""The order of locks, and the data after waiting for a lock. Each test is a bug that occurred in a race."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.testapp.timeouts import cancel_unpaid
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
 
 FIRST, AMONG, LAST = 99_700, 99_900, 100_400
-"""As texts, the keys from 100,000 on come before all others: a page that goes by them takes objects out of turn."""
+"""As strings, the keys from 100,000 on come before all others: a page in that order locks objects out of order."""
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def test_pages_of_one_transaction_lock_objects_in_the_order_of_their_keys(
 def test_a_single_verb_waits_for_no_timeout_of_another_object(declare: Callable[..., Any], verb: str) -> None:
     """MariaDB walks the primary key backwards to find the newest round of a slot in a small ledger.
 
-    So it comes by everybody's rows, and waits for those that somebody holds.
+    So it reads all rows, and waits for locked ones.
     """
     own, other = Order.objects.create(), Order.objects.create()
-    policy = declare(Order, name="renamed", aliases=("formerly",))  # two slots to look into
+    policy = declare(Order, name="renamed", aliases=("formerly",))  # two slots to read
     for _ in range(5):
         dq.schedule_timeout(own, policy, hours=1)
         assert dq.cancel_timeout(own, policy)
@@ -163,7 +163,7 @@ def no_answer(order: Order, timeout: Timeout) -> None:
 
 @pytest.fixture
 def next_is_moving(declare: Callable[..., Any]) -> Callable[..., Any]:
-    """`next_is_moving(policy)`: meanwhile somebody moves the row that is due next, and takes his time to commit."""
+    """`next_is_moving(policy)`: another transaction moves the row that is due next, and commits late."""
     Order.objects.bulk_create([Order() for _ in range(200)])
     settled = declare(Order, name="settled")
     dq.schedule_timeouts(Order.objects.all(), settled, hours=1)
@@ -192,9 +192,9 @@ def next_is_moving(declare: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_firing_waits_for_no_timeout_of_another_object(
     declare: Callable[..., Any], next_is_moving: Callable[..., Any], options: dict[str, Any], end: tuple[str, int]
 ) -> None:
-    """MariaDB prefers the index of what is due to the primary key while hardly anything is due.
+    """MariaDB prefers the index of due rows to the primary key while few rows are due.
 
-    So a compare-and-set came by the row that is due next, and waited for whoever moved it.
+    So a compare-and-set read the row that is due next, and waited for the transaction that moved it.
     """
     policy = declare(Order, name="due", **options)
     row = dq.schedule_timeout(Order.objects.create(), policy, seconds=0)
@@ -218,7 +218,7 @@ def test_burying_a_dead_timeout_waits_for_no_other(
 
 
 def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
-    """Its row is made then. What several find in the way at once, none of them could lock for himself alone."""
+    """Its row is created then. If several find a gap lock at the same time, none could lock it exclusively."""
     before, sessions = deadlocks(), []
     with transaction.atomic():
         operations.pause(cancel_unpaid, by="the first")

@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 ORDERS = 500
 PAYERS = 3
 PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
-"""What two cores stand without falling behind: a payer who comes late for every order runs no race."""
+"""The load that two cores can handle: payers that are late for every order do not race."""
 FAIR = 0.1
-"""Each side must win at least this share, or it was no race."""
+"""The least fraction that each side must win, otherwise there was no race."""
 ATTEMPTS = 5
 STEP = 0.015
 """Seconds by which the payers move at first: then by twice as many, and by half as many once they went too far."""
@@ -45,4 +45,4 @@ def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
         wanted = STEP if outcome.share_paid > 0.5 else -STEP
         step = wanted if not step else 2 * step if (step > 0) == (wanted > 0) else -step / 2
         shift += step
-    pytest.fail(f"no race in {ATTEMPTS} attempts: the shares that were paid are {shares}")
+    pytest.fail(f"no race in {ATTEMPTS} attempts: the fractions of paid orders are {shares}")

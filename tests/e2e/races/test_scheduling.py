@@ -81,7 +81,7 @@ def test_any_verbs_over_the_same_orders_leave_one_row_per_slot_and_no_complaint(
     counts = told(all_answer(four))
     assert all(counts[verb] for verb in ("_save", "_schedule", "_cancel", "_pay", "_extend", "_reschedule")), counts
     due = Timeout.objects.due()
-    wait_until(lambda: not due.exists(), "what is due has fired")
+    wait_until(lambda: not due.exists(), "the due timeouts have fired")
     assert no_slot_is_taken_twice()
     assert sync_policy(cancel_unpaid, DEFAULT_DB_ALIAS, backfill=True, dry_run=True) == Synced()
     fired = Timeout.objects.filter(state=Timeout.State.FIRED).values_list("pk", flat=True)
@@ -102,7 +102,7 @@ def test_transactions_over_different_orders_never_deadlock(four: list[Actor]) ->
 
 
 def test_bulk_verbs_over_the_same_orders_in_different_orders_never_deadlock(four: list[Actor]) -> None:
-    # More than one page, and keys whose order as texts is not that of the numbers.
+    # More than one page, and keys whose order as strings differs from that of the numbers.
     Order.objects.bulk_create([Order(pk=pk, created_at=timezone.now()) for pk in range(99_700, 100_400)])
     orders = list(Order.objects.values_list("pk", flat=True).order_by("pk"))
     for number, actor in enumerate(four):
@@ -124,7 +124,7 @@ def test_all_verbs_deletes_syncs_and_firings_over_the_same_objects_never_deadloc
         counts
     )
     due = Timeout.objects.due()
-    wait_until(lambda: not due.exists(), "what is due has fired")
+    wait_until(lambda: not due.exists(), "the due timeouts have fired")
     assert deadlocks() == before, "also none that a worker repeated"
     assert no_slot_is_taken_twice()
     fired = Timeout.objects.filter(state=Timeout.State.FIRED).values_list("pk", flat=True)

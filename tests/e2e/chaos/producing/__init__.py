@@ -1,1 +1,1 @@
-"""What applications do while everything breaks: each deed is one operation with its line in the journal."""
+"""The operations of applications during faults, each with its line in the journal."""

@@ -13,7 +13,7 @@ KEYS = ("", "a", "b")
 
 
 def _what(operation: Operation) -> tuple[str, str]:
-    """A policy and a key that somebody may have scheduled."""
+    """Return a policy and a key that may be scheduled."""
     policy = operation.random.choice(["cancel_unpaid", "remind", "remind", "falter"])
     return policy, operation.random.choice(KEYS) if policy == "remind" else ""
 
@@ -34,7 +34,7 @@ def remind_unless_reminded(operation: Operation) -> None:
 
 @atomically
 def remind_after_a_savepoint(operation: Operation) -> None:
-    """The first schedule of the transaction is undone with its savepoint; the second one must still be told."""
+    """Schedule a timeout in a savepoint that rolls back, and one that must still be pushed."""
     order, at = operation.hands.an_order(), in_(operation.hands.seconds())
     try:
         with transaction.atomic():
@@ -91,7 +91,7 @@ def cancel(operation: Operation) -> None:
 
 @atomically
 def cancel_and_change_ones_mind(operation: Operation) -> None:
-    """A cancel that is rolled back cancels nothing."""
+    """Roll back a cancel, which then has no effect."""
     order, (policy, key) = operation.hands.an_order(), _what(operation)
     cancel_timeout(order, policy, key=key)
     raise Undo

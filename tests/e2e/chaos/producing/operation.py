@@ -1,4 +1,4 @@
-"""One deed of a producer, framed so that afterwards it is known, or can be found out, whether it happened."""
+"""One operation of a producer; its journal and a marker in the database show whether it committed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Hands:
     own: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_OWN))
 
     def an_order(self) -> Order:
-        """One of its own, mostly; else one of the latest of anybody's, for the sake of quarrels."""
+        """Return an order of this producer, or sometimes a recent one of any producer, to cause conflicts."""
         if self.own and self.random.random() < 0.7:
             return Order.objects.get(pk=self.random.choice(self.own))
         latest = Order.objects.exclude(note__startswith="out-").order_by("-pk").values_list("pk", flat=True)
@@ -55,7 +55,7 @@ class Hands:
 
 @dataclass
 class Operation:
-    """One deed under way."""
+    """One operation in progress."""
 
     hands: Hands
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -76,7 +76,7 @@ class Operation:
 
 
 def claim(verb: str, order: int, policy: str, key: str = "", **what: Any) -> dict[str, Any]:
-    """What an operation says is true once it has committed; moments become texts."""
+    """Return the declared effects of an operation, with datetimes as strings."""
     texts = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in what.items()}
     return {"verb": verb, "order": order, "policy": policy, "key": key, **texts}
 
@@ -86,12 +86,12 @@ def in_(seconds: float) -> datetime:
 
 
 def counted_from(due_at: datetime) -> datetime:
-    """The `created_at` with which an order's automatic timeout is due at that moment."""
+    """Return the `created_at` with which the automatic timeout of an order is due at this time."""
     return due_at - timedelta(seconds=AUTOMATIC_SECONDS)
 
 
 def locked(order: Order) -> Order:
-    """The row as it is now, locked; an order that is gone: the deed is off."""
+    """Lock and return the row. If the order no longer exists, abort the operation."""
     found = Order.objects.select_for_update().filter(pk=order.pk).first()
     if found is None:
         raise Undo
@@ -99,7 +99,7 @@ def locked(order: Order) -> Order:
 
 
 def atomically(deed: Deed) -> Deed:
-    """The deed in a transaction of its own."""
+    """Perform the operation in its own transaction."""
 
     def run(operation: Operation) -> None:
         with transaction.atomic():

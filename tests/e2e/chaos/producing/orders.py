@@ -39,7 +39,7 @@ def place_and_change_ones_mind(operation: Operation) -> None:
 
 @atomically
 def place_after_a_savepoint(operation: Operation) -> None:
-    """The first order is rolled back with its savepoint, the second one stays."""
+    """Roll the first order back with its savepoint, and keep the second one."""
     try:
         with transaction.atomic():
             _new(operation, operation.hands.seconds(), f"half-{operation.id}").save()
@@ -53,7 +53,7 @@ def place_after_a_savepoint(operation: Operation) -> None:
 
 @atomically
 def place_and_commit_late(operation: Operation) -> None:
-    """It is overdue when anybody else can see it."""
+    """Commit an order that is already overdue."""
     order = _new(operation, 0.1)
     order.save()
     time.sleep(operation.random.uniform(0.2, 0.8))
@@ -62,12 +62,12 @@ def place_and_commit_late(operation: Operation) -> None:
 
 
 def place_outside_a_transaction(operation: Operation) -> None:
-    """Saved, then armed: two commits. Whoever dies between the two leaves it to the sync."""
+    """Save and arm in two commits. After a crash between them, the sync arms it."""
     _new(operation, 4 + operation.hands.seconds(), f"out-{operation.id}").save()
 
 
 def place_unseen(operation: Operation) -> None:
-    """No signal tells of these: the sync finds them."""
+    """Create orders without signals, which the sync finds."""
     Order.objects.bulk_create(_new(operation, operation.random.uniform(8, 10), f"out-{operation.id}") for _ in range(3))
 
 
@@ -81,7 +81,7 @@ def place_in_bulk(operation: Operation) -> None:
 
 @atomically
 def postpone(operation: Operation) -> None:
-    """What the deadline counts from moves, and the deadline with it."""
+    """Move the time that the deadline counts from, and so the deadline."""
     order = locked(operation.hands.an_order())
     if order.status != "unpaid":
         raise Undo
@@ -145,7 +145,7 @@ def _pay(operation: Operation, order: Order) -> None:
 
 @atomically
 def pay_conditionally(operation: Operation) -> None:
-    """Without the guard, by an UPDATE that names the state; the ledger is told, or finds out by itself."""
+    """Pay by a conditional UPDATE without the guard, with or without a sync."""
     order = operation.hands.an_order()
     if not Order.objects.filter(pk=order.pk, status="unpaid").update(status="paid"):
         raise Undo

@@ -1,4 +1,4 @@
-"""A producer process: deed after deed until SIGTERM, whatever happens to its connections.
+"""A producer process: performs operations until SIGTERM, whatever happens to its connections.
 
 python -m tests.e2e.chaos.producing.producer NAME SEED JOURNAL
 """
@@ -41,7 +41,7 @@ def main(name: str, seed: str, journal: str) -> None:
 
 
 def perform(deed: Deed, operation: Operation) -> None:
-    """The deed is done, undone or refused, and the journal says which; after a lost connection it is looked up."""
+    """Perform an operation and write its outcome to the journal; after a lost connection, look it up."""
     from django.core.exceptions import ObjectDoesNotExist
 
     from django_delayq import DeadlinePassed
@@ -56,7 +56,7 @@ def perform(deed: Deed, operation: Operation) -> None:
     except (DeadlinePassed, ObjectDoesNotExist) as refusal:
         journal.write(operation.id, "undone", why=type(refusal).__name__)
     except ValueError as error:
-        is_gone = "the object is not in the database" in str(error)  # somebody has removed the order
+        is_gone = "the object is not in the database" in str(error)  # another process has removed the order
         journal.write(operation.id, "undone" if is_gone else "failed", error=str(error))
     except LOST as error:
         cause = error.__cause__ or error

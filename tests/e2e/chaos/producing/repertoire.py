@@ -1,4 +1,4 @@
-"""All deeds, and how often each is done."""
+"""All operations with their weights."""
 
 from __future__ import annotations
 
