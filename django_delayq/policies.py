@@ -163,7 +163,7 @@ class _Registry:
         return self._by_label.get(label)
 
     def __iter__(self) -> Iterator[TimeoutPolicy[Any]]:
-        yield from dict.fromkeys(self._by_label.values())
+        return iter(dict.fromkeys(self._by_label.values()))
 
 
 registry = _Registry()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import redis
     from pytest_django import Settings
 
-pytest_plugins = ["tests.testapp.fixtures"]
+pytest_plugins = ["tests.support.fixtures"]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -56,7 +56,7 @@ def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False
     """
     if get_settings().redis is None:
         return
-    changes = (change_for(row, earlier_only=earlier_only) for row in rows)
+    changes = [change_for(row, earlier_only=earlier_only) for row in rows]
     push(using, [change for change in changes if change is not None])
 
 

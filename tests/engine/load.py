@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineError, EngineUnavailable
-from tests.engine.redis_process import await_true
+from tests.support.waiting import wait_until
 
 PAUSE = 0.002
 LEASE_MS = 2000
@@ -76,7 +76,7 @@ class Load:
         """Wait until ids are added and removed on every shard without a sweep."""
         before = set(self.wanted)
         shards = set(range(self.engine.shards))
-        await_true(lambda: {self.engine.shard_of(id) for id in (self.drained.keys() - before)} == shards, 60)
+        wait_until(lambda: {self.engine.shard_of(id) for id in (self.drained.keys() - before)} == shards)
 
     @contextlib.contextmanager
     def _noted(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -167,25 +167,6 @@ class RedisProcess:
         said = (self.folder / "log").read_text()[-2000:]
         self.close()
         raise RuntimeError(f"{self.binary} did not start:\n{said}")
-
-
-def await_true(condition: Callable[[], object], seconds: float = AWAIT_SECONDS) -> None:
-    """Wait until the condition holds; fail the test if it never does.
-
-    A lost connection means "not yet": servers that fail over close the connections of their clients.
-    """
-    deadline = time.monotonic() + seconds
-    while not _holds(condition):
-        if time.monotonic() > deadline:
-            raise AssertionError("what was waited for did not happen")
-        time.sleep(0.01)
-
-
-def _holds(condition: Callable[[], object]) -> bool:
-    try:
-        return bool(condition())
-    except (redis.ConnectionError, redis.TimeoutError):
-        return False
 
 
 def _answers(client: redis.Redis) -> bool:

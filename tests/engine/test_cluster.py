@@ -11,9 +11,10 @@ from redis.retry import Retry
 
 from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineUnavailable
-from tests.engine.redis_process import NoRedisServer, RedisProcess, await_true, binaries, default_binary
+from tests.engine.redis_process import NoRedisServer, RedisProcess, binaries, default_binary
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import clustered
+from tests.support.waiting import wait_until
 
 SHARDS = 8
 
@@ -75,7 +76,7 @@ def test_a_lost_node_makes_its_shards_unavailable_and_is_found_again() -> None:
             engine.apply([Change("q", id, 1) for id in range(1, 101)])
         assert [answers(engine, shard) for shard in range(SHARDS)].count(False) in (2, 3)
         nodes[1].start()
-        await_true(lambda: is_applied(engine, [Change("q", id, 1) for id in range(1, 101)]))
+        wait_until(lambda: is_applied(engine, [Change("q", id, 1) for id in range(1, 101)]))
         assert sum(engine.queue("q", shard).stats().total for shard in range(SHARDS)) == 100
         engine.close()
 

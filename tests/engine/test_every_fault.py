@@ -17,8 +17,9 @@ from django_delayq.engine import Change, Engine, Entry, Lease
 from django_delayq.engine.scripts import Script, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
-from tests.engine.redis_process import RedisProcess, await_true
+from tests.engine.redis_process import RedisProcess
 from tests.engine.virtual import START_MS, VirtualQueue, virtual_texts
+from tests.support.waiting import wait_until
 
 NOW = START_MS
 HASTY, PATIENT = 0.1, 20.0
@@ -58,7 +59,7 @@ def proxy(shared_server: RedisProcess, client: redis.Redis) -> Iterator[FaultPro
 def through(proxy: FaultProxy, seconds: float) -> redis.Redis:
     """Yield a connected client behind the proxy that does not retry."""
     client = redis.Redis(port=proxy.port, socket_timeout=seconds, retry=Retry(NoBackoff(), 0))
-    await_true(lambda: _answers(client))
+    wait_until(lambda: _answers(client))
     return client
 
 
@@ -83,7 +84,7 @@ def test_a_command_is_done_whole_or_not_at_all_and_may_be_sent_again(
         with pytest.raises(EngineUnavailable, match="not available") as error:
             command(shaken.through(unlucky), leases[1])
         assert isinstance(error.value.__cause__, redis.TimeoutError if fault.is_silent else redis.ConnectionError)
-        await_true(lambda: proxy.met == {fault: 1})
+        wait_until(lambda: proxy.met == {fault: 1})
         once = command(calm.queue, leases[0]) if fault.runs else None
         after_one = calm.snapshot()
         assert shaken.snapshot() == (after_one if fault.runs else before)
@@ -148,7 +149,7 @@ def test_a_round_trip_over_many_queues_is_repeated_until_it_is_whole(
         proxy.inject(fault, only=b"EVAL")
         with pytest.raises(EngineUnavailable):
             Engine(unlucky).apply(changes)
-        await_true(lambda: proxy.met == {fault: 1})
+        wait_until(lambda: proxy.met == {fault: 1})
     engine = Engine(client)
     engine.apply(changes)
     found = {name: dict(engine.queue(name, 0).peek()) for name in "abcd"}
@@ -176,7 +177,7 @@ def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
         proxy.inject(fault, only=Script.parse(read_texts()[request_hit]).sha.encode(), after=after)
         with pytest.raises(EngineUnavailable):
             Engine(unlucky).queue("default", 0).ensure([(1, 5)])
-        await_true(lambda: proxy.met == {fault: 1})
+        wait_until(lambda: proxy.met == {fault: 1})
     queue.ensure([(1, 5)])
     assert queue.peek() == [(1, 5)]
     assert [client.get(key) for key in client.scan_iter(match="*foreign*")] == [b"mine"]

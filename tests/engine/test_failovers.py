@@ -17,8 +17,8 @@ from django_delayq.engine import Change, Engine
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.load import loaded
-from tests.engine.redis_process import await_true
 from tests.engine.topologies import Clustered, Watched, clustered, watched
+from tests.support.waiting import wait_until
 
 SHARDS = 6
 FAR_MS = 2**41
@@ -54,7 +54,7 @@ def is_woken(engine: Engine) -> None:
             engine.apply([Change("alarm", 1, FAR_MS - next(ids))])
         return wakeup.wait(1)
 
-    await_true(is_told)
+    wait_until(is_told)
     wakeup.close()
 
 

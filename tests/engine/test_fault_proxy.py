@@ -11,7 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.engine.fault_proxy import SMALL, Fault, FaultProxy, Pace, _pieces
-from tests.engine.redis_process import RedisProcess, await_true
+from tests.engine.redis_process import RedisProcess
+from tests.support.waiting import wait_until
 
 HASTY = 0.3
 
@@ -41,7 +42,7 @@ def test_one_request_meets_the_fault_and_runs_or_not_as_its_name_says(
     assert through.get("count") == b"0", "other requests pass"
     with pytest.raises(redis.TimeoutError if fault.is_silent else redis.ConnectionError):
         through.incr("count")
-    await_true(lambda: proxy.met == {fault: 1})
+    wait_until(lambda: proxy.met == {fault: 1})
     assert client.get("count") == (b"1" if fault.runs else b"0")
     healthy = connected(proxy)
     assert healthy.incr("count") == 1 + fault.runs, "only one request met it"
@@ -59,7 +60,7 @@ def test_a_fault_counts_although_its_client_waits_no_longer(own_server: RedisPro
             through.incr("count")
         through.close()
         own_server.resume()
-        await_true(lambda: proxy.met == {Fault.STALL_AFTER: 1})
+        wait_until(lambda: proxy.met == {Fault.STALL_AFTER: 1})
         assert client.get("count") == b"1"
 
 
@@ -77,7 +78,7 @@ def test_a_mute_proxy_still_delivers_and_a_swallowing_one_does_not(proxy: FaultP
         condition()
         with pytest.raises(redis.TimeoutError):
             through.incr("count")
-        await_true(lambda: client.get("count") == b"1")
+        wait_until(lambda: client.get("count") == b"1")
         with pytest.raises(redis.TimeoutError):
             connected(proxy, socket_timeout=HASTY)
         proxy.heal()

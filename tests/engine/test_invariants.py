@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
 from django_delayq.engine.faults import Client
-from tests.engine.redis_process import RedisProcess, await_true, binaries
+from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
+from tests.support.waiting import wait_until
 
 TOP_MS = 2**42 - 1
 
@@ -223,18 +224,18 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
         before = virtual.scores()
         with replica.client() as copy:
             copy.replicaof("127.0.0.1", server.port)
-            await_true(lambda: copy.info("replication")["master_link_status"] == "up")
+            wait_until(lambda: copy.info("replication")["master_link_status"] == "up")
             client.wait(1, 5000)
             assert VirtualQueue(client).scores() == before
             assert {int(id): int(score) for id, score in copy.zrange(virtual.entries, 0, -1, withscores=True)} == before
         if persistence == "snapshot":
-            await_true(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])  # the replica's
+            wait_until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])  # the replica's
             client.save()
         else:
-            await_true(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+            wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
             server.extra = ("--appendonly", "yes")
         server.restart()
-        await_true(lambda: VirtualQueue(client).scores() == before)
+        wait_until(lambda: VirtualQueue(client).scores() == before)
 
 
 def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:

@@ -21,9 +21,10 @@ from django_delayq.engine import DelayQueue, Lease
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
 from tests.engine.model import LEASE_MS, Held, QueueMachine
-from tests.engine.redis_process import RedisProcess, await_true
+from tests.engine.redis_process import RedisProcess
 from tests.engine.test_model import COMMON, PROFILE
 from tests.engine.virtual import VirtualQueue, virtual_texts
+from tests.support.waiting import wait_until
 
 HASTY, PATIENT = 0.1, 20.0
 PROFILES = {
@@ -95,12 +96,12 @@ class ShakenQueue:
         return getattr(self._patient, name)(*args)
 
     def _meet(self, fault: Fault, queue: DelayQueue, name: str, *args: Any) -> None:
-        await_true(self._is_connected)  # the handshake is over, so that only the command itself can be late
+        wait_until(self._is_connected)  # the handshake is over, so that only the command itself can be late
         before = self._proxy.met[fault]
         self._proxy.inject(fault, only=b"EVAL")
         with pytest.raises(EngineUnavailable):
             getattr(queue, name)(*args)
-        await_true(lambda: self._proxy.met[fault] > before)
+        wait_until(lambda: self._proxy.met[fault] > before)
 
     def _is_connected(self) -> bool:
         try:

@@ -17,7 +17,8 @@ from redis.retry import Retry
 from django_delayq.engine import Change, Engine, Wakeup
 from django_delayq.engine import wakeup as wakeup_module
 from tests.engine.fault_proxy import FaultProxy
-from tests.engine.redis_process import RedisProcess, await_true
+from tests.engine.redis_process import RedisProcess
+from tests.support.waiting import wait_until
 
 LONG = 20.0
 """Seconds that no test waits for: a wait that ends before was woken."""
@@ -96,7 +97,7 @@ def test_a_killed_subscriber_wakes_and_subscribes_anew(client: redis.Redis, waki
     (killed,) = subscribers(client)
     client.client_kill_filter(_id=killed)
     assert wakeup.wait(LONG), "an error ends the wait"
-    await_true(lambda: subscribers(client) not in ([], [killed]))
+    wait_until(lambda: subscribers(client) not in ([], [killed]))
     assert wakeup.wait(LONG), "so is the new subscription"
     engine.apply([Change("default", 1, 5)])
     assert wakeup.wait(LONG)
@@ -110,7 +111,7 @@ def test_a_restarted_server_is_listened_to_again(own_server: RedisProcess) -> No
         own_server.kill()
         assert wakeup.wait(LONG)
         own_server.start()
-        await_true(lambda: len(subscribers(client)) == 1)
+        wait_until(lambda: len(subscribers(client)) == 1)
         while wakeup.wait(0.2):
             pass
         client.publish("w", "5")
@@ -124,9 +125,9 @@ def test_a_server_that_is_down_at_the_start_is_listened_to_later(own_server: Red
         wakeup = Wakeup(client, ["w"])
         wakeup.start()
         own_server.start()
-        await_true(lambda: len(subscribers(client)) == 1)
+        wait_until(lambda: len(subscribers(client)) == 1)
         wakeup.close()
-        await_true(lambda: subscribers(client) == [])
+        wait_until(lambda: subscribers(client) == [])
 
 
 def test_a_silent_connection_ends_the_wait_at_its_cap(own_server: RedisProcess) -> None:
@@ -186,7 +187,7 @@ def test_closing_during_a_connect_that_hangs_returns_and_the_thread_follows(own_
         wakeup.close()
         assert time.monotonic() - started < LONG / 2
         own_server.resume()
-        await_true(lambda: not [thread for thread in threading.enumerate() if thread.name == "delayq-wakeup"])
+        wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "delayq-wakeup"])
         assert subscribers(client) == []
 
 
@@ -257,4 +258,4 @@ def test_fifty_starts_and_stops_leave_no_thread_and_no_connection(client: redis.
             run: Callable[[], None] = getattr(thread, act)
             run()
     assert not [thread for thread in threading.enumerate() if thread.name == "delayq-wakeup"]
-    await_true(lambda: subscribers(client) == [])
+    wait_until(lambda: subscribers(client) == [])

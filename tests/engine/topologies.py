@@ -19,7 +19,8 @@ from typing import Any
 
 import redis
 
-from tests.engine.redis_process import RedisProcess, await_true, cluster_port
+from tests.engine.redis_process import RedisProcess, cluster_port
+from tests.support.waiting import wait_until
 
 SERVICE = "shop"
 SLOTS = 16384
@@ -62,7 +63,7 @@ class Watched:
         """Move the service with an operator's command; return the new master when all sentinels agree on it."""
         former = self.master
         with self.sentinels[0].client(tcp=True) as client:
-            await_true(lambda: _is_accepted(client, "SENTINEL", "FAILOVER", SERVICE), CHANGE_SECONDS)
+            wait_until(lambda: _is_accepted(client, "SENTINEL", "FAILOVER", SERVICE), seconds=CHANGE_SECONDS)
         return self._successor_of(former)
 
     def _successor_of(self, former: RedisProcess) -> RedisProcess:
@@ -73,7 +74,7 @@ class Watched:
             alive = [server for server in self.servers if role_of(server) != "gone"]
             return all(server is self.master or _follows(server, self.master) for server in alive)
 
-        await_true(is_there, CHANGE_SECONDS)  # until all follow: a master that dies before has no fit successor
+        wait_until(is_there, seconds=CHANGE_SECONDS)  # until all follow: a master that dies before has no fit successor
         return self.master
 
     def _named_by(self, sentinel: RedisProcess) -> int:
@@ -106,13 +107,13 @@ def watched(binary: str | None = None, replicas: int = 2, sentinels: int = 3) ->
         for _ in range(replicas):
             follows = [*quick, "--replicaof", "127.0.0.1", str(master.port)]
             servers.append(stack.enter_context(RedisProcess(binary, extra=follows)))
-        await_true(lambda: all(_is_in_step(server) for server in servers[1:]))
+        wait_until(lambda: all(_is_in_step(server) for server in servers[1:]))
         watchers = [stack.enter_context(SentinelProcess(master, sentinels // 2 + 1)) for _ in range(sentinels)]
         clients = [stack.enter_context(watcher.client(tcp=True)) for watcher in watchers]
         for client in clients:
             with contextlib.suppress(redis.ResponseError):  # from 7.0 on: they check more often
                 client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", 500, "PUBLISH-PERIOD", 200)
-        await_true(lambda: all(_knows_all(client, replicas, sentinels) for client in clients), CHANGE_SECONDS)
+        wait_until(lambda: all(_knows_all(client, replicas, sentinels) for client in clients), seconds=CHANGE_SECONDS)
         yield Watched(servers, watchers)
 
 
@@ -148,7 +149,7 @@ class Clustered:
                 _is_accepted(self.replicas[place], "CLUSTER", "FAILOVER")
             return role_of(self.replicas[place]) == "master"
 
-        await_true(is_done, CHANGE_SECONDS)
+        wait_until(is_done, seconds=CHANGE_SECONDS)
         self._await_promotion(place)
         return self.replicas[place]
 
@@ -160,10 +161,10 @@ class Clustered:
 
     def _await_promotion(self, place: int) -> None:
         alive = [node for node in self.nodes if role_of(node) != "gone"]
-        await_true(lambda: role_of(self.replicas[place]) == "master", CHANGE_SECONDS)
+        wait_until(lambda: role_of(self.replicas[place]) == "master", seconds=CHANGE_SECONDS)
         # A node that does not know it yet still considers itself a master.
-        await_true(lambda: [*map(role_of, self.nodes)].count("master") == len(self.masters), CHANGE_SECONDS)
-        await_true(lambda: all(_state(node)["cluster_state"] == "ok" for node in alive), CHANGE_SECONDS)
+        wait_until(lambda: [*map(role_of, self.nodes)].count("master") == len(self.masters), seconds=CHANGE_SECONDS)
+        wait_until(lambda: all(_state(node)["cluster_state"] == "ok" for node in alive), seconds=CHANGE_SECONDS)
 
 
 @dataclass
@@ -220,11 +221,11 @@ def clustered(
                 _say(server, "CLUSTER", "ADDSLOTS", *range(i * SLOTS // masters, (i + 1) * SLOTS // masters))
             _say(server, "CLUSTER", "MEET", "127.0.0.1", found.masters[0].port)
         count = str(len(found.nodes))
-        await_true(lambda: all(_state(node)["cluster_known_nodes"] == count for node in found.nodes))
+        wait_until(lambda: all(_state(node)["cluster_known_nodes"] == count for node in found.nodes))
         for master, replica in zip(found.masters, found.replicas, strict=replicas):
-            await_true(lambda: _is_accepted(replica, "CLUSTER", "REPLICATE", _id(master)))  # noqa: B023
-        await_true(lambda: all(_is_in_step(replica) for replica in found.replicas))
-        await_true(lambda: all(_state(node)["cluster_state"] == "ok" for node in found.nodes))
+            wait_until(lambda: _is_accepted(replica, "CLUSTER", "REPLICATE", _id(master)))  # noqa: B023
+        wait_until(lambda: all(_is_in_step(replica) for replica in found.replicas))
+        wait_until(lambda: all(_state(node)["cluster_state"] == "ok" for node in found.nodes))
         yield found
 
 

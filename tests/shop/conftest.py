@@ -25,6 +25,7 @@ PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project"), os.envir
 AN_HOUR = 3600.0
 DELAYS = ("cancel_unpaid", "cancel_unaccepted", "review_by_default", "notify_trial_expiry", "promised_delivery")
 DATABASE = os.environ.get("DELAYQ_TEST_DB", "sqlite")
+on_sqlite = pytest.mark.skipif(DATABASE != "sqlite", reason="it is the same on each database, and tried on SQLite")
 
 
 class Shop:

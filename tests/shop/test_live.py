@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shop.conftest import Shop
+from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.synthetic import random_orders
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -28,6 +28,7 @@ def test_lived_through_two_real_workers_each_order_has_one_outcome(shop: Shop, t
     assert sum(counts["cancel_unpaid"].values()) == 60
 
 
+@on_sqlite
 def test_the_demo_ends_settled_and_consistent(shop: Shop) -> None:
     shop.start_worker()
     options = ("--orders", "12", "--seconds", "0.2", "--pace", "20", "--json-summary")
@@ -38,11 +39,13 @@ def test_the_demo_ends_settled_and_consistent(shop: Shop) -> None:
     assert summary["late_ms"]["count"] >= 12
 
 
+@on_sqlite
 def test_the_demo_without_a_worker_fails_and_says_what_is_missing(shop: Shop) -> None:
     error = shop.manage("play_demo", "--orders", "2", "--seconds", "0.05", "--patience", "0.5", fails=True)
     assert "Is a worker running?" in error
 
 
+@on_sqlite
 def test_a_replay_that_is_told_to_stop_takes_its_workers_with_it(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(40).write(tmp_path)
     replay = shop.start("replay_orders", "--orders", str(orders), "--reviews", str(reviews))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import settings as test_settings
-from tests.shop.conftest import Shop
+from tests.shop.conftest import Shop, on_sqlite
 from tests.shop.oracle import expected_counts
 from tests.shop.synthetic import Files, broken_rows, odd_orders, random_orders
 
@@ -70,11 +70,13 @@ def test_what_is_due_after_the_last_step_stays_pending_unless_told_otherwise(sho
     assert settled == expected_counts(orders, reviews, 4, until_settled=True)
 
 
+@on_sqlite
 def test_columns_that_are_missing_mean_never(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(20).write(tmp_path, without=("customer_id", "order_status", STEPS[2]))
     assert _replay(shop, orders, reviews) == expected_counts(orders, reviews)
 
 
+@on_sqlite
 def test_rows_that_cannot_be_read_are_left_out(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = broken_rows(odd_orders()).write(tmp_path)
     assert _replay(shop, orders, reviews) == expected_counts(orders, reviews)
@@ -93,6 +95,7 @@ def test_what_another_replay_has_left_pending_does_no_harm(shop: Shop, tmp_path:
     assert _replay(shop, *others) == expected_counts(*others)
 
 
+@on_sqlite
 def test_after_a_virtual_replay_orders_and_ledger_agree(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = odd_orders().write(tmp_path)
     _replay(shop, orders, reviews, "--until-settled", "--check")
@@ -110,6 +113,7 @@ Order.objects.filter(pk=order.pk).update(status="accepted", cancelled_at=None, c
 """
 
 
+@on_sqlite
 def test_an_order_that_contradicts_its_ledger_is_found(shop: Shop, tmp_path: Path) -> None:
     """The check of the live replay must be able to fail."""
     orders, reviews = random_orders(12).write(tmp_path)
@@ -119,6 +123,7 @@ def test_an_order_that_contradicts_its_ledger_is_found(shop: Shop, tmp_path: Pat
     assert any("cancel_unaccepted is fired, expected in time" in words for words in after)
 
 
+@on_sqlite
 @pytest.mark.parametrize("content", [None, "a,b\n1,2\n", b"\xff\xfe\x00"])
 def test_a_file_of_another_kind_is_refused_in_words(shop: Shop, tmp_path: Path, content: str | bytes | None) -> None:
     orders = tmp_path / "orders.csv"

@@ -43,7 +43,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, *, steady: bo
     (folder / "tests").mkdir()
     (folder / "tests" / "test_some.py").write_text(FAILS_ONCE.format(count=count, steady=steady))
     command = ["pytest", "tests"]
-    monkeypatch.setattr(suite, "_stages", lambda: [suite.Stage("some", "a few tests", (), [command])])
+    stages = [suite.Stage("some", "a few tests", (), [command]), suite.Stage("other", "computes", [["python", "-V"]])]
+    monkeypatch.setattr(suite, "_stages", lambda: stages)
     return suite.run([])
 
 
@@ -53,7 +54,9 @@ def test_a_few_tests_that_fail_once_pass_and_are_named(
     assert run(folder, monkeypatch, suite.UNSTEADY_LIMIT) == 0
     names = [f"some-0: tests/test_some.py::test_unsteady[{number}]" for number in range(suite.UNSTEADY_LIMIT)]
     assert suite.UNSTEADY.read_text().splitlines() == names
-    assert f"UNSTEADY  {names[0]}: failed, then passed alone" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert f"UNSTEADY  {names[0]}: failed, then passed alone" in said
+    assert "passed    other: computes" in said
     results = guarantees.read_results(suite.RESULTS)
     assert results["tests/test_some.py::test_unsteady"]["some"] == {"passed": suite.UNSTEADY_LIMIT}
     assert results["tests/test_some.py::test_steady"]["some"] == {"passed": 1}

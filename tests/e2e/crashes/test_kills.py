@@ -11,7 +11,8 @@ import pytest
 from django.db import connection
 
 from django_delayq.models import Timeout
-from tests.e2e.crashes.conftest import SHORT, StartWorker, due_now, effects, settled, states, wait_until
+from tests.support.processes import SHORT, StartWorker, due_now, effects, settled, states
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect
 from tools.servers import RedisServer
 

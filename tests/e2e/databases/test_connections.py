@@ -22,7 +22,7 @@ from django_delayq.clock import database_now
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import forget_engine
 from tests.e2e.databases.conftest import OwnDatabase
-from tests.e2e.races.stage import wait_until
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from django.db import connection, transaction
 
 import django_delayq as dq
 from django_delayq.models import Timeout
-from tests.e2e.crashes.conftest import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the test here
 from tests.e2e.databases.test_outages import processor_seconds
-from tests.e2e.races.stage import wait_until
+from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the test here
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]

@@ -15,7 +15,7 @@ from django.db import connection
 import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.e2e.databases.conftest import OwnDatabase
-from tests.e2e.races.stage import wait_until
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 pytestmark = [

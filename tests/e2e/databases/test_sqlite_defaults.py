@@ -16,7 +16,7 @@ from django.db import connection, transaction
 import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.conftest import ROOT
-from tests.e2e.races.stage import wait_until
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tools import processes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from django_delayq.engine import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -106,13 +106,6 @@ def _is_done(act: Callable[[], object]) -> bool:
 def _assert_gone(queue: Any, id: int) -> None:
     if id in dict(queue.peek(500)):
         raise EngineUnavailable("it is still there")
-
-
-def wait_until(holds: Callable[[], object], what: str, patience: float = 90) -> None:
-    deadline = time.monotonic() + patience
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {patience:g} s: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture

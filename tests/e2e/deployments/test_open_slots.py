@@ -7,8 +7,9 @@ from django.db import connection
 from redis.crc import key_slot
 
 from django_delayq.redis_clients import get_engine
-from tests.e2e.deployments.conftest import Stage, wait_until
+from tests.e2e.deployments.conftest import Stage
 from tests.engine.topologies import clustered
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.e2e,

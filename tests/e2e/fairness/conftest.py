@@ -14,7 +14,7 @@ from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_worker_engine
-from tests.e2e.crashes.conftest import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
+from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
 from tests.testapp.models import Order, Parcel
 
 

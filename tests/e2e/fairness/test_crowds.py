@@ -10,9 +10,10 @@ import subprocess
 
 import pytest
 
-from tests.e2e.crashes.conftest import StartWorker, wait_until
 from tests.e2e.fairness.conftest import crowd, fired, latecomers, memory_mb, waiting
 from tests.settings import DB
+from tests.support.processes import StartWorker
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.e2e,

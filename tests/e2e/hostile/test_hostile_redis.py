@@ -16,13 +16,20 @@ from django.db import connections
 from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine.keys import QueueKeys, queue_keys
 from django_delayq.models import Timeout, WorkerSeen
-from tests.e2e.crashes.conftest import effects, wait_until
+from tests.settings import DB
+from tests.support.processes import effects
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
     import redis
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(DB != "postgresql", reason="what Redis holds is the same with each database"),
+]
 StartCommand = Callable[..., "subprocess.Popen[bytes]"]
 
 LEASED = 2**52

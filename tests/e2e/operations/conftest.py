@@ -11,8 +11,8 @@ from datetime import datetime
 
 from django_delayq.clock import database_now
 from django_delayq.models import Timeout
-from tests.e2e.crashes.conftest import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
 from tests.e2e.fairness.conftest import source as source  # noqa: PLC0414
+from tests.support.processes import start_worker as start_worker  # noqa: PLC0414 - a fixture, for the tests here
 
 BY = "admin:alice"
 

@@ -16,10 +16,11 @@ from django.utils import timezone
 
 from django_delayq.models import Timeout
 from django_delayq.operations import change_delay, hold, pause, resume
-from tests.e2e.crashes.conftest import StartWorker, wait_until
 from tests.e2e.fairness.conftest import crowd, fired, latecomers
 from tests.e2e.operations.conftest import BY, committed, count, end, fired_after, wait_until_stopped
 from tests.settings import DB
+from tests.support.processes import StartWorker
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Parcel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]

@@ -12,7 +12,7 @@ from django.db import connection
 
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.redis_clients.clients import ProducerEngine
-from tests.integration.worker.running import wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings

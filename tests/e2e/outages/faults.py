@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 import redis
 
 from tests.e2e.outages.wire import Wire
-from tests.engine.redis_process import RedisProcess, await_true, free_port
+from tests.engine.redis_process import RedisProcess, free_port
+from tests.support.waiting import wait_until
 from tools import processes
 
 Fault = Callable[[], AbstractContextManager[Wire]]
@@ -54,7 +55,7 @@ def loading() -> Iterator[Wire]:
             process = processes.start([*words, *slowly], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             with server.client(tcp=True) as client, Wire(server.port) as wire:
-                await_true(lambda: _is_loading(client))
+                wait_until(lambda: _is_loading(client))
                 yield wire
                 assert _is_loading(client), "it must not be through before the test is"
         finally:
@@ -95,7 +96,7 @@ def cannot_save() -> Iterator[Wire]:
             client.set("key", "value")
             shutil.rmtree(server.folder)
             client.bgsave()
-            await_true(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+            wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
         yield wire
 
 

@@ -16,7 +16,8 @@ from django_delayq.redis_clients import forget_engine
 from tests.e2e.outages.conftest import once
 from tests.e2e.outages.shifted import ShiftedClock
 from tests.engine.redis_process import RedisProcess
-from tests.integration.worker.running import RunningWorker, due_orders, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, due_orders
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from tests.conftest import ROOT
 from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
 from tests.e2e.outages.wire import Wire
-from tests.integration.worker.running import wait_until
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]

@@ -18,7 +18,8 @@ from django.db import connection
 from django_delayq import operations, schedule_timeout, schedule_timeouts
 from django_delayq.clock import database_now
 from django_delayq.models import Timeout
-from tests.e2e.crashes.conftest import StartWorker, due_now, effects, settled, wait_until
+from tests.support.processes import StartWorker, due_now, effects, settled
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 from tools.servers import RedisServer
 

@@ -14,7 +14,8 @@ import redis
 
 from django_delayq.engine.keys import queue_keys
 from tests.conftest import ROOT
-from tests.e2e.races.stage import PATIENCE, Actor, all_answer, wait_until
+from tests.e2e.races.stage import PATIENCE, Actor, all_answer
+from tests.support.waiting import wait_until
 from tools import processes
 
 

@@ -14,7 +14,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django_delayq import sync_timeouts
 from django_delayq.clock import database_now
 from django_delayq.models import Timeout
-from tests.e2e.races.stage import Actor, all_answer, wait_until
+from tests.e2e.races.stage import Actor, all_answer
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import cancel_unpaid
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection, connections, transaction
 
-from tests.e2e.races.stage import PATIENCE, wait_until
+from tests.e2e.races.stage import PATIENCE
+from tests.support.waiting import wait_until
 
 needs_row_locks = pytest.mark.skipif(
     connection.vendor == "sqlite", reason="SQLite has no row locks: a writer holds the whole database"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 PATIENCE = 60.0
@@ -37,11 +36,3 @@ class Actor:
 def all_answer(actors: Sequence[Actor]) -> list[Any]:
     """Return the answers of all."""
     return [actor.hear() for actor in actors]
-
-
-def wait_until(holds: Callable[[], bool], what: str, *, pause: float = 0.02) -> None:
-    """Wait until `holds()`, called every `pause` seconds. `what` describes it in the failure."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}"
-        time.sleep(pause)

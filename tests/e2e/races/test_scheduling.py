@@ -16,7 +16,8 @@ from django_delayq.arming.sync import Synced, sync_policy
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import deadlocks
 from tests.e2e.races.single_verbs import USABLE
-from tests.e2e.races.stage import Actor, all_answer, wait_until
+from tests.e2e.races.stage import Actor, all_answer
+from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
 from tests.testapp.timeouts import cancel_unpaid
 

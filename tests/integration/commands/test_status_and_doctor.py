@@ -34,11 +34,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture
-def without_redis(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-
-
 def a_worker(**values: Any) -> WorkerSeen:
     now = timezone.now()
     given: dict[str, Any] = {

@@ -37,11 +37,6 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def order() -> Order:
-    return Order.objects.create(status="unpaid")
-
-
-@pytest.fixture
 def orders() -> list[Order]:
     return [Order.objects.create(status="unpaid") for _ in range(5)]
 

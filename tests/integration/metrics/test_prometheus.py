@@ -21,7 +21,7 @@ import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
 from django_delayq.contrib import prometheus as metrics
 from django_delayq.testing import fire_due
-from tests.integration.worker.running import wait_until
+from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -26,11 +26,6 @@ def as_in_a_new_process() -> Iterator[None]:
     forget_engine()
 
 
-@pytest.fixture
-def order() -> Order:
-    return Order.objects.create(status="unpaid")
-
-
 def pending(order: Order, policy: Any = "remind", **delay: Any) -> Timeout:
     return schedule_timeout(order, policy, **(delay or {"hours": 1}))
 

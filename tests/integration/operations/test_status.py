@@ -17,7 +17,8 @@ from django_delayq.operations import pause
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.worker import Worker
 from tests.integration.operations.conftest import BY, as_if, dead, pending
-from tests.integration.worker.running import RunningWorker, due_orders, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, due_orders
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:

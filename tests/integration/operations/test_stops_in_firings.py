@@ -24,7 +24,7 @@ from django_delayq.recovery.sweep import DEFERRED
 from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
-from tests.integration.worker.running import due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Effect, Order
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("no_pace")]

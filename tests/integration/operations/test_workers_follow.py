@@ -21,7 +21,8 @@ from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
 from django_delayq.worker.health import RedisHealth
 from tests.integration.operations.conftest import BY, pending
-from tests.integration.worker.running import RunningWorker, due_orders, states, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, due_orders, states
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -41,11 +42,6 @@ def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
     yield request.param
     forget_engine()
-
-
-@pytest.fixture
-def without_redis(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
 
 
 @pytest.fixture

@@ -20,11 +20,6 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 State = Timeout.State
 
 
-@pytest.fixture
-def order() -> Order:
-    return Order.objects.create(status="unpaid")
-
-
 def settle(row: Timeout, state: str, cause: str = "due") -> None:
     settled = None if state == State.FIRING else timezone.now()
     Timeout.objects.filter(pk=row.pk).update(

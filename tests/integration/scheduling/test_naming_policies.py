@@ -34,9 +34,7 @@ def test_a_policy_in_the_context_of_a_template_is_not_called() -> None:
 def test_a_policy_looks_like_its_handler_and_its_class_like_a_class() -> None:
     assert cancel_unpaid.__name__ == "cancel_unpaid"  # type: ignore[attr-defined]
     assert inspect.signature(cancel_unpaid) == inspect.signature(cancel_unpaid.handler)
-    assert inspect.getdoc(dq.get_policy((Order, "kill_worker"))) == (
-        "The worst handler there is: its process is gone before anybody can note anything."
-    )
+    assert inspect.getdoc(dq.get_policy((Order, "kill_worker"))) == "Kill the process before anything can be recorded."
     assert "handler" in inspect.signature(dq.TimeoutPolicy).parameters
 
 

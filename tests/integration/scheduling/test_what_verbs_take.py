@@ -17,11 +17,6 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def order() -> Order:
-    return Order.objects.create(status="unpaid")
-
-
 def test_the_reading_verbs_take_a_timeout(order: Order) -> None:
     order.created_at = timezone.now()
     order.save()

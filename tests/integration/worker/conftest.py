@@ -11,7 +11,7 @@ import pytest
 from django_delayq.firing.unknown import unknown
 from django_delayq.redis_clients import forget_engine
 from tests.engine.redis_process import RedisProcess
-from tests.integration.worker.running import RunningWorker, StartWorker
+from tests.support.workers import RunningWorker, StartWorker
 
 if TYPE_CHECKING:
     import redis

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from tests.engine.redis_process import RedisProcess, cluster_port, free_port
+from tests.support.waiting import wait_until
 from tools import processes
 
 START_SECONDS = 30.0
@@ -28,7 +28,7 @@ def sentinel_of(server: RedisProcess) -> Iterator[int]:
             process = processes.start([server.binary, config, "--sentinel"], cwd=folder, stdout=log, stderr=log)
         try:
             with redis.Redis(port=port, socket_timeout=5) as client:
-                await_true(client.ping)
+                wait_until(client.ping)
             yield port
         finally:
             processes.kill(process)
@@ -46,21 +46,10 @@ def cluster_of(count: int = 3) -> Iterator[list[RedisProcess]]:
             slots = range(i * 16384 // count, (i + 1) * 16384 // count)
             client.execute_command("CLUSTER", "ADDSLOTS", *slots)
             client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-        await_true(lambda: all(_is_whole(client, count) for client in clients))
+        wait_until(lambda: all(_is_whole(client, count) for client in clients))
         yield nodes
 
 
 def _is_whole(client: redis.Redis, count: int) -> bool:
     said: Any = client.cluster("INFO")
     return bool(said["cluster_state"] == "ok" and int(said["cluster_known_nodes"]) == count)
-
-
-def await_true(condition: Callable[[], object], seconds: float = START_SECONDS) -> None:
-    """Returns once the condition holds; fails if it never does."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with contextlib.suppress(redis.RedisError):
-            if condition():
-                return
-        time.sleep(0.01)
-    raise AssertionError("what was waited for did not happen")

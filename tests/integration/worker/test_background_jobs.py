@@ -14,7 +14,8 @@ from django_delayq import operations, schedule_timeout
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from tests.engine.redis_process import RedisProcess
-from tests.integration.worker.running import StartWorker, all_are, due_orders, states, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders, states
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
     first = entries()[row.pk]
     left = first / 1000 - timezone.now().timestamp()
     assert left < 3.5
-    wait_until(lambda: entries()[row.pk] > first, 10)
+    wait_until(lambda: entries()[row.pk] > first, seconds=10)
     handler.end.set()
     wait_until(all_are("fired"))
 
@@ -154,7 +155,7 @@ def test_what_is_resumed_is_fired_at_once(start_worker: StartWorker) -> None:
     [other] = due_orders("linger")
     wait_until(lambda: Timeout.objects.filter(pk=other.pk, state="fired").exists())
     operations.resume("testapp.order.remind", by="script:test")
-    wait_until(lambda: states() == {"fired": 3}, 20)
+    wait_until(lambda: states() == {"fired": 3}, seconds=20)
     assert {row.pk for row in rows} <= set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
 
 
@@ -169,4 +170,4 @@ def test_an_idle_worker_is_woken_by_what_is_scheduled(
     due_orders("remind")
     wait_until(all_are("fired"))
     schedule_timeout(Order.objects.create(status="new"), "remind", after=timedelta(0))
-    wait_until(all_are("fired"), 20)
+    wait_until(all_are("fired"), seconds=20)

@@ -16,7 +16,7 @@ from django_delayq.redis_clients.breaker import (
     LONGEST_PAUSE_SECONDS,
     Breaker,
 )
-from tests.integration.worker.running import wait_until
+from tests.support.waiting import wait_until
 
 
 class Seconds:

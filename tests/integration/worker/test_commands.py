@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from django_delayq.models import Timeout
-from tests.integration.worker.running import due_orders, states
+from tests.support.workers import due_orders, states
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from django_delayq.conf import ConfigError
 from django_delayq.executors import Executor, make_executor
 from django_delayq.firing import Report, Work, run
 from django_delayq.models import Timeout
-from tests.integration.worker.running import RunningWorker, StartWorker, all_are, due_orders, events, states, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, states
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:

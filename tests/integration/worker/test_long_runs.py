@@ -14,7 +14,8 @@ from django.db import connection
 
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.worker.running import StartWorker, all_are, due_orders, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:

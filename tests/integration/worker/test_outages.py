@@ -17,7 +17,8 @@ from django_delayq.models import Timeout
 from django_delayq.recovery import sweep
 from django_delayq.redis_clients import forget_engine, get_engine
 from tests.engine.redis_process import RedisProcess
-from tests.integration.worker.running import StartWorker, all_are, due_orders, events, states, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders, events, states
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

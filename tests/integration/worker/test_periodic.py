@@ -19,8 +19,9 @@ from django_delayq.worker import background as background_module
 from django_delayq.worker.background import Background
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.periodic import Job, PeriodicThread
-from tests.integration.worker.running import StartWorker, all_are, due_orders, events, wait_until
 from tests.settings import POOL, POOLER
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders, events
 
 pytestmark = pytest.mark.django_db(transaction=True)
 on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")

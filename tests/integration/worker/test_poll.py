@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection, connections
@@ -17,17 +17,9 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
-from tests.integration.worker.running import due_orders
+from tests.support.workers import due_orders
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def without_redis(settings: Settings) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 
 
 def poll(queues: list[str] | None = None) -> LedgerSource:

@@ -13,7 +13,7 @@ from django_delayq.models import Timeout
 from django_delayq.recovery.prune import prune
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
-from tests.integration.worker.running import due_orders
+from tests.support.workers import due_orders
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -23,7 +23,8 @@ from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
-from tests.integration.worker.running import StartWorker, all_are, due_orders, events, wait_until
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders, events
 from tests.testapp.models import Effect
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from django_delayq.worker.sources import fairness as module
 from django_delayq.worker.sources.fairness import MIN_SHARE, Fairness
 from django_delayq.worker.sources.ledger import LedgerSource
 from django_delayq.worker.sources.switch import Sources
-from tests.integration.worker.running import due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -18,7 +18,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep, Swept
 from django_delayq.recovery.turns import try_claim_turn
 from django_delayq.redis_clients import get_worker_engine
-from tests.integration.worker.running import due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:

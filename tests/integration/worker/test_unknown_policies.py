@@ -21,7 +21,7 @@ from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.sources.ledger import LedgerSource
 from django_delayq.worker.sources.redis import HANDICAP_SECONDS, RedisSource
-from tests.integration.worker.running import due_orders
+from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -18,14 +18,8 @@ from django_delayq.ledger.claiming import claimable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
-from tests.integration.worker.running import (
-    StartWorker,
-    all_are,
-    due_orders,
-    events,
-    states,
-    wait_until,
-)
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders, events, states
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,14 +17,6 @@ from django_delayq.worker import Worker
 from tests.testapp.models import Order
 
 State = Timeout.State
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Returns once the condition holds; fails the test if it never does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.005)
 
 
 class RunningWorker:

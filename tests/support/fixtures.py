@@ -1,15 +1,20 @@
-"""Fixtures that declare policies for one test."""
+"""Fixtures for tests of all rooms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from django_delayq import TimeoutPolicy, timeout_policy
 from django_delayq.arming import receivers
 from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+    from tests.testapp.models import Order
 
 
 @pytest.fixture
@@ -29,3 +34,17 @@ def declare() -> Iterator[Callable[..., TimeoutPolicy[Any]]]:
     yield do
     for policy in declared:
         registry.remove(policy)
+
+
+@pytest.fixture
+def order() -> Order:
+    """An unpaid order for which no timeout is armed, because it has no `created_at`."""
+    from tests.testapp.models import Order  # not before the apps are loaded: this module is a plugin
+
+    return Order.objects.create(status="unpaid")
+
+
+@pytest.fixture
+def without_redis(settings: Settings) -> None:
+    """`DELAYQ["REDIS"]` is None: workers poll the ledger."""
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}

@@ -1,0 +1,53 @@
+"""Workers in processes of their own, which may be killed, and what their ledger says afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from django_delayq import clock, get_policy
+from django_delayq.ledger import writing
+from django_delayq.ledger.subjects import subject_at
+from django_delayq.models import Timeout
+from tests.testapp.models import Effect, Order
+
+StartWorker = Callable[..., "subprocess.Popen[bytes]"]
+SHORT = {"LEASE": 1.0, "SWEEP_INTERVAL": 1.0}
+
+
+@pytest.fixture
+def start_worker(start_command: Callable[..., subprocess.Popen[bytes]]) -> StartWorker:
+    """Start `delayq_worker`; keywords are environment variables of the tests' settings, without their prefix."""
+
+    def start(*arguments: str, seconds: Mapping[str, float] = SHORT, **variables: str) -> subprocess.Popen[bytes]:
+        environment = {f"DELAYQ_TEST_{name}": value for name, value in variables.items()}
+        environment["DELAYQ_TEST_SECONDS"] = json.dumps(dict(seconds))
+        return start_command("delayq_worker", *arguments, env=environment)
+
+    return start
+
+
+def states() -> dict[str, int]:
+    return dict(Counter(Timeout.objects.values_list("state", flat=True)))
+
+
+def settled(count: int) -> Callable[[], bool]:
+    return lambda: Timeout.objects.filter(settled_at__isnull=False).count() == count
+
+
+def effects(what: str) -> dict[int | None, int]:
+    """How often the handler of each timeout did its work."""
+    return dict(Counter(Effect.objects.filter(what=what).values_list("timeout_id", flat=True)))
+
+
+def due_now(policy: str, count: int = 1) -> list[Timeout]:
+    """Write timeouts of new orders, due now, of which Redis is not told: only a sweep finds them."""
+    declared: Any = get_policy((Order, policy))
+    subjects = [subject_at(declared, Order.objects.create(status="new").pk, "", "default") for _ in range(count)]
+    Timeout.objects.bulk_create([writing.new_row(subject, clock.now(), None) for subject in subjects])
+    return list(Timeout.objects.filter(slot__in=[subject.slot for subject in subjects], slot_taken=1).order_by("pk"))
