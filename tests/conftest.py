@@ -36,7 +36,7 @@ def databases_are_emptied_quickly() -> Iterator[None]:
 
 @pytest.fixture
 def prefix() -> str:
-    """A Redis key prefix that no other test, worker or run uses. So nobody ever needs FLUSHALL."""
+    """Return a Redis key prefix that no other test, worker or run uses, so that no test needs FLUSHALL."""
     return f"delayq-test-{uuid.uuid4().hex}"
 
 
@@ -48,13 +48,13 @@ def own_prefix(prefix: str, settings: Settings) -> None:
 
 @pytest.fixture(scope="session")
 def redis_url() -> str:
-    """The address of the Redis under test. Without one: skipped here, failed with `CI=true`."""
+    """Return the address of the Redis under test. Without one, skip the test; fail it with `CI=true`."""
     return _address("DELAYQ_TEST_REDIS_URL")
 
 
 @pytest.fixture
 def redis_client(redis_url: str, prefix: str) -> Iterator[redis.Redis]:
-    """A client of the Redis under test; the keys under `prefix` are deleted afterwards."""
+    """Yield a client of the Redis under test; delete the keys under `prefix` afterwards."""
     import redis
 
     client = redis.Redis.from_url(redis_url)
@@ -93,7 +93,7 @@ def django_db_setup(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def child_environment(prefix: str) -> dict[str, str]:
-    """The environment in which a child process finds this test's database and Redis keys.
+    """Return the environment in which a child process uses the database and the Redis keys of this test.
 
     Rows must be committed to be seen there: `django_db(transaction=True)`.
     """
@@ -113,7 +113,7 @@ def child_environment(prefix: str) -> dict[str, str]:
 def start_command(child_environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start `django-admin <arguments>` as a real process of this test; killed, group and all, when the test ends.
 
-    Keywords go to `subprocess.Popen`; `env` is added to what `child_environment` says.
+    Keywords are passed to `subprocess.Popen`; `env` extends `child_environment`.
     """
     started: list[subprocess.Popen[bytes]] = []
 
@@ -130,7 +130,7 @@ def start_command(child_environment: dict[str, str]) -> Iterator[Callable[..., s
 
 @pytest.fixture(scope="session")
 def chromium() -> tuple[str, str]:
-    """The paths of Chromium and of its driver. Without them: skipped here, failed with `CI=true`."""
+    """Return the paths of Chromium and of its driver. Without them, skip the test; fail it with `CI=true`."""
     return _address("DELAYQ_TEST_CHROMIUM"), _address("DELAYQ_TEST_CHROMEDRIVER")
 
 

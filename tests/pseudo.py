@@ -1,4 +1,4 @@
-"""A language that nobody speaks: whatever a page says without asking for a translation stands out as English."""
+"""Provide a pseudo-language in which untranslated strings are visible as plain English."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def speak_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words_of(page: bytes) -> str:
-    """What a person reads of a page, or hears: the texts, and those attributes that are read out."""
+    """Return the visible content of a page, and the attributes that screen readers use."""
     text = re.sub(r"(?s)<(script|style)\b.*?</\1>", " ", page.decode())
     said = [*READ_OUT.findall(text), *BUTTON.findall(text)]
     return html.unescape("\n".join([re.sub(r"<[^>]*>", "\n", text), *said]))
 
 
 def english_in(text: str, data: Iterable[str] = ()) -> list[str]:
-    """The words of `text` that nobody has translated, but for those that `data`, regular expressions, match."""
+    """Return the untranslated words of `text`, except those that the regular expressions `data` match."""
     for pattern in data:
         text = re.sub(pattern, " ", text)
     return sorted(set(WORD.findall(text)))

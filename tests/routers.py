@@ -16,7 +16,7 @@ PLUMBING: Final = (
     *("django_delayq.relations", "django_delayq.contrib.rest_framework.fields"),
 )
 OF_DJANGO: Final = ("django.contrib.admin.", "django.contrib.contenttypes.forms")
-"""What looks content types up for purposes of its own, such as the admin's log."""
+"""Modules that read content types for their own purposes, such as the log of the admin."""
 REQUEST: Final = "django.core.handlers."
 
 

@@ -45,7 +45,7 @@ PROGRAMS: dict[str, tuple[str, Sequence[str]]] = {
 
 
 def lacking(wanted: Sequence[str]) -> dict[str, str]:
-    """What this machine lacks of `wanted`, by name, in words."""
+    """Return descriptions of the missing servers of `wanted`, by name."""
     found: dict[str, str] = {}
     for name in wanted:
         variable = (SERVERS.get(name) or PROGRAMS[name])[0]

@@ -13,7 +13,7 @@ from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.report import Candidate, ReportBuilder
+from django_delayq.firing.report import MAX_ID, Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 Cause = Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
-_MAX_ID = 2**63 - 1
 
 
 class LostRace(Exception):
@@ -301,7 +300,7 @@ def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
     except ValueError:
         return None
     if isinstance(pk, int):
-        return pk if -_MAX_ID <= pk <= _MAX_ID else None
+        return pk if -MAX_ID <= pk <= MAX_ID else None
     return None if isinstance(pk, str) and "\0" in pk else pk
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.firing.checkpoints import reach
-from django_delayq.firing.report import Report, ReportBuilder, Work
+from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import stop_cache
@@ -19,8 +19,6 @@ from django_delayq.policies import registry
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
-
-_MAX_ID = 2**63 - 1
 
 
 class _Row(NamedTuple):
@@ -47,7 +45,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
     """
-    ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= _MAX_ID]
+    ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= MAX_ID]
     rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow())
     found = [_Row(*row) for row in rows.order_by("run_at", "id").values_list(*_Row._fields)]
     report = ReportBuilder(now=found[0].database_now if found else None)

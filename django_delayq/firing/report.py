@@ -31,7 +31,7 @@ logger = logging.getLogger("django_delayq.firing")
 VERSION: Final = 1
 """The version of both messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
-_MAX_ID: Final = 2**63 - 1
+MAX_ID: Final = 2**63 - 1
 _ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
 
 
@@ -206,7 +206,7 @@ def _log_unsent(row: Timeout, error: BaseException) -> None:
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MAX_ID:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_ID:
         raise ValueError(f"{value!r} is not the id of a timeout")
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,13 +62,10 @@ def each_page(
         by_id: outside a transaction, read the ids of a queryset page by page. A list of a million ids is not needed.
         dry_run: lock nothing and open no transaction.
     """
-    using, ids = _pages_by_id(rows) if by_id and _is_large(rows) else _pages_in_lock_order(rows)
-    for page in ids:
-        if dry_run:
-            result = change(read_page(page, using, pending_only=pending_only, lock=False))
-        else:
-            with transaction_of(using):
-                result = change(read_page(page, using, pending_only=pending_only))
+    using, pages = _pages(rows, by_id=by_id)
+    for ids in pages:
+        with nullcontext() if dry_run else transaction_of(using):
+            result = change(read_page(ids, using, pending_only=pending_only, lock=not dry_run))
         yield result
 
 
@@ -94,27 +92,8 @@ def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[An
         yield rows[start : start + size]
 
 
-def _is_large(rows: Rows) -> bool:
-    if not isinstance(rows, QuerySet) or rows.model is not Timeout or rows.query.is_sliced:
-        return False
-    return not connections[database_of(Timeout, rows)].in_atomic_block
-
-
-def _pages_by_id(rows: Any) -> tuple[str, Iterator[Sequence[int]]]:
-    using = database_of(Timeout, rows)
-    ordered = rows.using(using).order_by("pk")
-
-    def pages() -> Iterator[Sequence[int]]:
-        last = 0
-        while page := list(ordered.filter(pk__gt=last).values_list("pk", flat=True)[:CHUNK]):
-            yield page
-            last = page[-1]
-
-    return using, pages()
-
-
-def _pages_in_lock_order(rows: Rows) -> tuple[str, Iterator[Sequence[int]]]:
-    """Return the writer, and pages of ids in the order of the objects' kinds and keys, in which all callers lock them.
+def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
+    """Return the writer and pages of ids, in the order of the objects' kinds and keys, in which all callers lock them.
 
     Not in the order of the strings, where 10 comes before 9. A queryset is evaluated again, by the writer.
     """
@@ -122,8 +101,13 @@ def _pages_in_lock_order(rows: Rows) -> tuple[str, Iterator[Sequence[int]]]:
     if isinstance(rows, QuerySet):
         if rows.model is not Timeout:
             raise TypeError(_EXPECTED.format(rows.model.__name__ + " queryset"))
-        using, plain = database_of(Timeout, rows), rows if rows.query.is_sliced else rows.order_by()
-        found = list(plain.using(using).values_list(*names))
+        using = database_of(Timeout, rows)
+        found: Any = rows.using(using)
+        if not rows.query.is_sliced:
+            if by_id and not connections[using].in_atomic_block:
+                return using, _pages_by_id(found.order_by("pk"))
+            found = found.order_by()
+        found = found.values_list(*names)
     else:
         listed = _listed(rows)
         writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
@@ -132,6 +116,13 @@ def _pages_in_lock_order(rows: Rows) -> tuple[str, Iterator[Sequence[int]]]:
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
     places = sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)
     return using, chunks([place[-1] for place in places])
+
+
+def _pages_by_id(rows: QuerySet[Timeout]) -> Iterator[Sequence[int]]:
+    last = 0
+    while page := list(rows.filter(pk__gt=last).values_list("pk", flat=True)[:CHUNK]):
+        yield page
+        last = page[-1]
 
 
 def _listed(rows: Any) -> list[Timeout]:

@@ -229,6 +229,6 @@ def _datetime(text: Any) -> datetime:
     return found if found is not None else clock.now()
 
 
-def _local(moment: datetime) -> str:
-    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+def _local(at: datetime) -> str:
+    shown = timezone.localtime(at) if timezone.is_aware(at) else at
     return f"{shown:%Y-%m-%d %H:%M:%S.%f}"[:-3]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def find_openssl() -> str | None:
-    """The program, or None where it is missing."""
+    """Return the path of the program, or None if it is missing."""
     return shutil.which("openssl")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A key and what is said of it, as files."""
+    """A key and its certificate, as files."""
 
     key: Path
     certificate: Path
@@ -33,7 +33,7 @@ class Authority(Certificate):
         return made
 
     def sign(self, name: str, address: str = "127.0.0.1") -> Certificate:
-        """A certificate for a server at this address, or for a client of this name."""
+        """Issue a certificate for a server at this address, or for a client with this name."""
         folder = self.key.parent
         made = Certificate(folder / f"{name}.key", folder / f"{name}.crt")
         request = folder / f"{name}.csr"

@@ -27,12 +27,12 @@ def _started() -> RedisProcess:
 
 @pytest.fixture
 def own_prefix() -> None:
-    """Takes the place of the fixture that sets the project's settings: nothing here knows them."""
+    """Replace the fixture that sets the settings of the project, which the engine does not use."""
 
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[RedisProcess]:
-    """A server for all tests that leave it running and configured as it was."""
+    """Yield a server for all tests that do not stop or reconfigure it."""
     server = _started()
     yield server
     server.close()
@@ -40,7 +40,7 @@ def shared_server() -> Iterator[RedisProcess]:
 
 @pytest.fixture
 def own_server() -> Iterator[RedisProcess]:
-    """A server for a test that kills, stalls or configures it."""
+    """Yield a server for a test that kills, stalls or reconfigures it."""
     server = _started()
     yield server
     server.close()
@@ -48,14 +48,14 @@ def own_server() -> Iterator[RedisProcess]:
 
 @pytest.fixture
 def client(shared_server: RedisProcess) -> Iterator[redis.Redis]:
-    """A client of an empty server."""
+    """Yield a client of an empty server."""
     with shared_server.client() as client:
         client.flushall()
         yield client
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What needs nothing but a client runs on every kind of Redis, each started once."""
+    """Run a test that needs only a client on every kind of Redis, each started once."""
     if "deployment" in metafunc.fixturenames:
         metafunc.parametrize("deployment", deployments(), indirect=True, scope="session")
 
@@ -74,7 +74,7 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 @pytest.fixture
 def anywhere(deployment: Deployment) -> Iterator[Client]:
-    """A client of the empty deployment, as the library itself would make it."""
+    """Yield a client of the empty deployment, made by the library."""
     client = deployment.client()
     client.flushall()
     yield client
@@ -83,5 +83,5 @@ def anywhere(deployment: Deployment) -> Iterator[Client]:
 
 @pytest.fixture
 def virtual(anywhere: Client) -> VirtualQueue:
-    """A queue on a clock of its own."""
+    """Return a queue with a virtual clock."""
     return VirtualQueue(anywhere)

@@ -39,7 +39,7 @@ class Deployment:
 
 
 def deployments() -> list[str]:
-    """The names of all that this machine can run."""
+    """Return the names of all deployments that this machine can run."""
     if named := os.environ.get("DELAYQ_TEST_DEPLOYMENTS"):
         return [name.strip() for name in named.split(",")]
     return [*ALWAYS, *(name_of(binary) for binary in binaries()[1:])]
@@ -47,7 +47,7 @@ def deployments() -> list[str]:
 
 @contextlib.contextmanager
 def deployed(name: str) -> Iterator[Deployment]:
-    """It runs. Raises NoRedisServer without a server program."""
+    """Start it. Raises NoRedisServer without a server program."""
     if name == "sentinels":
         with watched() as servers:
             yield Deployment(name, lambda: client_of(servers.url))
@@ -65,7 +65,7 @@ def deployed(name: str) -> Iterator[Deployment]:
 
 
 def client_of(url: str) -> Client:
-    """The client that the setting `url` means to the library, with time enough for a slow machine."""
+    """Return the client that the library makes for `url`, with time limits for a slow machine."""
     from django_delayq.redis_clients.clients import Timeouts, make_client  # reads Django's settings
 
     return make_client(url, Timeouts(connect=SECONDS, read=SECONDS))

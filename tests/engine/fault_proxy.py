@@ -5,7 +5,7 @@
         proxy.mute()                                      # all connections at once, until `heal`
 
 Both ends of a connection belong to one thread, so that a reset is a reset (RST), and not the polite end that closing a
-socket makes while somebody still reads from it.
+socket causes while another thread still reads from it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fault(Enum):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the connection stays open, so that only the client's own patience ends the wait."""
+        """Whether the connection stays open, so that only the time limit of the client ends the wait."""
         return self in {Fault.STALL_BEFORE, Fault.STALL_AFTER}
 
 
@@ -107,11 +107,11 @@ class FaultProxy:
         return self.met[Fault.RESET_AFTER]
 
     def inject(self, fault: Fault, only: bytes = b"", after: int = 0) -> None:
-        """The next request that holds `only`, on whichever connection, meets this fault; the first `after` pass."""
+        """Inject this fault into the next request that contains `only`, on any connection, after `after` others."""
         self._faults.append(_Waiting(fault, only, after))
 
     def lose_next_reply(self) -> None:
-        """The next reply is lost, with its connection."""
+        """Drop the next reply and its connection."""
         self.inject(Fault.RESET_AFTER)
 
     def mute(self) -> None:
@@ -119,21 +119,21 @@ class FaultProxy:
         self.muted.set()
 
     def swallow(self) -> None:
-        """A black hole: connections are accepted and stay open, and nothing passes in either direction."""
+        """Become a black hole: accept connections and keep them open, and pass nothing in either direction."""
         self.swallowing.set()
 
     def refuse(self) -> None:
-        """New connections are reset; those that there are stay as they are."""
+        """Reset new connections; keep existing ones."""
         self._refusing.set()
 
     def heal(self) -> None:
-        """New requests pass again, and no fault waits for one. Replies that were lost stay lost."""
+        """Pass new requests again, without faults. Lost replies stay lost."""
         for condition in (self.muted, self.swallowing, self._refusing):
             condition.clear()
         self._faults.clear()
 
     def next_fault(self, request: bytes) -> Fault | None:
-        """The fault that this request meets, if any."""
+        """Return the fault for this request, if any."""
         with contextlib.suppress(IndexError):
             waiting = self._faults[0]
             if waiting.only in request:
@@ -171,7 +171,7 @@ class _Connection:
         self._is_deaf = self._is_dumb = self._is_gone = False
 
     def run(self, target: str | tuple[str, int]) -> None:
-        """Returns when either end is gone, a fault has ended both, or the proxy ends."""
+        """Pass data until either end has closed, a fault has closed both, or the proxy stops."""
         with contextlib.suppress(OSError), _connected(target) as self._server:
             _without_delay(self._client)
             _without_delay(self._server)
@@ -235,7 +235,7 @@ class _Connection:
 
 
 def reset(connection: socket.socket) -> None:
-    """The connection is gone, and whoever reads or writes at its other end gets an error."""
+    """Close the connection, so that reads and writes at its other end fail."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -243,7 +243,7 @@ def reset(connection: socket.socket) -> None:
 
 def _pieces(data: bytes) -> Iterator[bytes]:
     head, tail = range(min(SMALL, len(data))), range(max(SMALL, len(data) - SMALL), len(data))
-    borders = [*head, *range(SMALL, len(data) - SMALL, 997), *tail, len(data)]  # 997 is no multiple of anything
+    borders = [*head, *range(SMALL, len(data) - SMALL, 997), *tail, len(data)]  # 997 is prime
     for first, end in pairwise(borders):
         yield data[first:end]
 

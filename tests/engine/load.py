@@ -19,9 +19,9 @@ LEASE_MS = 2000
 
 @dataclass
 class Load:
-    """One producer puts ids in, one worker takes them out; both try again when Redis is not available.
+    """One producer adds ids, one worker removes them; both retry while Redis is not available.
 
-    `refused` collects whatever was no mere unavailability: none of it may ever come.
+    `refused` collects all other errors: there must be none.
     """
 
     engine: Engine
@@ -45,10 +45,10 @@ class Load:
             self._once(shard)
 
     def drain(self) -> None:
-        """What is still there is taken out, as a worker does once all is well again; leases end by themselves."""
+        """Remove the remaining ids, as a worker does after an outage; leases expire."""
         deadline = time.monotonic() + 60
         while (missing := self.wanted - self.drained.keys()) and time.monotonic() < deadline:
-            self._put(missing)  # as a sweep would: a master may have died before it told its replica
+            self._put(missing)  # as a sweep would: a master may have died before it replicated them
             for shard in range(self.engine.shards):
                 self._once(shard)
         assert not missing
@@ -73,7 +73,7 @@ class Load:
             time.sleep(PAUSE)
 
     def await_progress(self) -> None:
-        """Ids are put in and taken out on every shard, with nobody's help."""
+        """Wait until ids are added and removed on every shard without a sweep."""
         before = set(self.wanted)
         shards = set(range(self.engine.shards))
         await_true(lambda: {self.engine.shard_of(id) for id in (self.drained.keys() - before)} == shards, 60)
@@ -90,7 +90,7 @@ class Load:
 
 @contextlib.contextmanager
 def loaded(engine: Engine) -> Iterator[Load]:
-    """The load runs inside the block; at its end everything is drained and accounted for."""
+    """Run the load inside the block; at the end, drain the queues and check all ids."""
     load = Load(engine)
     threads = [threading.Thread(target=work, daemon=True) for work in (load.produce, load.work)]
     for thread in threads:

@@ -1,6 +1,6 @@
 """The delay queue as a dict, run beside the real one by Hypothesis: what the commands mean, in plain Python.
 
-`machine(client, texts)` makes the state machine for the packaged commands, or for any other texts (mutants).
+`machine(client, texts)` makes the state machine for the packaged commands, or for other sources (mutants).
 Times are near the clock (-1, 0, +1 ms), since that is where mistakes live.
 """
 
@@ -50,7 +50,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases: list[Lease] = []
         self.junk: set[bytes] = set()
         self.believed = NEVER
-        """When a worker that sleeps since its last look will look again."""
+        """When a waiting worker will check again."""
 
     @property
     def now(self) -> int:
@@ -139,7 +139,7 @@ class QueueMachine(RuleBasedStateMachine):
         raw = member.encode(errors="surrogateescape")
         self.client.zadd(self.virtual.entries, {raw: score})
         self.junk.add(raw)
-        self.believed = 0  # who writes past the engine wakes nobody: the cap of every sleep is for that
+        self.believed = 0  # writes past the engine wake no worker, therefore every wait has a maximum
 
     @invariant()
     def the_set_is_what_was_asked_for(self) -> None:
@@ -202,6 +202,6 @@ def _score(held: Held) -> int:
 
 
 def machine(client: Client, texts: Mapping[str, str] | None = None) -> type[QueueMachine]:
-    """The state machine for one server and one set of commands."""
+    """Return the state machine for one server and one set of commands."""
     members: dict[str, Any] = {"client": client, "texts": texts}
     return type("QueueMachine", (QueueMachine,), members)

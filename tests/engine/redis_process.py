@@ -39,20 +39,20 @@ class NoRedisServer(Exception):
 
 
 def binaries() -> list[str]:
-    """The server programs of this machine, the one that the tests use by themselves first."""
+    """Return the server programs of this machine; the first one is the default of the tests."""
     return [str(path) for path in find_redis_servers()]
 
 
 @cache
 def name_of(binary: str) -> str:
-    """The program and its version, as in `Redis 6.2.14`."""
+    """Return the program and its version, as in `Redis 6.2.14`."""
     said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     kind, _, rest = said.partition(" server v=")
     return f"{kind} {rest.split()[0]}"
 
 
 def default_binary() -> str:
-    """The program of `DELAYQ_TEST_REDIS_BINARY`, or the first that is found. Raises NoRedisServer."""
+    """Return the program of `DELAYQ_TEST_REDIS_BINARY`, or the first one found. Raises NoRedisServer."""
     named = os.environ.get("DELAYQ_TEST_REDIS_BINARY")
     for path in [named] if named else binaries():
         return path
@@ -60,16 +60,16 @@ def default_binary() -> str:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens to."""
+    """Return a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def cluster_port() -> int:
-    """A TCP port for a node of a cluster, whose second one, 10,000 above, is free as well.
+    """Return a free TCP port for a node of a cluster, whose second port, 10,000 above, is also free.
 
-    Below those that the kernel gives to outgoing connections: one of these could take the second at any moment.
+    It is below those that the kernel uses for outgoing connections, which could use the second port at any time.
     """
     luck = random.SystemRandom()  # what is seeded for each test may give the same numbers to tests side by side
     while True:
@@ -99,45 +99,45 @@ class RedisProcess:
         self.close()
 
     def command(self) -> list[str]:
-        """The words that start it."""
+        """Return the command line that starts it."""
         words = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--unixsocket", self.socket]
         return [*words, "--dir", str(self.folder), "--save", "", "--appendonly", "no", "--daemonize", "no", *self.extra]
 
     def start(self) -> None:
-        """The server runs and answers."""
+        """Start the server and wait until it answers."""
         with (self.folder / "log").open("ab") as log:
             self._process = processes.start(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self._await_answer()
 
     def stop(self) -> None:
-        """The server is gone, in its own time."""
+        """Stop the server gracefully."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """The server is gone at once, as in a crash."""
+        """Kill the server, like a crash."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """A crash and a start at the same address; without persistence nothing is left."""
+        """Kill the server and start it at the same address; without persistence its data is lost."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """The server holds its connections and answers nothing."""
+        """Suspend the server: it keeps its connections and answers nothing."""
         self._running().send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """The server goes on."""
+        """Resume the server."""
         self._running().send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """The server and its directory are gone."""
+        """Remove the server and its directory."""
         if self._process is not None:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def client(self, *, tcp: bool = False, **options: Any) -> redis.Redis:
-        """A client that does not try again by itself, so that tests see every error."""
+        """Return a client without automatic retries, so that tests see every error."""
         address = {"host": "127.0.0.1", "port": self.port} if tcp else {"unix_socket_path": self.socket}
         return redis.Redis(**{"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **address, **options})
 

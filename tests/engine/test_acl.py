@@ -1,4 +1,4 @@
-"""The user that the docs describe: everything works as that user, nothing is refused, and no rule is there in vain."""
+"""The Redis user in the docs: everything works with it, nothing is refused, and every rule is needed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def use_everything(url: str, owner: redis.Redis) -> None:
     """All that workers and views ever ask of Redis, of one that knows no scripts, and with foreign data in the way."""
     owner.script_flush()
     engine = Engine(make_client(url, WORKER), prefix="delayq")
-    with contextlib.closing(engine):  # also when a right is missing: nobody may listen on
+    with contextlib.closing(engine):  # also when a right is missing: no thread may remain
         engine.ping()
         for _ in range(2):  # the second finds it taken
             try_claim_turn(engine, "sweep", timedelta(seconds=1))

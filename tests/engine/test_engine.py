@@ -23,7 +23,7 @@ FAR_MS = 2**41
 
 
 def walk_the_basic_path(engine: Engine) -> None:
-    """Puts 300 entries into two queues, moves and removes some, drains the rest, leaves nothing."""
+    """Add 300 entries to two queues, move and remove some, and drain the rest."""
     engine.ping()
     wakeup = engine.wakeup(["a", "b c"])
     wakeup.start()

@@ -55,7 +55,7 @@ def test_ensure_takes_an_entry_back_from_a_lease_that_ends_later_than_any_may(vi
     virtual.advance(30 * DAY_MS)
     virtual.queue.reserve(1, 1000)
     virtual.queue.reserve(1, DAY_MS)
-    virtual.advance(-30 * DAY_MS)  # the server's clock is mended
+    virtual.advance(-30 * DAY_MS)  # the clock of the server is corrected
     assert virtual.queue.ensure([(1, START_MS + 5), (2, START_MS + 5)]) == 2
     assert virtual.waiting() == {1: START_MS + 5, 2: START_MS + 5}
 

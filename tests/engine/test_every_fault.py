@@ -56,7 +56,7 @@ def proxy(shared_server: RedisProcess, client: redis.Redis) -> Iterator[FaultPro
 
 
 def through(proxy: FaultProxy, seconds: float) -> redis.Redis:
-    """A connected client behind the proxy that sends everything once."""
+    """Yield a connected client behind the proxy that does not retry."""
     client = redis.Redis(port=proxy.port, socket_timeout=seconds, retry=Retry(NoBackoff(), 0))
     await_true(lambda: _answers(client))
     return client

@@ -1,6 +1,6 @@
 """Servers change places under load: the engine finds them again by itself, and every id is accounted for.
 
-The clients are those that the library makes of its URLs. Ids that died with a master that had not told its replica yet
+The clients are those that the library makes of its URLs. Ids that were lost with a master before their replication
 are put in again at the end, as the sweep does from the ledger.
 """
 
@@ -41,7 +41,7 @@ def engine_of(url: str, shards: int = 1) -> Engine:
 
 
 def is_woken(engine: Engine) -> None:
-    """Returns once a wakeup hears of what the engine puts in; whose messages it hears is left to it."""
+    """Wait until a wakeup receives the messages of added entries."""
     ids = count(1)
     wakeup = engine.wakeup(["alarm"])
     wakeup.start()
@@ -132,7 +132,7 @@ def test_while_a_slot_is_on_its_way_its_queue_takes_entries_and_lets_them_go(nod
 def test_while_only_one_of_its_keys_is_there_a_queue_whose_slot_is_on_its_way_gives_nothing_out(
     nodes: Clustered,
 ) -> None:
-    """And says so to whoever probes, or a worker would be told in turns that all is well and that nothing is."""
+    """A probe fails too; otherwise a worker would alternate between success and failure."""
     engine = engine_of(nodes.url, SHARDS)
     queue = engine.queue("lopsided", 0)
     queue.ensure([(1, 1)])

@@ -28,12 +28,12 @@ def reserved_lease(queue: DelayQueue, limit: int = 1000) -> Lease:
 
 @pytest.fixture
 def proxied(shared_server: RedisProcess, client: redis.Redis) -> Iterator[tuple[FaultProxy, redis.Redis]]:
-    """A proxy, and a client through it that sends once more when a reply is lost, as clients do by default."""
+    """Yield a proxy, and a client behind it that retries once after a lost reply, which is the default of clients."""
     for text in [*read_texts().values(), *virtual_texts().values()]:
         client.script_load(text)  # else the lost reply would be that the script is not known
     with FaultProxy(shared_server.socket) as proxy:
         retry = Retry(NoBackoff(), 1)
-        on: list[type[Exception]] = [redis.ConnectionError]  # said for the sake of old clients
+        on: list[type[Exception]] = [redis.ConnectionError]  # needed by old clients
         with redis.Redis(port=proxy.port, retry=retry, retry_on_error=on, socket_timeout=5) as repeating:
             yield proxy, repeating
 
@@ -95,7 +95,7 @@ def test_a_stalled_server_is_unavailable_after_the_clients_own_timeout(own_serve
 
 
 def drain_at_full_memory(client: redis.Redis, queue: DelayQueue) -> None:
-    """Adds entries, fills the memory, and answers for all of them, in every way that there is."""
+    """Add entries, fill the memory, and resolve all entries in every possible way."""
     queue.ensure([(id, 0) for id in range(1, 101)])
     lease = reserved_lease(queue, 50)
     client.config_set("maxmemory", 1)
@@ -134,7 +134,7 @@ def test_a_replica_is_unavailable_and_its_connections_are_dropped(binary: str) -
         before = client.client_id()
         with pytest.raises(EngineUnavailable):
             queue.ensure([(1, 0)])
-        assert client.client_id() != before, "the next command looks the server up again"
+        assert client.client_id() != before, "the next command looks up the server again"
         with pytest.raises(EngineUnavailable):
             queue.reserve(1, 1000)
         client.replicaof("NO", "ONE")

@@ -1,4 +1,4 @@
-"""What somebody else wrote under the queue's names: removed or moved aside, told once, never in a worker's way."""
+"""Foreign data under the names of a queue is removed or renamed, logged once, and blocks no worker."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) 
 
 
 def test_who_writes_his_type_there_all_the_time_gets_an_error_and_not_a_loop(client: redis.Redis) -> None:
-    # Moving aside without effect stands for somebody who is always faster.
+    # Renaming without effect simulates a client that always writes the key again first.
     header = "-- KEYS entries counter entries_aside counter_aside\n-- ARGV\n"
     scripts = Scripts(read_texts() | {"set_aside": header + "return {}"})
     queue = DelayQueue(client, caller=Caller(client, scripts))

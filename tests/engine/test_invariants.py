@@ -24,7 +24,7 @@ TOP_MS = 2**42 - 1
 
 @pytest.fixture
 def any_queue(anywhere: Client) -> DelayQueue:
-    """A queue on each kind of Redis."""
+    """Yield a queue on each kind of Redis."""
     return DelayQueue(anywhere)
 
 

@@ -9,7 +9,7 @@ from tests.engine.virtual import VirtualQueue
 
 
 def leased(virtual: VirtualQueue, *ids: int, lease_ms: int = 1000) -> Lease:
-    """A lease on exactly these ids."""
+    """Return a lease on exactly these ids."""
     virtual.queue.ensure([(id, virtual.now) for id in ids])
     reserved = virtual.queue.reserve(1000, lease_ms)
     assert {entry.id for entry in reserved.entries} == set(ids)

@@ -22,7 +22,7 @@ from tests.engine import test_ensure, test_faults, test_foreign_data, test_lease
 from tests.engine.model import machine
 from tests.engine.virtual import VirtualQueue
 
-# file under lua/, what stands there once, what is planted instead
+# file under lua/, a piece that it contains once, its replacement
 MUTANTS = {
     "leases of one millisecond share a token": ("include/token.lua", "(last + step) % 64", "0"),
     "a token still in use is given out": ("include/token.lua", "DELIVERIES - 1)) == 0", "DELIVERIES - 1)) >= 0"),
@@ -63,7 +63,7 @@ MUTANTS = {
         "(now + tonumber(ARGV[3])) * MS + MS - 1",
         "(now + tonumber(ARGV[3])) * MS - 1",
     ),
-    "reserve never looks ahead": ("reserve.lua", "now + tonumber(ARGV[3])", "now"),
+    "reserve ignores ahead_ms": ("reserve.lua", "now + tonumber(ARGV[3])", "now"),
     "a lease ends a millisecond late": (
         "reserve.lua",
         "lease(text(LEASED), LEASED + now * MS + MS - 1)",
@@ -124,7 +124,7 @@ QUICK = settings(  # what needs luck here should rather have a unit test
 
 
 def mutated(path: str, old: str, new: str) -> dict[str, str]:
-    """All commands' texts, with the mistake planted in one file."""
+    """Return the sources of all commands, with the mistake in one file."""
     texts = read_texts()
     whole = (files("django_delayq.engine") / "lua" / path).read_text(encoding="utf-8").rstrip()
     assert whole.count(old) == 1, "the mutant must match exactly one place"
@@ -136,7 +136,7 @@ def mutated(path: str, old: str, new: str) -> dict[str, str]:
 
 
 def unit_tests() -> Iterator[Callable[[VirtualQueue], None]]:
-    """The tests that need nothing but a queue."""
+    """Yield the tests that only need a queue."""
     for module in MODULES:
         for name, function in vars(module).items():
             if name.startswith("test_") and list(inspect.signature(function).parameters) == ["virtual"]:
@@ -167,7 +167,7 @@ def test_the_packaged_scripts_pass_what_the_mutants_must_fail(client: redis.Redi
 def test_a_mutant_is_caught(client: redis.Redis, path: str, old: str, new: str) -> None:
     texts: dict[str, Any] = mutated(path, old, new)
     for text in texts.values():
-        client.script_load(text)  # a mutant that is no Lua at all would prove nothing
+        client.script_load(text)  # a mutant must be valid Lua
     assert is_caught(client, texts)
 
 

@@ -1,7 +1,7 @@
 """Random commands that meet random faults, beside the model: what Redis holds is always exactly what was done.
 
 The model learns what the network did, and not what the caller heard: a lost reply may hide a number, never an effect.
-Only `reserve` and `extend` cost something then: the entries are under a lease that nobody can name, until it ends.
+Only `reserve` and `extend` have a cost then: the entries are under a lease without an owner until it expires.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ RESETS = [fault for fault in Fault if not fault.is_silent]
 
 
 class ReplyLost(Exception):
-    """The command ran, and nobody heard what it said."""
+    """The command ran, and its reply was lost."""
 
 
 class Anything(int):
-    """The number that a lost reply held: whoever compares it finds it right."""
+    """The number in a lost reply, which equals every number."""
 
     __hash__ = int.__hash__
 
@@ -147,7 +147,7 @@ class ShakenMachine(QueueMachine):
             self._hold_unknown(mine, lease_ms)
 
     def _hold_unknown(self, deliveries: dict[int, int], lease_ms: int) -> None:
-        """These are under one new lease, whose token only the server knows."""
+        """Note that these ids are under one new lease, whose token only the server knows."""
         if not deliveries:
             return
         scores = {int(id): int(score) for id, score in self.virtual.members().items() if id not in self.junk}

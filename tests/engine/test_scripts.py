@@ -21,7 +21,7 @@ def raw(name: str) -> str:
 
 
 def highest(table: str, text: str) -> int:
-    """The highest number that a text indexes KEYS or ARGV with."""
+    """Return the highest index of KEYS or ARGV in a source."""
     return max((int(number) for number in re.findall(rf"\b{table}\[(\d+)\]", text)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""TLS: the addresses with an `s` talk to servers that show a certificate, and show their own; to nobody else."""
+"""With TLS, the client accepts only servers with a valid certificate, and sends its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def tls_options(authority: Authority, shown: Certificate) -> list[str]:
-    """What a server needs to show who it is and to ask who is there, in the words of its command line."""
+    """Return the options with which a server uses its certificate and verifies clients."""
     files = ["--tls-cert-file", str(shown.certificate), "--tls-key-file", str(shown.key)]
     return [*files, "--tls-ca-cert-file", str(authority.certificate), "--tls-auth-clients", "yes"]
 
@@ -85,7 +85,7 @@ def speaks_tls(binary: str) -> bool:
 
 
 def query(authority: Certificate, shown: Certificate | None, *more: str) -> str:
-    """What follows the `?` of an address."""
+    """Return the options after the `?` of an address."""
     words = [f"ssl_ca_certs={authority.certificate}", *more]
     if shown is not None:
         words += [f"ssl_certfile={shown.certificate}", f"ssl_keyfile={shown.key}"]

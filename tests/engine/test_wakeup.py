@@ -30,7 +30,7 @@ def subscribers(client: redis.Redis) -> list[str]:
 
 @pytest.fixture
 def waking(client: redis.Redis) -> Iterator[tuple[Engine, Wakeup]]:
-    """An engine, and a wakeup on its queue that has heard the confirmation of its subscription."""
+    """Yield an engine, and a wakeup on its queue whose subscription is confirmed."""
     engine = Engine(client, shards=2)
     wakeup = engine.wakeup(["default"])
     wakeup.start()
@@ -95,7 +95,7 @@ def test_a_killed_subscriber_wakes_and_subscribes_anew(client: redis.Redis, waki
     engine, wakeup = waking
     (killed,) = subscribers(client)
     client.client_kill_filter(_id=killed)
-    assert wakeup.wait(LONG), "an error is a reason to look"
+    assert wakeup.wait(LONG), "an error ends the wait"
     await_true(lambda: subscribers(client) not in ([], [killed]))
     assert wakeup.wait(LONG), "so is the new subscription"
     engine.apply([Change("default", 1, 5)])
@@ -171,7 +171,7 @@ def test_closing_takes_no_time_whatever_the_server_does(own_server: RedisProcess
         wakeup.close()
         assert time.monotonic() - started < LONG / 2
         assert not [thread for thread in threading.enumerate() if thread.name == "delayq-wakeup"]
-        assert wakeup.wait(LONG), "a closed wakeup holds nobody up"
+        assert wakeup.wait(LONG), "a closed wakeup does not block"
         wakeup.close()
         if state == "server gone":
             own_server.start()
@@ -197,7 +197,7 @@ def test_a_client_that_tries_again_slowly_does_not_slow_the_wakeup(own_server: R
         assert wakeup.wait(LONG)
         own_server.kill()
         for _ in range(3):
-            assert wakeup.wait(LONG / 2), "each try that fails is a reason to look"
+            assert wakeup.wait(LONG / 2), "each failed try ends the wait"
         wakeup.close()
 
 

@@ -53,13 +53,13 @@ class Watched:
         return next(server for server in self.servers if server.port == max(ports, key=ports.count))
 
     def kill_master(self) -> RedisProcess:
-        """The master dies; returns the new one, once all sentinels agree on it."""
+        """Kill the master; return the new one when all sentinels agree on it."""
         former = self.master
         former.kill()
         return self._successor_of(former)
 
     def fail_over(self) -> RedisProcess:
-        """An operator's command moves the service; returns the new master, once all sentinels agree on it."""
+        """Move the service with an operator's command; return the new master when all sentinels agree on it."""
         former = self.master
         with self.sentinels[0].client(tcp=True) as client:
             await_true(lambda: _is_accepted(client, "SENTINEL", "FAILOVER", SERVICE), CHANGE_SECONDS)
@@ -98,7 +98,7 @@ class SentinelProcess(RedisProcess):
 
 @contextlib.contextmanager
 def watched(binary: str | None = None, replicas: int = 2, sentinels: int = 3) -> Iterator[Watched]:
-    """A master with its replicas in step, and sentinels that know all of them and each other."""
+    """Yield a master with its replicas in sync, and sentinels that know all of them and each other."""
     with contextlib.ExitStack() as stack:
         quick = ["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]
         master = stack.enter_context(RedisProcess(binary, extra=quick))
@@ -110,7 +110,7 @@ def watched(binary: str | None = None, replicas: int = 2, sentinels: int = 3) ->
         watchers = [stack.enter_context(SentinelProcess(master, sentinels // 2 + 1)) for _ in range(sentinels)]
         clients = [stack.enter_context(watcher.client(tcp=True)) for watcher in watchers]
         for client in clients:
-            with contextlib.suppress(redis.ResponseError):  # from 7.0 on: they look around more often
+            with contextlib.suppress(redis.ResponseError):  # from 7.0 on: they check more often
                 client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", 500, "PUBLISH-PERIOD", 200)
         await_true(lambda: all(_knows_all(client, replicas, sentinels) for client in clients), CHANGE_SECONDS)
         yield Watched(servers, watchers)
@@ -132,13 +132,13 @@ class Clustered:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def kill_master(self, place: int) -> RedisProcess:
-        """A master dies; returns its replica, once it has taken over."""
+        """Kill a master; return its replica when it has become the master."""
         self.masters[place].kill()
         self._await_promotion(place)
         return self.replicas[place]
 
     def fail_over(self, place: int) -> RedisProcess:
-        """An operator's command has master and replica change places; returns the new master."""
+        """Swap master and replica with an operator's command; return the new master."""
         asked_at = 0.0
 
         def is_done() -> bool:
@@ -153,7 +153,7 @@ class Clustered:
         return self.replicas[place]
 
     def migrating(self, slot: int) -> Migration:
-        """A migration of a slot from the master that has it to the next one, not begun yet."""
+        """Return a migration of a slot from its master to the next one, which has not begun."""
         masters = [node for node in self.nodes if role_of(node) == "master"]
         source = next(node for node in masters if _owns(node, slot))
         return Migration(slot, source, masters[(masters.index(source) + 1) % len(masters)], masters)
@@ -161,7 +161,7 @@ class Clustered:
     def _await_promotion(self, place: int) -> None:
         alive = [node for node in self.nodes if role_of(node) != "gone"]
         await_true(lambda: role_of(self.replicas[place]) == "master", CHANGE_SECONDS)
-        # Whoever has not heard of it yet still believes to be a master.
+        # A node that does not know it yet still considers itself a master.
         await_true(lambda: [*map(role_of, self.nodes)].count("master") == len(self.masters), CHANGE_SECONDS)
         await_true(lambda: all(_state(node)["cluster_state"] == "ok" for node in alive), CHANGE_SECONDS)
 
@@ -189,12 +189,12 @@ class Migration:
         return moved
 
     def finish(self) -> None:
-        """The slot is the target's, and every master knows it."""
+        """Assign the slot to the target, and wait until every master knows it."""
         for node in [self.target, self.source, *self.masters]:
             _say(node, "CLUSTER", "SETSLOT", self.slot, "NODE", _id(self.target))
 
     def back(self) -> Migration:
-        """The same slot the other way round."""
+        """Return the migration of the same slot in the other direction."""
         return Migration(self.slot, self.target, self.source, self.masters)
 
 
@@ -205,7 +205,7 @@ def clustered(
     replicas: bool = True,
     make: Callable[[str | None, int, Sequence[str]], RedisProcess] = RedisProcess,
 ) -> Iterator[Clustered]:
-    """A cluster whose slots are shared out evenly, with a replica in step for each master."""
+    """Yield a cluster with evenly distributed slots, and a replica in sync for each master."""
     options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
     options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ START_MS = 1_700_000_000_000
 
 
 def virtual_texts(texts: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The commands' texts with the server's clock and its messages kept in two keys, in the slot of the queue's."""
+    """Return the commands with the clock and the messages of the server in two keys, in the slot of the queue."""
     changed = {}
     for name, text in (texts or read_texts()).items():
         timed = text.replace("redis.call('TIME')", f"redis.call('HMGET', {_lua_key('clock')}, 's', 'us')")
@@ -27,7 +27,7 @@ def _lua_key(kind: str) -> str:
 
 
 class VirtualQueue:
-    """One `DelayQueue` on a clock that only moves when told to. On a cluster, too."""
+    """One `DelayQueue` with a virtual clock, also on a cluster."""
 
     def __init__(self, client: Any, texts: Mapping[str, str] | None = None, queue: str = "default") -> None:
         self.client = client
@@ -38,21 +38,21 @@ class VirtualQueue:
         self.set_clock(START_MS)
 
     def through(self, client: Any) -> DelayQueue:
-        """The same queue and clock, reached by another client."""
+        """Return the same queue and clock with another client."""
         return DelayQueue(client, queue=self._name, caller=Caller(client, self._scripts))
 
     def set_clock(self, ms: int) -> None:
-        """It is now `ms`, and as many microseconds as still are that millisecond."""
+        """Set the clock to `ms`, and to the most microseconds within that millisecond."""
         self.now = ms
         self.client.hset(f"test:clock:{self._tag}", mapping={"s": ms // 1000, "us": ms % 1000 * 1000 + 999})
 
     def advance(self, ms: int) -> int:
-        """It is `ms` later. Returns the time."""
+        """Advance the clock by `ms` and return the time."""
         self.set_clock(self.now + ms)
         return self.now
 
     def wakes(self) -> list[int]:
-        """What was published since the last look."""
+        """Return the messages since the last call."""
         key = f"test:wakes:{self._tag}"
         said = [int(ms) for ms in self.client.lrange(key, 0, -1)]
         self.client.delete(key)

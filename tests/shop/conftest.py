@@ -55,7 +55,7 @@ class Shop:
         return done.stderr if fails else done.stdout
 
     def counts(self, *arguments: str) -> dict[str, dict[str, int]]:
-        """Run a command whose last line is JSON; gives what it says."""
+        """Run a command whose last line is JSON, and return its value."""
         result: dict[str, dict[str, int]] = json.loads(self.manage(*arguments).splitlines()[-1])
         return result
 
@@ -73,7 +73,7 @@ class Shop:
         wait_until_served(self.url)
 
     def ask(self, expression: str, setup: str = "") -> Any:
-        """The value (as JSON) of a Python expression in the shop, after the statements of `setup`."""
+        """Return the value (as JSON) of a Python expression in the shop, after the statements of `setup`."""
         code = "import json\nfrom shop.models import *\nfrom django_delayq.models import Timeout\n"
         output = self.manage("shell", "--no-imports", "-c", f"{code}{setup}\nprint(json.dumps({expression}))")
         return json.loads(output.splitlines()[-1])
@@ -83,7 +83,7 @@ class Shop:
             processes.stop(process, first=signal.SIGTERM)
 
     def log(self) -> str:
-        """What the processes have said."""
+        """Return the output of the processes."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("*.log")))
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -100,7 +100,7 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a new, migrated database on the server that `DELAYQ_TEST_DB` names."""
+    """Yield the address of a new, migrated database on the server that `DELAYQ_TEST_DB` names."""
     with _fresh_database(tmp_path_factory.mktemp("shop-database")) as url:
         Shop(Path(), url).manage("migrate", "--verbosity", "0")
         yield url
@@ -108,14 +108,14 @@ def shop_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def shop(shop_database: str, tmp_path: Path) -> Iterator[Shop]:
-    """A shop in that database, as the tests before have left it; its processes end with the test."""
+    """Yield a shop in that database with the data of earlier tests; its processes end with the test."""
     with _opened(tmp_path, shop_database) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def calm_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """A shop with a web server and no worker, where nothing is due within an hour. Shared among tests."""
+    """Yield a shop with a web server and no worker, where nothing is due within an hour. Tests share it."""
     directory = tmp_path_factory.mktemp("calm-shop")
     with _fresh_database(directory) as url, _opened(directory, url) as one:
         one.manage("migrate", "--verbosity", "0")

@@ -1,7 +1,7 @@
 """What a replay of recorded orders must count, worked out from the files alone.
 
-Imports nothing of the project, plays nothing and keeps no state: for each order a few comparisons of moments
-say what became of each timeout. Where the replay goes through the orders' lives hour by hour, this looks at
+Imports nothing of the project, plays nothing and keeps no state: for each order a few comparisons of datetimes
+determine the outcome of each timeout. The replay processes the events in sequence; this module reads
 each life from its end; that both count the same is the point of it.
 
     python -m tests.shop.oracle ORDERS.csv REVIEWS.csv
@@ -50,14 +50,14 @@ def expected_counts(orders: Path, reviews: Path, limit: int | None = None, *, un
 
 
 def _outcome(due: datetime, happened: Moment, end: datetime) -> str:
-    """Due at a moment comes before whatever happens at that moment."""
+    """Return whether a deadline is before an event; at the same time the deadline is first."""
     if happened is not None and happened < due:
         return "cancelled"
     return "fired" if due <= end else "pending"
 
 
 def _timeouts(life: Life) -> list[tuple[str, datetime, Moment]]:
-    """Each timeout that this order ever armed: its deadline, and the moment of what would have averted it."""
+    """Return all timeouts of this order: the deadline, and the time of the event that would cancel it."""
     armed: list[tuple[str, datetime, Moment]] = []
     armed.append(("cancel_unpaid", life["placed"] + TO_PAY, life["paid"]))
     if life["paid"] is None or life["paid"] >= life["placed"] + TO_PAY:
@@ -73,7 +73,7 @@ def _timeouts(life: Life) -> list[tuple[str, datetime, Moment]]:
 
 
 def _trial_ends(lives: list[Life]) -> list[datetime]:
-    """Every order begins the customer's trial anew: an end that another order came before never was."""
+    """Every order starts the trial of the customer again, so that earlier ends do not count."""
     begins: defaultdict[str, set[datetime]] = defaultdict(set)
     for life in lives:
         begins[life["customer"]].add(life["placed"])

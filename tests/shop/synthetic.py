@@ -1,6 +1,6 @@
 """Made-up orders and reviews in the columns of the public Olist files; the same ones for the same seed.
 
-Moments are naive here on purpose: the files hold wall-clock times.
+Datetimes are naive here on purpose: the files contain local times.
 """
 
 # ruff: noqa: DTZ001
@@ -30,7 +30,7 @@ MINUTES = [1, 4, 12, 29, 30, 31, 90, 2000]  # from the order to its payment: bef
 
 @dataclass
 class Files:
-    """The rows of both files, as texts."""
+    """The rows of both files, as strings."""
 
     orders: list[dict[str, str]] = field(default_factory=list)
     reviews: list[dict[str, str]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Files:
         name: str = "",
         customer: str = "",
     ) -> str:
-        """One order with as many reviews as moments are given; returns its id."""
+        """Add an order with one review for each given datetime; return its id."""
         order_id = name or f"{len(self.orders):032x}"
         row = (order_id, customer or f"c{order_id}", "delivered", placed, paid, accepted, delivered, promised)
         self.orders.append(dict(zip(ORDER_COLUMNS, map(_text, row), strict=True)))

@@ -75,7 +75,7 @@ def _wait_for(browser: Chrome, words: str) -> None:
 
 
 def _complaints(browser: Chrome) -> list[str]:
-    """What the page's scripts have complained about."""
+    """Return the errors of the scripts of the page."""
     lines: list[dict[str, str]] = cast("Any", browser).get_log("browser")
     return [line["message"] for line in lines if line["level"] == "SEVERE"]
 
@@ -107,7 +107,7 @@ def test_who_pays_in_time_has_paid(browser: Chrome, open_shop: Callable[..., Non
 def test_who_pays_too_late_is_told_so(browser: Chrome, open_shop: Callable[..., None]) -> None:
     open_shop(cancel_unpaid=4)
     _place_order(browser)
-    # A page that was left open on a train: its script stands still, and its button is still there.
+    # A page that was left open: its script does not run, and its button is still there.
     browser.execute_script("for (let id = 0; id < 10000; id += 1) { clearTimeout(id); clearInterval(id); }")
     browser.execute_script("fetch = () => new Promise(() => {});")
     first = browser.current_window_handle

@@ -1,4 +1,4 @@
-"""The shop's countdown as scripts see it: for who placed the order, and for nobody else."""
+"""The countdown endpoint of the shop: only for the browser that placed the order."""
 
 from __future__ import annotations
 

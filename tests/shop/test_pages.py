@@ -140,7 +140,7 @@ def test_the_admin_shows_the_shop(visitor: Visitor, calm_shop: Shop) -> None:
 
 
 def _customer_of(page: Page) -> str:
-    """The path of the customer whose order the page shows."""
+    """Return the path of the customer whose order the page shows."""
     found = re.search(r"/customers/[^/]+/", page.text)
     assert found, page.text[:2000]
     return found[0]

@@ -29,7 +29,7 @@ class Page:
 
     @property
     def status_badge(self) -> str:
-        """The order's status, as the page's heading says it."""
+        """Return the status of the order in the heading of the page."""
         found = re.search(r'<h1[^>]*>.*?<span class="badge (\w+)"', self.text, re.DOTALL)
         assert found, self.text[:2000]
         return found[1]
@@ -60,7 +60,7 @@ class Visitor:
         return urllib.parse.urlsplit(page.url).path
 
     def wait_for(self, path: str, condition: Callable[[Page], bool], seconds: float = 30) -> Page:
-        """The page, as soon as it fulfils the condition."""
+        """Return the page as soon as it fulfils the condition."""
         deadline = time.monotonic() + seconds
         while not condition(page := self.get(path)):
             assert time.monotonic() < deadline, page.text[:4000]

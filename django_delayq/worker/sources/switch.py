@@ -43,7 +43,7 @@ class Sources:
             self._redis.check_now()
 
     def take(self, room: int, in_flight: Mapping[str, int] | None = None, least: int = MIN_SHARE) -> Batch:
-        """Lease or claim about `room` due timeouts, some of them of underserved policies: of those up to `least` more.
+        """Lease or claim about `room` due timeouts, and without room up to `least` of underserved policies.
 
         `in_flight` is how many timeouts the worker has already, by policy.
         """

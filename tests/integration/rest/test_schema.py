@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 from django.core.management import call_command
 from drf_spectacular.management.commands.spectacular import Command
+
+from django_delayq.contrib.rest_framework import openapi
 
 pytestmark = pytest.mark.django_db
 
@@ -15,3 +19,17 @@ def test_the_schema_is_valid_and_nothing_is_warned_of(capsys: pytest.CaptureFixt
     told = capsys.readouterr()
     assert told.err == ""
     assert {"/api/timeouts/", "/api/timeouts/{id}/", "/api/policies/{label}/"} <= set(yaml.safe_load(told.out)["paths"])
+
+
+def test_views_stay_as_they_are_in_projects_with_another_schema_class(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_described() -> bool:
+        return hasattr(openapi.describe("status", None)(lambda view: None), "kwargs")
+
+    assert is_described()
+    with monkeypatch.context() as patched:
+        patched.setattr(openapi, "_IS_INSTALLED", False)
+        assert not is_described()
+    settings.REST_FRAMEWORK = {}
+    assert not is_described()
