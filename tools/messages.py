@@ -1,9 +1,9 @@
 """`make messages`: update the catalogues of all languages from the sources, and compile them. Needs GNU gettext.
 
-    .venv/bin/python tools/messages.py                  update and compile; translate the empty strings, and repeat
-    .venv/bin/python tools/messages.py extract FILE     only write the strings of the sources to FILE
+    .venv/bin/python tools/messages.py                  update and compile; translate the empty messages, and repeat
+    .venv/bin/python tools/messages.py extract FILE     only write the messages of the sources to FILE
 
-New strings are left empty and never guessed from similar ones: a wrong guess looks like a translation.
+New messages are left empty and never guessed from similar ones: a wrong guess looks like a translation.
 `tests/unit/test_translations.py` finds empty ones.
 """
 
@@ -33,14 +33,14 @@ class Command(makemessages.Command):
 
 
 def update(package: Path, languages: tuple[str, ...]) -> None:
-    """Make each catalogue contain the strings of the package's sources, and no others."""
+    """Make each catalogue contain the messages of the package's sources, and no others."""
     options: dict[str, Any] = {"locale": list(languages), "no_location": True, "no_wrap": True, "no_obsolete": True}
     with contextlib.chdir(package):
         call_command(Command(), **options)
 
 
 def extract(file: Path) -> None:
-    """Write the strings of the sources to `file`, without translations."""
+    """Write the messages of the sources to `file`, without translations."""
     with tempfile.TemporaryDirectory() as directory:
         copied = Path(directory) / PACKAGE.name
         shutil.copytree(PACKAGE, copied, ignore=shutil.ignore_patterns("locale", "__pycache__"))
