@@ -38,7 +38,7 @@ FAULTS: list[Fault] = [
     *_faults(
         "ledger",
         "scheduling/test_by_hand.py scheduling/test_bulk_and_reading.py scheduling/test_pushes.py"
-        " scheduling/test_lock_order.py",
+        " scheduling/test_lock_order.py ledger/test_claims.py",
         ("a new round keeps the attempts of the old one", "ledger/writing.py",
          '    "attempts",\n    "payload",',
          '    "payload",'),
