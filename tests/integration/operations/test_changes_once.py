@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq import operations, pending_timeouts, schedule_timeout
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import PolicyChange
 from tests.integration.operations.conftest import BY
 from tests.testapp.models import Order
@@ -40,3 +42,13 @@ def test_what_is_scheduled_after_the_change_and_before_its_move_is_left_alone() 
         row = schedule_timeout(later, "cancel_unpaid", minutes=20)
     assert pending_timeouts(earlier).get().due_at == before + 15 * MINUTE
     assert pending_timeouts(later).get().due_at == row.due_at
+
+
+def test_a_stop_by_another_process_is_seen_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "testapp.order.remind" not in stop_cache.cached(connection.alias)
+    with monkeypatch.context() as patched:  # as in a process that does not hear of it
+        patched.setattr(type(stop_cache), "forget", lambda self: None)
+        operations.pause("testapp.order.remind", by=BY)
+    now = time.monotonic()
+    monkeypatch.setattr("django_delayq.ledger.controls.time.monotonic", lambda: now + 1.1)
+    assert "testapp.order.remind" in stop_cache.cached(connection.alias)

@@ -87,7 +87,8 @@ def test_without_redis_the_ledger_is_read_until_it_is_back(
     due_orders("remind", 5)
     wait_until(all_are("fired"))
     assert Effect.objects.count() == 20
-    assert events(caplog) == ["redis_away", "redis_back"]
+    # On a slow machine a sweep may come between the commit of these rows and their push.
+    assert [event for event in events(caplog) if event != "entries_restored"] == ["redis_away", "redis_back"]
 
 
 def test_a_worker_that_starts_without_redis_goes_over_to_it(
