@@ -324,4 +324,4 @@ def test_the_story_says_that_the_object_is_gone(declare: Declare) -> None:
     task = Task.objects.create()
     row = dq.schedule_timeout(task, policy, minutes=5)
     Task.objects.filter(pk=task.pk)._raw_delete("default")
-    assert "the object is gone" in dq.explain_timeout(row).outlook
+    assert "the object no longer exists" in dq.explain_timeout(row).outlook
