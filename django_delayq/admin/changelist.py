@@ -7,16 +7,19 @@ depends on the planner. The next window is a link away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Page, Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
 from django.utils.html import format_html
@@ -29,14 +32,9 @@ from django_delayq.ledger.search import Cursor, Order
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from django.contrib.admin import AdminSite
-    from django.db.models import QuerySet
-    from django.http import HttpRequest
-
-    _Paginator = Paginator[Any]
     _Options = admin.options.BaseModelAdmin[Any]
 else:
-    _Paginator, _Options = Paginator, object
+    _Options = object
 
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
@@ -47,6 +45,11 @@ ORDER_TEXTS: Final = {
     search.LAST_SETTLED: gettext_lazy("Last settled first."),
     search.BY_DEADLINE: gettext_lazy("Ordered by deadline."),
 }
+
+
+def column(description: Any, shown: Callable[[Any], str]) -> Any:
+    """Return the method of an admin that shows a column or field as `shown(row)`."""
+    return admin.display(description=description)(lambda _admin, row: shown(row))
 
 
 class ReadOnlyAdmin(_Options):
@@ -100,7 +103,7 @@ def read_window(scan: filters.Scan, start: str = "") -> Window:
     return Window(ids, end.encode() if end else "")
 
 
-class WindowPaginator(_Paginator):
+class WindowPaginator(Paginator):  # type: ignore[type-arg]
     """Pages of the rows that a queryset has among a window's ids: no COUNT(*), and each page is read by its ids."""
 
     ids_known: Sequence[int] | None = None

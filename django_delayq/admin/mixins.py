@@ -10,13 +10,14 @@ from django.contrib import admin
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
-from django.db.models import Q, Subquery
+from django.db.models import Model, Q, QuerySet, Subquery
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
-from django_delayq.admin.changelist import ReadOnlyAdmin
+from django_delayq.admin.changelist import ReadOnlyAdmin, column
 from django_delayq.admin.filters import due_condition, rows_about
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger.locking import database_of
@@ -25,9 +26,6 @@ from django_delayq.models import Timeout
 from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
-    from django.http import HttpRequest
-
     _Mixin = admin.ModelAdmin[Any]
     _FormSet = BaseGenericInlineFormSet[Any, Any]
 else:
@@ -202,19 +200,8 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
         made.shown = self.shown  # type: ignore[attr-defined]
         return made
 
-    @admin.display(description=_("policy"))
-    def policy_name(self, row: Timeout) -> str:
-        """Render the policy without the model's name, which the page shows already."""
-        return row.policy.rpartition(".")[2]
-
-    @admin.display(description=_("state"))
-    def state_badge(self, row: Timeout) -> str:
-        return render.badge(row.state)
-
-    @admin.display(description=_("deadline"))
-    def deadline_shown(self, row: Timeout) -> str:
-        return render.deadline(row)
-
-    @admin.display(description=_("reason"))
-    def reason_shown(self, row: Timeout) -> str:
-        return render.clamped(reason_label(row.reason)) if row.reason else "-"
+    # Without the model's name, which the page shows already.
+    policy_name = column(_("policy"), lambda row: row.policy.rpartition(".")[2])
+    state_badge = column(_("state"), lambda row: render.badge(row.state))
+    deadline_shown = column(_("deadline"), render.deadline)
+    reason_shown = column(_("reason"), lambda row: render.clamped(reason_label(row.reason)) if row.reason else "-")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings
+from django.dispatch import Signal
 from django.utils import timezone
 
 from django_delayq import clock
@@ -18,13 +19,7 @@ from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS
 from django_delayq.ledger.db_errors import transient_reason
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from django.dispatch import Signal
-
-    from django_delayq.models import Timeout
+from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")
 

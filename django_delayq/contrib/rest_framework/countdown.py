@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, cast
 
-from django.http import Http404
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_cache_control
 from django.utils.http import quote_etag
 from rest_framework.exceptions import NotAuthenticated, PermissionDenied
 from rest_framework.generics import GenericAPIView
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_delayq.clock import to_ms
@@ -21,10 +23,6 @@ from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.scheduling.queries import countdown_of
 
 if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
-    from django.http import HttpResponseBase
-    from rest_framework.request import Request
-
     _View = GenericAPIView[Any]
 else:
     _View = GenericAPIView

@@ -11,6 +11,7 @@ from rest_framework import status
 from rest_framework.decorators import action
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
@@ -36,17 +37,13 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.locking import database_of
-from django_delayq.models import Timeout
+from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, registry
 
 if TYPE_CHECKING:
-    from rest_framework.request import Request
-
-    from django_delayq.models import PolicyChange, TimeoutQuerySet
-
     _Timeouts = GenericViewSet[Timeout]
 else:
     _Timeouts = GenericViewSet
