@@ -197,7 +197,6 @@ def _actor(request: HttpRequest) -> str:
 
 
 def _flash(request: HttpRequest, operation: Operation, result: Result, missing: int) -> None:
-    """Show how many rows were changed, and which were not and why."""
     if result.changed:
         messages.success(request, (operation.done % result.changed).format(n=result.changed))
     elif not result.unchanged and not missing:

@@ -111,17 +111,14 @@ class WindowPaginator(Paginator):  # type: ignore[type-arg]
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        """Return the keys of all rows, in order."""
         rows: Any = self.object_list
         return self.ids_known if self.ids_known is not None else list(rows.values_list("pk", flat=True)[:WINDOW])
 
     @cached_property
     def count(self) -> int:
-        """Return the number of rows in the window."""
         return len(self.ids)
 
     def page(self, number: int | str) -> Page[Any]:
-        """Return the rows of one page. Raises InvalidPage."""
         number = self.validate_number(number)
         bottom = (number - 1) * self.per_page
         rows: Any = self.object_list
@@ -177,7 +174,6 @@ class LedgerChangeList(ChangeList):
         return scans[-1], read_window(scans[-1], start)
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the rows of one page by their ids."""
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         if not self.is_window_filtered:
             paginator.ids_known = self.window.ids  # type: ignore[attr-defined]
@@ -199,7 +195,6 @@ class LedgerChangeList(ChangeList):
 
     @property
     def order_text(self) -> str:
-        """The order of the list, in words."""
         return str(ORDER_TEXTS[self.order])
 
     @property

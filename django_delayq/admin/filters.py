@@ -192,7 +192,6 @@ class Scan:
 
     @property
     def order(self) -> Order:
-        """The order of the rows."""
         return search.Order.of(self.rows)
 
 

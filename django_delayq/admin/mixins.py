@@ -103,12 +103,10 @@ class TimeoutAdminMixin(_Mixin):
         return shown if "next_deadline" in shown else [*shown, "next_deadline"]
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        """Return the filters, with the one by timeouts for visitors who may view them."""
         given = [*super().get_list_filter(request)]
         return [*given, TimeoutsFilter] if self._can_view_timeouts(request) else given
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Return the actions, with the permitted operations on timeouts."""
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
         found: dict[str, Any] = super().get_actions(request, *place)
         if self.actions is None or IS_POPUP_VAR in request.GET:
@@ -122,7 +120,6 @@ class TimeoutAdminMixin(_Mixin):
 
     @property
     def media(self) -> forms.Media:
-        """The media of the list, with ours."""
         return super().media + forms.Media(ReadOnlyAdmin.Media)
 
     @admin.display(description=_("next deadline"))
@@ -166,7 +163,6 @@ class NewestTimeouts(_FormSet):
         return True
 
     def save(self, commit: bool = True) -> list[Any]:
-        """Save nothing."""
         return []
 
     @property
@@ -195,7 +191,6 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     show_change_link = True
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
-        """Return the formset for `shown` rows."""
         made = super().get_formset(request, obj, **kwargs)
         made.shown = self.shown  # type: ignore[attr-defined]
         return made

@@ -62,7 +62,6 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show all policies. Raises PermissionDenied."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name

@@ -34,12 +34,7 @@ class _TimeIsUp(Exception):
 
 
 def operation_view(request: HttpRequest, label: str, name: str, site: AdminSite) -> HttpResponse:
-    """Ask (GET), show the consequences (POST), or act (POST with `confirmed`).
-
-    Raises:
-        PermissionDenied: the visitor lacks the permission.
-        Http404: there is no such policy or operation.
-    """
+    """Ask (GET), show the consequences (POST), or act (POST with `confirmed`). Raises PermissionDenied, Http404."""
     operation, policy = POLICY_OPERATIONS.get(name), registry.get(label)
     if operation is None or policy is None:
         raise Http404
@@ -89,7 +84,6 @@ def _page(
 
 
 def _preview_sentences(preview: operations.DelayPreview) -> list[str]:
-    """Return the consequences of another delay, sentence by sentence."""
     delays = (preview.before, preview.after)
     before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
     pending = f"{preview.pending}{'+' if preview.is_capped else ''}"

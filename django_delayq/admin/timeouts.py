@@ -95,7 +95,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description=_("state and reason"))
     def state_and_reason(self, row: Timeout) -> str:
-        """Render the state, and below it the reason."""
         if not row.reason:
             return render.badge(row.state)
         return format_html("{}{}", render.badge(row.state), render.clamped(reason_label(row.reason)))
@@ -123,13 +122,11 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add the buttons of the operations to the page of a timeout."""
         row = context.get("original")
         context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Return the actions that the visitor has permission for."""
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
         permitted = permitted_actions(request)
         return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}
