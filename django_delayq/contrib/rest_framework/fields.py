@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -94,14 +93,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         yield from (obj for obj in objects if isinstance(obj, Model))
 
 
-class _Iso(serializers.DateTimeField):
-    """Datetimes in the format of the project."""
-
-    def to_representation(self, value: datetime) -> Any:
-        return super().to_representation(value)
-
-
-_iso = _Iso()
+_iso: Any = serializers.DateTimeField()
 
 
 def _identity(obj: Model) -> tuple[Any, ...]:

@@ -183,7 +183,6 @@ class KeysetPagination(BasePagination):
         return Response({"server_time": clock.now(), "next": self.get_next_link(), "results": data})
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the OpenAPI schema of a page."""
         return {
             "type": "object",
             "required": ["server_time", "next", "results"],
@@ -195,7 +194,6 @@ class KeysetPagination(BasePagination):
         }
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
-        """Return the OpenAPI parameters of the pages."""
         size = {"type": "integer", "minimum": 1, "maximum": 999999}
         descriptions = {
             "cursor": ({"type": "string"}, "The start of the page, from `next` of the page before."),

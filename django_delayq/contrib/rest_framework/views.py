@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from django.db import DatabaseError
 from django.http import Http404
@@ -42,11 +42,6 @@ from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, registry
-
-if TYPE_CHECKING:
-    _Timeouts = GenericViewSet[Timeout]
-else:
-    _Timeouts = GenericViewSet
 
 REFUSED: Final = ("Refused", TroubleSerializer)
 POLICY_REFUSED: Final = ("PolicyRefused", TroubleSerializer)
@@ -97,7 +92,7 @@ class OperatorView(OptionalScope):
         return dict(serializer.validated_data)
 
 
-class TimeoutViewSet(OperatorView, RetrieveModelMixin, _Timeouts):
+class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type: ignore[type-arg]
     """List timeouts, show the history of one, and operate on it."""
 
     queryset = Timeout.objects.all()
@@ -115,7 +110,8 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, _Timeouts):
     def get_object(self) -> Timeout:
         """Return the row. Raises Http404 without a message, so that DRF adds its translated one."""
         try:
-            return super().get_object()
+            found: Timeout = super().get_object()
+            return found
         except Http404:
             raise Http404 from None
 
