@@ -173,7 +173,6 @@ class Attempt:
         return due
 
     def _mark(self, now: datetime) -> None:
-        """Mark the ready rows as fired."""
         rows = [member.row for member in self.ready]
         if not settling.mark_fired(rows, now, self.using, counted=self.is_counted):
             raise LostRace

@@ -45,7 +45,6 @@ def fire_in_groups(
 
 
 def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float) -> ReportBuilder:
-    """Fire `group` in one transaction, or one by one if that fails."""
     if len(group) == 1:
         return fire_one(policy, group[0], using)
 
