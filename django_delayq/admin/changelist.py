@@ -86,11 +86,7 @@ class Window:
 
 
 def read_window(scan: filters.Scan, start: str = "") -> Window:
-    """Read the ids of the next `WINDOW` rows of `scan` after `start`.
-
-    Raises:
-        IncorrectLookupParameters: `start` is not the `further` of an earlier window of this scan.
-    """
+    """Read the ids of the next `WINDOW` rows of `scan` after `start`, the `further` of an earlier window."""
     if scan.parts:
         most = WINDOW // len(scan.parts)
         found = [list(part.values_list("id", flat=True)[: most + 1]) for part in scan.parts]
