@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix guarantees lint bench chaos messages screenshots clean
+.PHONY: help demo test test-matrix guarantees lint bench chaos mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -35,6 +35,10 @@ bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or maria
 chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, SEED=... to repeat one)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
+
+mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., about 10 minutes)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/mutants.py $(if $(ONLY),--only "$(ONLY)")
 
 messages: ## Bring every language's catalogue up to the sources and compile it (needs gettext)
 	@$(PYTHON) tools/environment.py test

@@ -54,6 +54,17 @@ NO_SECOND_RUN = (
 )
 """One failure here in a hundred runs is a defect: these tests provoke what happens rarely."""
 Command = Sequence[str]
+LINT: Sequence[Command] = (
+    ("ruff", "check"),
+    ("ruff", "format", "--check"),
+    ("mypy",),
+    ("mypy", "--config-file", "example_project/mypy.ini"),
+    ("lint-imports",),
+    ("django-admin", "makemigrations", "--check", "--dry-run"),
+)
+NO_BROWSER: Command = ("-m", "not browser")
+"""Pages are the same on each database."""
+REAL_ORDERS: Command = ("pytest", "-m", "real_orders", "tests/shop")
 
 
 @dataclass(frozen=True)
@@ -171,45 +182,19 @@ def _waiting(browser: bool) -> Sequence[Command]:
 
 def _stages() -> list[Stage]:
     """Return all stages. Their order is that within each lane; the two stages of one server are far from each other."""
-    lint = [
-        ["ruff", "check"],
-        ["ruff", "format", "--check"],
-        ["mypy"],
-        ["mypy", "--config-file", "example_project/mypy.ini"],
-        ["lint-imports"],
-        ["django-admin", "makemigrations", "--check", "--dry-run"],
-    ]
-    no_browser = ["-m", "not browser"]  # pages are the same on each database
-    real_orders = ["pytest", "-m", "real_orders", "tests/shop"]
-    on_server = _computing("tests/integration", options=no_browser)
-    routed = [f"tests/integration/{name}.py" for name in NOT_OF_REPLICAS]
     of_redis = [f"tests/engine/test_{name}.py" for name in NOT_OF_PYTHON]
-    newest = _computing("tests/unit", "tests/engine", "tests/integration", options=no_browser, ignored=of_redis)
+    newest = _computing("tests/unit", "tests/engine", "tests/integration", options=NO_BROWSER, ignored=of_redis)
     return [
-        Stage("lint", "style, types, import rules, migrations", lint, (), {"DJANGO_SETTINGS_MODULE": "tests.settings"}),
+        Stage("lint", "style, types, import rules, migrations", LINT, (), {"DJANGO_SETTINGS_MODULE": "tests.settings"}),
         Stage(
             "sqlite",
-            "all tests, on SQLite",
-            [_computing("tests"), real_orders],
+            "all tests, on SQLite, and a sample of the mutation gate",
+            [_computing("tests"), REAL_ORDERS, ["python", "tools/mutants.py", "--sample", "12", "--workers", "1"]],
             _waiting(browser=True),
             {"DELAYQ_TEST_DB": "sqlite"},
         ),
-        Stage(
-            "postgresql",
-            "what touches the database, on PostgreSQL",
-            [on_server, real_orders],
-            _waiting(browser=False),
-            {"DELAYQ_TEST_DB": "postgresql"},
-            needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
-            needs_module="psycopg",
-        ),
-        Stage(
-            "routers",
-            "decisions and answers behind a replica that is always stale, on SQLite",
-            [_computing("tests/integration", options=no_browser, ignored=routed)],
-            [["pytest", "-n", str(2 * int(WORKERS)), THREADS]],
-            {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
-        ),
+        _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
+        _routers(),
         Stage(
             "newest",
             "unit tests, engine and integration on the newest Python and Django, on SQLite",
@@ -218,18 +203,35 @@ def _stages() -> list[Stage]:
             {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_DEPLOYMENTS": "single"},
             is_optional=True,
         ),
-        Stage(
-            "mariadb",
-            "what touches the database, on MariaDB (server at +08:00)",
-            [on_server, real_orders],
-            _waiting(browser=False),
-            {"DELAYQ_TEST_DB": "mariadb"},
-            needs_variable="DELAYQ_TEST_MARIADB_URL",
-            needs_module="MySQLdb",
-            alone=True,
-        ),
+        _on_server("mariadb", "what touches the database, on MariaDB (server at +08:00)", "MySQLdb", alone=True),
         _connections(),
     ]
+
+
+def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> Stage:
+    """Return the stage of the tests that touch the database, on a server."""
+    return Stage(
+        name,
+        words,
+        [_computing("tests/integration", options=NO_BROWSER), REAL_ORDERS],
+        _waiting(browser=False),
+        {"DELAYQ_TEST_DB": name},
+        needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
+        needs_module=module,
+        alone=alone,
+    )
+
+
+def _routers() -> Stage:
+    """Return the stage in which a replica that is always stale answers each read that does not name the writer."""
+    ignored = [f"tests/integration/{name}.py" for name in NOT_OF_REPLICAS]
+    return Stage(
+        "routers",
+        "decisions and answers behind a replica that is always stale, on SQLite",
+        [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
+        [["pytest", "-n", str(2 * int(WORKERS)), THREADS]],
+        {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
+    )
 
 
 def _connections() -> Stage:

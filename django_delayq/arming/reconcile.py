@@ -169,7 +169,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)
     if changes.cancel:
         _cancel(changes.cancel, using)
-        if signals and timeout_cancelled.has_listeners():
+        if signals and timeout_cancelled.receivers:  # not has_listeners(), which ignores those of one sender
             cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
     if signals:
         sent = ((timeout_scheduled, changes.insert), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))

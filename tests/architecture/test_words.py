@@ -77,7 +77,7 @@ _WORDS = {
     r"of itself": "automatically",
     r"(see|sees|saw|seen|seeing) to (it|that)": "ensure",
     r"(come|comes|came|coming) (by|round|upon|again|to pass)": "be retried, occur",
-    r"(?<!-)steer(s|ed|able|ing)?": "operate, control",
+    r"(?<!-)steer(s|ed|able|ing)?(?!/)": "operate, control",
 }
 _PATTERNS = {
     re.compile(rf"\b(?:{words})\b".replace(" ", r"\s+"), re.IGNORECASE): instead for words, instead in _WORDS.items()

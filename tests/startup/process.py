@@ -18,7 +18,7 @@ _began = time.process_time()
 
 
 def settings_for(file: str, parts: set[str]) -> dict[str, Any]:
-    """The settings of a project with these parts."""
+    """Return the settings of a project with these parts."""
     apps = ["django.contrib.auth", "django.contrib.contenttypes", "tests.startup.stall"]
     if "admin" in parts:
         apps += ["django.contrib.admin", "django.contrib.messages", "django.contrib.sessions"]
@@ -46,7 +46,7 @@ def settings_for(file: str, parts: set[str]) -> dict[str, Any]:
 
 
 def cost() -> dict[str, float]:
-    """The milliseconds of CPU and the megabytes that this process has taken until now."""
+    """Return the CPU milliseconds and the megabytes that this process has used."""
     try:
         with open("/proc/self/statm") as statm:  # noqa: PTH123 - pathlib would be a part of the cost
             megabytes = int(statm.read().split()[1]) * resource.getpagesize() / 1e6
@@ -79,7 +79,7 @@ def main(file: str, parts: set[str]) -> None:
 
 
 def prepare(file: str) -> None:
-    """The database has its tables."""
+    """Create the tables of the database."""
     from django.conf import settings
 
     settings.configure(**settings_for(file, {"admin", "delayq"}))

@@ -18,8 +18,8 @@ from tools import processes
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 
-# A launcher with a child that starts a grandchild in a session of its own, out of reach of any group's signal.
-# Whoever lives holds the write end of the pipe: its end of file is proof, with nothing to guess or to wait for.
+# A launcher with a child that starts a grandchild in its own session, which no signal to a group reaches.
+# Every running process holds the write end of the pipe, so its end of file proves that all have exited.
 LAUNCHER = """
 import os, sys
 from tools import processes

@@ -1,4 +1,4 @@
-"""The launcher of throwaway servers: it names what is missing, lies to nobody in CI, and its servers can crash."""
+"""The launcher of temporary servers: it names missing programs, fails in CI without them, and its servers can crash."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_server_that_crashed_comes_back_at_the_same_address(tmp_path: Path) ->
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     class Broken(Server):
         name = "Broken"
-        ready_line = "never said"
+        ready_line = "never printed"
 
         def command(self) -> list[str | Path]:
             return ["sh", "-c", "echo the disk is made of cheese; exit 1"]

@@ -29,7 +29,7 @@ def test_steady():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with one file of tests, for which the suite runs as a whole."""
+    """Create a project with one file of tests, on which the whole suite runs."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RESULTS", tmp_path / "results")
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int, *, steady: bool = True) -> int:
-    """Run a suite in which `count` tests fail once; `steady` says whether one more passes."""
+    """Run a suite in which `count` tests fail once; `steady`: whether one more passes."""
     (folder / "tests").mkdir()
     (folder / "tests" / "test_some.py").write_text(FAILS_ONCE.format(count=count, steady=steady))
     command = ["pytest", "tests"]
@@ -80,7 +80,7 @@ def test_where_one_failure_is_a_defect_nothing_is_repeated(folder: Path, monkeyp
 
 
 def test_every_place_that_the_suite_names_exists() -> None:
-    """Pytest says nothing of a path that it is told to ignore and that is not there."""
+    """Pytest does not report a path to ignore that does not exist."""
     commands = [command for stage in suite._stages() for command in [*stage.computing, *stage.waiting]]
     named = {word.removeprefix("--ignore=") for command in commands for word in command}
     places = {word for word in named if word.startswith("tests/")} | set(suite.NO_SECOND_RUN)

@@ -29,7 +29,7 @@ each_language = pytest.mark.parametrize("language", LANGUAGES)
 
 
 def catalogue(compiled: bytes) -> Catalogue:
-    """What a compiled catalogue holds. It leaves out what is untranslated, fuzzy or obsolete."""
+    """Return the content of a compiled catalogue, without untranslated, fuzzy and obsolete entries."""
     count, originals, translations = struct.unpack_from("<8x3I", compiled)
 
     def texts(table: int) -> Iterator[tuple[str, ...]]:
@@ -109,7 +109,7 @@ def calls_of_gettext(source: Path) -> Iterator[ast.Call]:
 
 
 def test_no_marked_text_escapes_the_extraction(in_english: Catalogue) -> None:
-    """What the extractor does not see is never translated: it looks not into f-strings, nor at other names."""
+    """Strings that the extractor ignores are never translated: f-strings, and calls of other names."""
     known = {text for texts in in_english for text in texts}
     calls = [(path, call) for path in sorted(PACKAGE.rglob("*.py")) for call in calls_of_gettext(path)]
     escaped = [
@@ -198,7 +198,7 @@ def test_whatever_the_library_notes_in_a_history_has_a_name_for_people() -> None
     kinds = {next(filter(None, found)) for found in re.findall(noted, sources)}
     assert {"extended", "failed", "postponed", "rescheduled", "snoozed", "suspected"} <= kinds
     assert kinds - EVENT_LABELS.keys() == set()
-    assert set(re.findall(r"\bby=\"(\w+)\"", sources)) - {"nobody"} == ACTOR_LABELS.keys()  # nobody: a dry run
+    assert set(re.findall(r"\bby=\"(\w+)\"", sources)) - {"nobody"} == ACTOR_LABELS.keys()  # a dry run has no author
 
 
 def test_a_reason_that_the_library_gives_is_told_in_the_readers_language_and_others_as_they_are() -> None:

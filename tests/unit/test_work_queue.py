@@ -38,7 +38,7 @@ def next_of(one: WorkQueue) -> tuple[str, int]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the line takes for the time; a test sets it."""
+    """Replace the clock of the queue by one that a test sets."""
     now = [1000.0]
     monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now

@@ -59,7 +59,7 @@ class Admin:
         self._seen_on, self._seen = "", 0
 
     def show_on(self, width: int, *, dark: bool = False) -> None:
-        """Pages that are opened from now on are as wide as this, and dark for whoever likes it so."""
+        """Open pages from now on with this width, in light or dark mode."""
         screen = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -85,7 +85,7 @@ class Admin:
         Select(self.browser.find_element(By.NAME, name)).select_by_value(value)
 
     def press(self, words: str) -> None:
-        """Press the button, or follow the link, that says so; returns when the next page is there."""
+        """Press the button or follow the link with this label, and wait for the next page."""
         said = f"normalize-space()='{words}' or @value='{words}'"
         kinds = "self::button or self::a or self::input[@type='submit']"
         (found, *_) = self.browser.find_elements(By.XPATH, f"//*[{kinds}][{said}]")
@@ -104,7 +104,7 @@ class Admin:
         WebDriverWait(self.browser, PATIENCE_SECONDS).until(is_there, f"the page does not say {words!r}")
 
     def message(self) -> str:
-        """What the admin says on top of the page."""
+        """Return the message at the top of the page."""
         (found, *_) = self.browser.find_elements(By.CSS_SELECTOR, ".messagelist li")
         return found.text
 
@@ -112,14 +112,14 @@ class Admin:
         return self.browser.find_element(By.CSS_SELECTOR, ".field-state_badge .delayq-badge").text
 
     def inspect(self, path: str, *left_out: str) -> list[str]:
-        """Open a page; gives its `faults`."""
+        """Open a page and return its `faults`."""
         self.open(path)
         return self.faults(*left_out)
 
     def faults(self, *left_out: str) -> list[str]:
-        """The serious and critical faults that axe-core finds, but for those in elements that are Django's own.
+        """Return the serious and critical faults that axe-core finds, except those in elements of Django.
 
-        And whether the page is wider than the screen: who reads it would have to push it to and fro.
+        Also report whether the page is wider than the screen, so that readers would have to scroll sideways.
         """
         loaded = "return document.readyState === 'complete'"
         WebDriverWait(self.browser, PATIENCE_SECONDS).until(lambda driver: driver.execute_script(loaded))
@@ -130,7 +130,7 @@ class Admin:
         self.browser.execute_script(self._axe)
         found: dict[str, Any] = self.browser.execute_async_script(script, [[selector] for selector in left_out])
         assert "error" not in found, found
-        assert found["passes"], "axe-core has looked at nothing"
+        assert found["passes"], "axe-core has checked nothing"
         page = "document.documentElement"
         excess = self.browser.execute_script(f"return {page}.scrollWidth - {page}.clientWidth")
         return [f"wider than the screen by {excess} px"] * (excess > 0) + [
@@ -141,7 +141,7 @@ class Admin:
         ]
 
     def _photograph(self) -> None:
-        """Leave a picture of the page for whoever wants to look at all of them."""
+        """Save a screenshot of the page, if a folder is set."""
         if not SCREENS:
             return
         height = self.browser.execute_script("return Math.min(document.documentElement.scrollHeight, 4000)")
@@ -204,7 +204,7 @@ def _logged_in(chrome: Chrome, calm_shop: Shop, stock: Stock) -> Admin:
 
 @pytest.fixture
 def admin(_logged_in: Admin) -> Admin:
-    """The admin's first page, after whatever the test before has done."""
+    """Yield the admin on its first page, with the data of earlier tests."""
     _logged_in.show_on(DESKTOP)
     _logged_in.open("/admin/")
     return _logged_in

@@ -119,7 +119,7 @@ def test_objects_have_their_timeouts_on_their_own_pages(admin: Admin, stock: Sto
     assert admin.message() == "1 timeout was cancelled."
     admin.open(f"/admin/shop/order/{order}/change/")
     admin.wait_for("by way of the order")
-    admin.press("Save")  # the inline must not stand in the way of the form around it
+    admin.press("Save")  # the inline must not prevent saving the form around it
     assert reference in admin.message() and "changed successfully" in admin.message()
     admin.open(f"/admin/shop/order/{order}/change/")
     admin.press("All timeouts of this object")
@@ -234,7 +234,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     order, timeout, _ = stock.pending[0]
     steps: tuple[str, ...] = ("cancel", "fire", "postpone", "retry")
     stops: tuple[str, ...] = ("pause", "hold", "resume", "delay")
-    if width == PHONE:  # those that are made of the same parts are looked at once
+    if width == PHONE:  # pages with the same parts are checked once
         steps, stops = ("postpone",), ("resume",)
     pages = [
         LIST,
@@ -288,7 +288,7 @@ def test_axe_would_notice_a_fault(admin: Admin) -> None:
     assert any("label" in fault for fault in admin.faults())
 
 
-LONG = "The payment provider has told us that callbacks of the last hour will arrive late. " * 3
+LONG = "The payment provider announced that callbacks of the last hour will arrive late. " * 3
 GIVE_A_LONG_REASON = """
 from django_delayq import operations
 Timeout.objects.filter(pk={pk}).update(reason={reason!r})

@@ -62,7 +62,7 @@ class Page:
 
 @pytest.fixture(scope="module")
 def arabic_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The same shop, served in Arabic."""
+    """Serve the same shop in Arabic."""
     environment = {**calm_shop.environment, "DJANGO_SETTINGS_MODULE": "tests.e2e.admin.right_to_left"}
     database = environment.pop("DATABASE_URL")
     served = Shop(tmp_path_factory.mktemp("arabic"), database)

@@ -1,4 +1,4 @@
-"""What an operator does in another process than the worker's, and what the ledger says of it afterwards."""
+"""Operators in another process than the worker, and the ledger afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def label(name: str) -> str:
 
 
 def committed(steer: Callable[..., object], name: str) -> datetime:
-    """The operator's verb is done with the policy, and was committed before the moment that is returned."""
+    """Run an operation on the policy; return a time after its commit."""
     assert steer(label(name), by=BY) is not None
     return database_now("default")
 
@@ -32,19 +32,19 @@ def count(name: str, state: str = "fired") -> int:
 
 
 def fired_after(name: str, moment: datetime) -> int:
-    """How many were locked to be fired later than `moment`, all by the database's clock."""
+    """Return how many were locked for firing later than `moment`, by the clock of the database."""
     return Timeout.objects.filter(policy=label(name), state="fired", settled_at__gt=moment).count()
 
 
 def wait_until_stopped(process: subprocess.Popen[bytes], patience: float = 60) -> None:
-    """Until the kernel has stopped `process`, all its threads."""
+    """Wait until the kernel has suspended all threads of `process`."""
     deadline = time.monotonic() + patience
     while True:
         pid, status = os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)
         if pid:
             assert os.WIFSTOPPED(status), "it has ended"
             return
-        assert time.monotonic() < deadline, "it goes on and on"
+        assert time.monotonic() < deadline, "it was not suspended"
         time.sleep(0.01)
 
 

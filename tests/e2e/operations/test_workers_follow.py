@@ -1,7 +1,7 @@
 """A real worker follows an operator in another process: it fires nothing that was stopped when it locked the row.
 
-Nothing here looks at this machine's clock. The ledger knows when each row was locked to be fired, and the database
-when the operator's change had been committed; what a worker remembers, and how slow it is, must not matter.
+No test reads the clock of this machine. The ledger stores when each row was locked for firing, and the database
+when the change of the operator was committed. The caches and the speed of a worker must not matter.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from tests.testapp.models import Effect, Parcel
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
 
 STOPS = () if DB == "sqlite" else (pause, hold)
-"""What is done in mid-flood. On SQLite a flood has the one writer for itself, and an operator may come too late."""
+"""Operations during a flood. On SQLite a flood holds the write lock, and an operator may be too late."""
 CROWD = 2000 if STOPS else 50
 HOUR = timedelta(hours=1)
 SELDOM: Any = {"seconds": {"LEASE": 300.0, "SWEEP_INTERVAL": 3600.0}}
-"""For a worker that hears of it from whoever steers, or not within this test."""
+"""For a worker that is notified by the operation, or not within this test."""
 
 
 def witness() -> None:
-    """Timeouts of another policy have fired that were due only now: the worker has come past all that is there."""
+    """Wait until timeouts of another policy that are due now have fired: the worker has passed all earlier ones."""
     late = latecomers(10)
-    wait_until(lambda: fired(late) == 10, "what nobody stopped has fired")
+    wait_until(lambda: fired(late) == 10, "the timeouts of other policies have fired")
 
 
 def test_what_a_worker_has_in_hand_does_not_fire_when_it_is_stopped_or_moved(
     start_worker: StartWorker, source: dict[str, str]
 ) -> None:
-    """The worker stands still between its last look at what is stopped and its firings, as under a heavy load.
+    """The worker is suspended between its last check of stopped policies and its firings, as under a heavy load.
 
-    One with `--burst`, as that has no threads in the background: none of them can stand still with a lock in hand.
+    It runs with `--burst`, without background threads, so that none is suspended while it holds a lock.
     """
     names = ("remind", "remind_many", "send_outside")
     for name in names:
@@ -58,7 +58,7 @@ def test_what_a_worker_has_in_hand_does_not_fire_when_it_is_stopped_or_moved(
     change_delay("testapp.parcel.chase", timedelta(days=30), by=BY, mode="recompute")
     os.kill(worker.pid, signal.SIGCONT)
     assert worker.wait(60) == 0
-    assert count("linger") == 5, "nobody stopped these"
+    assert count("linger") == 5, "these were not stopped"
     assert {name: fired_after(name, moments[name]) for name in names} == dict.fromkeys(names, 0)
     assert {name: count(name, "pending") for name in names} == dict.fromkeys(names, 20)
     assert fired(moved) == 0
@@ -69,7 +69,7 @@ def test_what_a_worker_has_in_hand_does_not_fire_when_it_is_stopped_or_moved(
 def test_of_a_crowd_nothing_fires_after_its_policy_was_stopped(
     start_worker: StartWorker, source: dict[str, str]
 ) -> None:
-    """A worker that starts meanwhile fires none at all; it goes on as soon as somebody says so."""
+    """A worker that starts during the stop fires none; it continues after the resume."""
     paused_at = committed(pause, "remind")
     crowd("remind", 300)
     crowd("linger", CROWD)
@@ -80,15 +80,15 @@ def test_of_a_crowd_nothing_fires_after_its_policy_was_stopped(
         moment = committed(stop, "linger")
         witness()
         assert fired_after("linger", moment) == 0
-        assert count("linger", "pending") > 0, "the crowd was gone before it was stopped"
+        assert count("linger", "pending") > 0, "the backlog was fired before it was stopped"
         committed(resume, "linger")
     committed(pause, "linger")
     assert fired_after("remind", paused_at) == count("remind") == 0
     committed(resume, "remind")
-    wait_until(lambda: count("remind") > 0, "what was stopped before the worker began goes on")
+    wait_until(lambda: count("remind") > 0, "the timeouts that were stopped before the worker started continue")
     parcel = Parcel.objects.create(status="open", sent_at=timezone.now())
     row = parcel.timeouts.get()
     assert row.due_at - timezone.now() > HOUR / 2
     change_delay("testapp.parcel.chase", timedelta(0), by=BY, mode="recompute")
-    wait_until(lambda: fired([row.pk]) == 1, "what is due by its new delay has fired")
+    wait_until(lambda: fired([row.pk]) == 1, "the timeout that is due by the new delay has fired")
     end(worker)

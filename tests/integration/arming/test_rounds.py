@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import pending_timeouts, schedule_timeout, sync_timeouts
+from django_delayq import pending_timeouts, schedule_timeout, signals, sync_timeouts
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -108,3 +108,28 @@ def test_a_save_that_changes_nothing_writes_nothing(order: Order) -> None:
     before = Timeout.objects.values(*fields).get()
     order.save()
     assert Timeout.objects.values(*fields).get() == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_save_sends_the_signals_of_what_it_did() -> None:
+    sent: list[tuple[str, int]] = []
+    receivers = []
+    for name in ("scheduled", "rescheduled", "cancelled"):
+        signal = getattr(signals, f"timeout_{name}")
+
+        def receive(sender: object, timeout: Timeout, name: str = name, **_: object) -> None:
+            sent.append((name, timeout.pk))
+
+        receivers.append((signal, receive))
+        signal.connect(receive, sender=Order)
+    try:
+        order = Order.objects.create(status="unpaid", created_at=timezone.now())
+        row = automatic(order)
+        order.created_at = timezone.now() + timedelta(minutes=1)
+        order.save()
+        order.status = "paid"
+        order.save()
+    finally:
+        for signal, receive in receivers:
+            signal.disconnect(receive, sender=Order)
+    assert sent == [("scheduled", row.pk), ("rescheduled", row.pk), ("cancelled", row.pk)]

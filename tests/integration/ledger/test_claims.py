@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from django_delayq import operations, schedule_timeout
+from django_delayq import operations, reschedule_timeout, schedule_timeout
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
@@ -76,3 +76,11 @@ def test_rows_of_stopped_policies_are_not_claimed(row: Timeout) -> None:
     assert claim().claims == {}
     operations.resume("testapp.order.remind", by="script:test")
     assert claim().claims == {row.pk: 1}
+
+
+def test_a_row_that_is_moved_loses_its_claim(row: Timeout) -> None:
+    """Otherwise no other worker could claim it at its new deadline, if that comes before the end of the claim."""
+    claim()
+    assert reschedule_timeout(row, after=timedelta(0)) is not None
+    row.refresh_from_db()
+    assert (row.claims, row.claimed_until) == (0, None)

@@ -344,3 +344,18 @@ def test_rows_whose_content_type_is_gone_are_still_told_moved_and_cancelled(orde
     assert dq.extend_timeouts(Timeout.objects.filter(pk=other.pk), minutes=5) == 1
     assert dq.cancel_timeout(row)
     assert dq.cancel_timeouts(Timeout.objects.filter(pk=other.pk)) == 1
+
+
+def test_rescheduling_does_not_count_as_an_extension(order: Order) -> None:
+    dq.schedule_timeout(order, "remind", minutes=5)
+    moved = dq.reschedule_timeout(order, "remind", minutes=9)
+    extended = dq.extend_timeout(order, "remind", minutes=9)
+    assert moved is not None
+    assert extended is not None
+    assert (moved.extensions, extended.extensions) == (0, 1)
+
+
+def test_a_payload_of_more_than_a_megabyte_is_refused(order: Order) -> None:
+    with pytest.raises(dq.InvalidPayload, match="1000000"):
+        dq.schedule_timeout(order, "remind", minutes=5, payload={"text": "x" * 1_000_001})
+    assert not Timeout.objects.exists()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_delayq import clock
+from django_delayq import clock, operations
 from django_delayq.clock import database_now
 from django_delayq.engine import Engine
 from django_delayq.ledger.outbox import due_ms_of
@@ -18,6 +18,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep, Swept
 from django_delayq.recovery.turns import try_claim_turn
 from django_delayq.redis_clients import get_worker_engine
+from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
@@ -205,3 +206,37 @@ def test_firing_rows_whose_worker_died_are_settled(engine: Engine) -> None:
     row.refresh_from_db()
     assert (row.state, row.attempts, len(row.errors)) == ("pending", 1, 1)
     assert Order.objects.exists()
+
+
+def test_the_turn_of_the_full_sweep_ends_within_a_minute(engine: Engine, forgotten: list[Timeout]) -> None:
+    Sweep(engine, "default", ClockSkew("default")).run_once()
+    assert 0 < engine.client.pttl(f"{engine.prefix}:turn:full-sweep") <= 60_000
+
+
+def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
+    engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the database went away")
+
+    own = Sweep(engine, "default", ClockSkew("default"))
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(sweep, "page_of", fail)
+        own.run_once()
+    wait_until(lambda: own.run_once().checked > 0, seconds=2)
+
+
+def test_the_missing_entry_of_a_stopped_policy_is_restored_for_later(engine: Engine, forgotten: list[Timeout]) -> None:
+    """Due at once, workers would lease it, find it stopped, and defer it, all the time."""
+    operations.pause("testapp.order.remind", by="script:test")
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    soonest = due_ms_of(database_now("default") + timedelta(seconds=50))
+    assert in_redis(engine)[forgotten[0].pk] > soonest
+
+
+def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    due_orders("send_outside", 5)
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(minutes=1))
+    monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
+    assert sweep.settle_all_expired("default") == 5
+    assert not Timeout.objects.filter(state="firing").exists()

@@ -1,0 +1,85 @@
+"""What changes between the plan and the firing decides: a lost comparison, a stop, and a batch that failed before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import operations
+from django_delayq.firing import plan, run
+from django_delayq.ledger import settling
+from django_delayq.ledger.controls import stop_cache
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, state
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_its_mark_no_handler_runs_and_no_attempt_is_counted(
+    orders: list[Order], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The UPDATE that compares has found fewer rows than were locked: on SQLite another process may have written."""
+    rows = [due(order) for order in orders[:count]]
+    with monkeypatch.context() as patched:
+        patched.setattr(settling, "mark_fired", lambda *_, **__: False)
+        report = fire(*rows)
+    assert set(report.again) == {row.pk for row in rows}
+    assert not Effect.objects.exists()
+    assert {(*state(row), row.attempts) for row in rows} == {("pending", "", 0)}
+    fire(*rows)
+    assert {state(row)[0] for row in rows} == {"fired"}
+
+
+def test_a_stop_that_this_process_has_not_heard_of_is_seen_with_the_row(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache says for up to a second that nothing is stopped; the locking statement knows better."""
+    row = due(order)
+    works, _ = plan({row.pk: 1}, "default")
+    with monkeypatch.context() as patched:
+        patched.setattr(type(stop_cache), "forget", lambda self: None)
+        operations.pause("testapp.order.remind", by="script:test")
+        report = run(works[0], "default")
+    stop_cache.forget()
+    assert set(report.again) == {row.pk}
+    assert state(row) == ("pending", "")
+    assert not Effect.objects.exists()
+
+
+def test_the_timeouts_of_a_stopped_policy_are_not_planned(order: Order) -> None:
+    row = due(order)
+    operations.pause("testapp.order.remind", by="script:test")
+    works, report = plan({row.pk: 1}, "default")
+    assert works == []
+    assert report.again[row.pk] > timezone.now() + timedelta(seconds=20)
+
+
+def test_what_is_due_within_the_time_ahead_is_planned(order: Order) -> None:
+    row = dq.schedule_timeout(order, "remind", seconds=30)
+    assert plan({row.pk: 1}, "default")[0] == []
+    works, report = plan({row.pk: 1}, "default", timedelta(minutes=1))
+    assert [work.ids for work in works] == [(row.pk,)]
+    assert report.due_by == row.run_at
+
+
+def test_after_a_failed_batch_its_policy_fires_one_by_one_for_a_while(orders: list[Order], declare: Declare) -> None:
+    calls: list[int] = []
+
+    def handler(queryset: Any, timeouts: list[Timeout]) -> None:
+        calls.append(len(timeouts))
+        if len(calls) == 1:
+            raise ValueError("the first batch fails")
+
+    policy = declare(Order, handler, name="fails_once", batch=10)
+    fire(*[due(order, policy) for order in orders[:2]])
+    assert calls == [2, 1, 1]
+    fire(*[due(order, policy) for order in orders[2:]])
+    assert calls == [2, 1, 1, 1, 1, 1]
