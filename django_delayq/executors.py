@@ -223,11 +223,7 @@ class ThreadExecutor:
 
 
 def make_executor(using: str, concurrency: int, queues: Collection[str] | None = None) -> Executor:
-    """Return the executor that the settings name; `queues` None: the worker serves all.
-
-    Raises:
-        ConfigError: `DELAYQ["EXECUTOR"]` cannot be imported.
-    """
+    """Return the executor that the settings name; `queues` None: the worker serves all. Raises ConfigError."""
     path = get_settings().executor
     if path is None:
         return ThreadExecutor(using, concurrency, queues)

@@ -5,14 +5,17 @@ Changes are made by a POST of that page alone. They are written to Django's admi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from django.contrib import messages
+from django.contrib.admin import AdminSite, ModelAdmin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpResponseRedirect
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -26,18 +29,8 @@ from django_delayq.admin.forms import FORMS, ReasonForm
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal
-from django_delayq.operations.registry import TIMEOUT_OPERATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from django.contrib.admin import AdminSite, ModelAdmin
-    from django.db.models import QuerySet
-    from django.http import HttpRequest, HttpResponse
-
-    from django_delayq.operations import Result
-    from django_delayq.operations.registry import Operation
+from django_delayq.operations import Refusal, Result
+from django_delayq.operations.registry import TIMEOUT_OPERATIONS, Operation
 
 MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
@@ -204,7 +197,6 @@ def _actor(request: HttpRequest) -> str:
 
 
 def _flash(request: HttpRequest, operation: Operation, result: Result, missing: int) -> None:
-    """Show how many rows were changed, and which were not and why."""
     if result.changed:
         messages.success(request, (operation.done % result.changed).format(n=result.changed))
     elif not result.unchanged and not missing:

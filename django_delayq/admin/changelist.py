@@ -7,16 +7,19 @@ depends on the planner. The next window is a link away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin
+from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Page, Paginator
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
 from django.utils.html import format_html
@@ -29,14 +32,9 @@ from django_delayq.ledger.search import Cursor, Order
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from django.contrib.admin import AdminSite
-    from django.db.models import QuerySet
-    from django.http import HttpRequest
-
-    _Paginator = Paginator[Any]
     _Options = admin.options.BaseModelAdmin[Any]
 else:
-    _Paginator, _Options = Paginator, object
+    _Options = object
 
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
@@ -47,6 +45,11 @@ ORDER_TEXTS: Final = {
     search.LAST_SETTLED: gettext_lazy("Last settled first."),
     search.BY_DEADLINE: gettext_lazy("Ordered by deadline."),
 }
+
+
+def column(description: Any, shown: Callable[[Any], str]) -> Any:
+    """Return the method of an admin that shows a column or field as `shown(row)`."""
+    return admin.display(description=description)(lambda _admin, row: shown(row))
 
 
 class ReadOnlyAdmin(_Options):
@@ -83,11 +86,7 @@ class Window:
 
 
 def read_window(scan: filters.Scan, start: str = "") -> Window:
-    """Read the ids of the next `WINDOW` rows of `scan` after `start`.
-
-    Raises:
-        IncorrectLookupParameters: `start` is not the `further` of an earlier window of this scan.
-    """
+    """Read the ids of the next `WINDOW` rows of `scan` after `start`, the `further` of an earlier window."""
     if scan.parts:
         most = WINDOW // len(scan.parts)
         found = [list(part.values_list("id", flat=True)[: most + 1]) for part in scan.parts]
@@ -100,7 +99,7 @@ def read_window(scan: filters.Scan, start: str = "") -> Window:
     return Window(ids, end.encode() if end else "")
 
 
-class WindowPaginator(_Paginator):
+class WindowPaginator(Paginator):  # type: ignore[type-arg]
     """Pages of the rows that a queryset has among a window's ids: no COUNT(*), and each page is read by its ids."""
 
     ids_known: Sequence[int] | None = None
@@ -108,17 +107,14 @@ class WindowPaginator(_Paginator):
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        """Return the keys of all rows, in order."""
         rows: Any = self.object_list
         return self.ids_known if self.ids_known is not None else list(rows.values_list("pk", flat=True)[:WINDOW])
 
     @cached_property
     def count(self) -> int:
-        """Return the number of rows in the window."""
         return len(self.ids)
 
     def page(self, number: int | str) -> Page[Any]:
-        """Return the rows of one page. Raises InvalidPage."""
         number = self.validate_number(number)
         bottom = (number - 1) * self.per_page
         rows: Any = self.object_list
@@ -174,7 +170,6 @@ class LedgerChangeList(ChangeList):
         return scans[-1], read_window(scans[-1], start)
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the rows of one page by their ids."""
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         if not self.is_window_filtered:
             paginator.ids_known = self.window.ids  # type: ignore[attr-defined]
@@ -196,7 +191,6 @@ class LedgerChangeList(ChangeList):
 
     @property
     def order_text(self) -> str:
-        """The order of the list, in words."""
         return str(ORDER_TEXTS[self.order])
 
     @property

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Q
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -18,19 +20,10 @@ from django_delayq import clock
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.search import labels_of
+from django_delayq.ledger.search import Order, labels_of
 from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import declared_queues, get_policies, registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from django.db.models import Model, QuerySet
-    from django.http import HttpRequest
-
-    from django_delayq.ledger.search import Order
-    from django_delayq.models import TimeoutQuerySet
 
 MAX_LABELS: Final = 100
 MAX_KINDS: Final = 200
@@ -199,7 +192,6 @@ class Scan:
 
     @property
     def order(self) -> Order:
-        """The order of the rows."""
         return search.Order.of(self.rows)
 
 

@@ -23,7 +23,6 @@ class LocalDateTimeField(forms.DateTimeField):
     widget = forms.DateTimeInput(format="%Y-%m-%dT%H:%M", attrs={"type": "datetime-local"})
 
     def get_bound_field(self, form: forms.BaseForm, field_name: str) -> forms.BoundField:
-        """Return the field with the time zone in its help text."""
         bound = super().get_bound_field(form, field_name)
         zone = _("Local time ({zone}).").format(zone=timezone.get_current_timezone_name())
         bound.help_text = f"{zone} {self.help_text}".strip()
@@ -55,7 +54,6 @@ class PostponeForm(ReasonForm):
     field_order = ("amount", "unit", "at", "reason")
 
     def clean(self) -> dict[str, Any]:
-        """Require one of the two, and a datetime in the future."""
         given: dict[str, Any] = super().clean() or self.cleaned_data
         if self.errors:
             return given
@@ -66,7 +64,6 @@ class PostponeForm(ReasonForm):
         return given
 
     def parameters(self) -> dict[str, Any]:
-        """Return `at` or `after`."""
         given = self.cleaned_data
         if given.get("at"):
             return {"at": given["at"]}
@@ -103,7 +100,6 @@ class ResumeForm(ReasonForm):
     field_order = ("shift", "reason")
 
     def parameters(self) -> dict[str, Any]:
-        """Return `shift`."""
         return {"shift": self.cleaned_data["shift"]}
 
 
@@ -135,7 +131,6 @@ class DelayForm(ReasonForm):
         return given
 
     def mode_label(self) -> str:
-        """Return the description of the chosen mode."""
         return str(dict(self.MODES)[self.cleaned_data["mode"]])
 
     def parameters(self) -> dict[str, Any]:

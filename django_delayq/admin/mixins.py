@@ -10,13 +10,14 @@ from django.contrib import admin
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
-from django.db.models import Q, Subquery
+from django.db.models import Model, Q, QuerySet, Subquery
+from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
-from django_delayq.admin.changelist import ReadOnlyAdmin
+from django_delayq.admin.changelist import ReadOnlyAdmin, column
 from django_delayq.admin.filters import due_condition, rows_about
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger.locking import database_of
@@ -25,9 +26,6 @@ from django_delayq.models import Timeout
 from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
-    from django.http import HttpRequest
-
     _Mixin = admin.ModelAdmin[Any]
     _FormSet = BaseGenericInlineFormSet[Any, Any]
 else:
@@ -105,12 +103,10 @@ class TimeoutAdminMixin(_Mixin):
         return shown if "next_deadline" in shown else [*shown, "next_deadline"]
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        """Return the filters, with the one by timeouts for visitors who may view them."""
         given = [*super().get_list_filter(request)]
         return [*given, TimeoutsFilter] if self._can_view_timeouts(request) else given
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Return the actions, with the permitted operations on timeouts."""
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
         found: dict[str, Any] = super().get_actions(request, *place)
         if self.actions is None or IS_POPUP_VAR in request.GET:
@@ -124,7 +120,6 @@ class TimeoutAdminMixin(_Mixin):
 
     @property
     def media(self) -> forms.Media:
-        """The media of the list, with ours."""
         return super().media + forms.Media(ReadOnlyAdmin.Media)
 
     @admin.display(description=_("next deadline"))
@@ -168,7 +163,6 @@ class NewestTimeouts(_FormSet):
         return True
 
     def save(self, commit: bool = True) -> list[Any]:
-        """Save nothing."""
         return []
 
     @property
@@ -197,24 +191,12 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     show_change_link = True
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
-        """Return the formset for `shown` rows."""
         made = super().get_formset(request, obj, **kwargs)
         made.shown = self.shown  # type: ignore[attr-defined]
         return made
 
-    @admin.display(description=_("policy"))
-    def policy_name(self, row: Timeout) -> str:
-        """Render the policy without the model's name, which the page shows already."""
-        return row.policy.rpartition(".")[2]
-
-    @admin.display(description=_("state"))
-    def state_badge(self, row: Timeout) -> str:
-        return render.badge(row.state)
-
-    @admin.display(description=_("deadline"))
-    def deadline_shown(self, row: Timeout) -> str:
-        return render.deadline(row)
-
-    @admin.display(description=_("reason"))
-    def reason_shown(self, row: Timeout) -> str:
-        return render.clamped(reason_label(row.reason)) if row.reason else "-"
+    # Without the model's name, which the page shows already.
+    policy_name = column(_("policy"), lambda row: row.policy.rpartition(".")[2])
+    state_badge = column(_("state"), lambda row: render.badge(row.state))
+    deadline_shown = column(_("deadline"), render.deadline)
+    reason_shown = column(_("reason"), lambda row: render.clamped(reason_label(row.reason)) if row.reason else "-")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.utils import timezone
@@ -18,29 +21,14 @@ from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
 from django_delayq.admin import render
-from django_delayq.admin.changelist import ReadOnlyAdmin, WindowPaginator
+from django_delayq.admin.changelist import ReadOnlyAdmin, WindowPaginator, column
 from django_delayq.admin.policy_pages import operation_view
-from django_delayq.ledger.controls import policy_states
+from django_delayq.ledger.controls import PolicyState, policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import policy_statuses
+from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.policies import registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from django.db.models import QuerySet
-    from django.http import HttpRequest, HttpResponse
-
-    from django_delayq.ledger.controls import PolicyState
-    from django_delayq.monitoring.snapshot import PolicyStatus
-
-    _Controls = admin.ModelAdmin[PolicyControl]
-    _Changes = admin.ModelAdmin[PolicyChange]
-else:
-    _Controls = _Changes = admin.ModelAdmin
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (gettext_lazy("pending"), {"state__exact": "pending"}),
@@ -56,7 +44,7 @@ HOURS_PER_LABEL: Final = 6
 
 
 @admin.register(PolicyControl)
-class PolicyControlAdmin(ReadOnlyAdmin, _Controls):
+class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     """One page with all policies, and a page for each operation on one of them."""
 
     def get_urls(self) -> list[Any]:
@@ -74,7 +62,6 @@ class PolicyControlAdmin(ReadOnlyAdmin, _Controls):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show all policies. Raises PermissionDenied."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
@@ -188,7 +175,7 @@ def chart(hours: Sequence[tuple[int, bool]], now: datetime) -> Chart:
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(ReadOnlyAdmin, _Changes):
+class PolicyChangeAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     """The changes of policies: policy, actor, reason and moved deadlines."""
 
     list_display = ("at_shown", "policy_shown", "what", "by", "reason_shown", "moved", "unmoved", "finished")
@@ -203,18 +190,9 @@ class PolicyChangeAdmin(ReadOnlyAdmin, _Changes):
         """Return the rows from the writer, since a replica may be behind."""
         return super().get_queryset(request).using(database_of(Timeout))
 
-    @admin.display(description=gettext_lazy("at"))
-    def at_shown(self, change: PolicyChange) -> str:
-        return render.time_tag(change.at)
-
-    @admin.display(description=gettext_lazy("policy"))
-    def policy_shown(self, change: PolicyChange) -> str:
-        return render.policy_tag(change.policy)
-
-    @admin.display(description=gettext_lazy("reason"))
-    def reason_shown(self, change: PolicyChange) -> str:
-        return render.clamped(change.reason) if change.reason else "-"
-
-    @admin.display(description=gettext_lazy("finished"))
-    def finished(self, change: PolicyChange) -> str:
-        return render.time_tag(change.finished_at)
+    at_shown = column(gettext_lazy("at"), lambda change: render.time_tag(change.at))
+    policy_shown = column(gettext_lazy("policy"), lambda change: render.policy_tag(change.policy))
+    reason_shown = column(
+        gettext_lazy("reason"), lambda change: render.clamped(change.reason) if change.reason else "-"
+    )
+    finished = column(gettext_lazy("finished"), lambda change: render.time_tag(change.finished_at))

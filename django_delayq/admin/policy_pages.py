@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.contrib import messages
+from django.contrib.admin import AdminSite
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -18,18 +19,11 @@ from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.admin.forms import FORMS, ReasonForm
 from django_delayq.exceptions import DelayqError
-from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl
-from django_delayq.operations.registry import POLICY_OPERATIONS
+from django_delayq.operations.registry import POLICY_OPERATIONS, Operation
 from django_delayq.policies import registry
-
-if TYPE_CHECKING:
-    from django.contrib.admin import AdminSite
-    from django.http import HttpRequest, HttpResponse
-
-    from django_delayq.ledger.controls import PolicyState
-    from django_delayq.operations.registry import Operation
 
 MAX_SECONDS: Final = 2.0
 """A request moves rows for at most this long; a worker moves the rest."""
@@ -40,12 +34,7 @@ class _TimeIsUp(Exception):
 
 
 def operation_view(request: HttpRequest, label: str, name: str, site: AdminSite) -> HttpResponse:
-    """Ask (GET), show the consequences (POST), or act (POST with `confirmed`).
-
-    Raises:
-        PermissionDenied: the visitor lacks the permission.
-        Http404: there is no such policy or operation.
-    """
+    """Ask (GET), show the consequences (POST), or act (POST with `confirmed`). Raises PermissionDenied, Http404."""
     operation, policy = POLICY_OPERATIONS.get(name), registry.get(label)
     if operation is None or policy is None:
         raise Http404
@@ -95,7 +84,6 @@ def _page(
 
 
 def _preview_sentences(preview: operations.DelayPreview) -> list[str]:
-    """Return the consequences of another delay, sentence by sentence."""
     delays = (preview.before, preview.after)
     before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
     pending = f"{preview.pending}{'+' if preview.is_capped else ''}"

@@ -8,25 +8,21 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.models import Q
 from django.utils import formats, timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_delayq import clock
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.scheduling.story import EVENT_LABELS, actor_label, explain_timeout, precise, reason_label
-
-if TYPE_CHECKING:
-    from django.utils.safestring import SafeString
-
-    from django_delayq.ledger.controls import PolicyState
-    from django_delayq.policies import TimeoutPolicy
-    from django_delayq.scheduling.story import StoryEvent
+from django_delayq.policies import TimeoutPolicy
+from django_delayq.scheduling.story import EVENT_LABELS, StoryEvent, actor_label, explain_timeout, precise, reason_label
 
 Stop = PolicyControl.Stop
 SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}

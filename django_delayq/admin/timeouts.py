@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
 from django_delayq.admin.actions import buttons, operation_view, permitted_actions, timeout_actions
-from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadOnlyAdmin, WindowPaginator
+from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadOnlyAdmin, WindowPaginator, column
 from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import reason_label
 
-if TYPE_CHECKING:
-    from django.db.models import QuerySet
-    from django.http import HttpRequest, HttpResponse
-
-    _ModelAdmin = admin.ModelAdmin[Timeout]
-else:
-    _ModelAdmin = admin.ModelAdmin
-
 
 @admin.register(Timeout)
-class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
+class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     """The timeouts: object, policy, deadline, state, and what happened to each."""
 
     list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts")
@@ -99,56 +93,23 @@ class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
         """Render the object's id. With a request, `ObjectColumn` replaces this."""
         return row.object_id
 
-    @admin.display(description=_("state"))
-    def state_badge(self, row: Timeout) -> str:
-        return render.badge(row.state)
-
     @admin.display(description=_("state and reason"))
     def state_and_reason(self, row: Timeout) -> str:
-        """Render the state, and below it the reason."""
         if not row.reason:
             return render.badge(row.state)
         return format_html("{}{}", render.badge(row.state), render.clamped(reason_label(row.reason)))
 
-    @admin.display(description=_("reason"))
-    def reason_shown(self, row: Timeout) -> str:
-        return reason_label(row.reason) or "-"
-
-    @admin.display(description=_("deadline"))
-    def deadline(self, row: Timeout) -> str:
-        return render.deadline(row)
-
-    @admin.display(description=_("next attempt"))
-    def next_attempt(self, row: Timeout) -> str:
-        return render.next_attempt(row)
-
-    @admin.display(description=_("counts from"))
-    def counts_from(self, row: Timeout) -> str:
-        return render.time_tag(row.since_at)
-
-    @admin.display(description=_("first deadline"))
-    def first_deadline(self, row: Timeout) -> str:
-        return render.time_tag(row.first_due_at)
-
-    @admin.display(description=_("created"))
-    def created(self, row: Timeout) -> str:
-        return render.time_tag(row.created_at)
-
-    @admin.display(description=_("settled"))
-    def settled(self, row: Timeout) -> str:
-        return render.time_tag(row.settled_at)
-
-    @admin.display(description=_("what happened"))
-    def story(self, row: Timeout) -> str:
-        return render.story(row)
-
-    @admin.display(description=_("payload"))
-    def payload_shown(self, row: Timeout) -> str:
-        return render.payload(row)
-
-    @admin.display(description=_("failures"))
-    def failures(self, row: Timeout) -> str:
-        return render.failures(row)
+    state_badge = column(_("state"), lambda row: render.badge(row.state))
+    reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
+    deadline = column(_("deadline"), render.deadline)
+    next_attempt = column(_("next attempt"), render.next_attempt)
+    counts_from = column(_("counts from"), lambda row: render.time_tag(row.since_at))
+    first_deadline = column(_("first deadline"), lambda row: render.time_tag(row.first_due_at))
+    created = column(_("created"), lambda row: render.time_tag(row.created_at))
+    settled = column(_("settled"), lambda row: render.time_tag(row.settled_at))
+    story = column(_("what happened"), render.story)
+    payload_shown = column(_("payload"), render.payload)
+    failures = column(_("failures"), render.failures)
 
     def get_urls(self) -> list[Any]:
         """Return the pages, with those that ask for confirmation and then act."""
@@ -161,13 +122,11 @@ class TimeoutAdmin(ReadOnlyAdmin, _ModelAdmin):
         return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add the buttons of the operations to the page of a timeout."""
         row = context.get("original")
         context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Return the actions that the visitor has permission for."""
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
         permitted = permitted_actions(request)
         return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
 from django.db import connections
+from django.db.models import Model
 
 from django_delayq import signals
 from django_delayq.firing.checkpoints import reach
@@ -22,14 +25,7 @@ from django_delayq.ledger.db_errors import driver_connection_of, transient_reaso
 from django_delayq.ledger.locking import lock_objects
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from datetime import datetime
-
-    from django.db.models import Model
-
-    from django_delayq.policies import TimeoutPolicy
+from django_delayq.policies import TimeoutPolicy
 
 Cause = Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
@@ -177,7 +173,6 @@ class Attempt:
         return due
 
     def _mark(self, now: datetime) -> None:
-        """Mark the ready rows as fired."""
         rows = [member.row for member in self.ready]
         if not settling.mark_fired(rows, now, self.using, counted=self.is_counted):
             raise LostRace

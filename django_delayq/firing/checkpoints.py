@@ -19,12 +19,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from django_delayq.firing.state import firing_state
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CHECKPOINTS = (
     "planned", "charged", "begun", "locked", "checked", "marked",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from django.db import IntegrityError
+from django.dispatch import Signal
 
 from django_delayq import clock, signals
 from django_delayq.conf import get_settings
@@ -20,15 +22,7 @@ from django_delayq.ledger.history import appended, clipped, error_details, event
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
-from django_delayq.policies import registry
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from datetime import datetime
-
-    from django.dispatch import Signal
-
-    from django_delayq.policies import TimeoutPolicy
+from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause

@@ -7,18 +7,14 @@ outcome, rolls the whole group back, and its members are fired one by one. The s
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.failures import record
-from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, firing_state
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from django_delayq.firing.report import Candidate
-    from django_delayq.policies import TimeoutPolicy
+from django_delayq.policies import TimeoutPolicy
 
 ALONE_AFTER_BATCH_SECONDS = 30.0
 
@@ -49,7 +45,6 @@ def fire_in_groups(
 
 
 def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float) -> ReportBuilder:
-    """Fire `group` in one transaction, or one by one if that fails."""
     if len(group) == 1:
         return fire_one(policy, group[0], using)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
@@ -14,12 +15,8 @@ from django.db import connections, transaction
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.scrubbing import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from django_delayq.models import Timeout
-    from django_delayq.policies import TimeoutPolicy
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
 T = TypeVar("T")

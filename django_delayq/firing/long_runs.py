@@ -11,20 +11,17 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 import asgiref
 import django
 
+from django_delayq.firing.report import Work
 from django_delayq.firing.state import RunningWork, firing_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import FrameType
-
-    from django_delayq.firing.report import Work
 
 logger = logging.getLogger("django_delayq.firing")
 

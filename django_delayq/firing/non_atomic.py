@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from datetime import datetime, timedelta
+from typing import Any
 
 from django_delayq import signals
 from django_delayq.clock import database_now
@@ -19,19 +20,13 @@ from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import TransientFailure, record, settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
-from django_delayq.firing.report import Report, ReportBuilder
+from django_delayq.firing.report import Candidate, Report, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from datetime import datetime
-
-    from django_delayq.firing.report import Candidate
-    from django_delayq.policies import TimeoutPolicy
+from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 

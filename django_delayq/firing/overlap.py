@@ -9,6 +9,7 @@ only costs time. Triggers and functions inside the database are not noticed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections
@@ -16,12 +17,10 @@ from django.db.utils import Error
 
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout, slot_of
+from django_delayq.policies import TimeoutPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from django_delayq.firing.attempt import Member
-    from django_delayq.policies import TimeoutPolicy
 
 _READS = frozenset({"SELECT", "SAVEPOINT", "RELEASE", "ROLLBACK", "SET", "EXPLAIN", "SHOW", "PRAGMA"})
 _REPLACES = ("ON CONFLICT", "ON DUPLICATE")
@@ -60,13 +59,10 @@ class StatementMonitor:
             raise
 
     def check_unbroken(self, row_id: int) -> None:
-        """Check that the work of the handler can be committed.
+        """Check that the work of the handler can be committed; raise BrokenTransaction if not.
 
         Without this check Django would roll back silently at the end, and PostgreSQL answers the COMMIT of a failed
         transaction with a rollback: the row would count as fired although nothing was done.
-
-        Raises:
-            BrokenTransaction: it cannot be committed.
         """
         connection = connections[self._using]
         if connection.closed_in_transaction or connection.connection is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.firing.checkpoints import reach
@@ -15,10 +16,6 @@ from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
 
 
 class _Row(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.utils import Error
 
@@ -18,14 +18,11 @@ from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import WorkerDied, record
 from django_delayq.firing.groups import fire_one
 from django_delayq.firing.handler import firing_transaction
-from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, event
 from django_delayq.models import Timeout
-
-if TYPE_CHECKING:
-    from django_delayq.firing.report import Candidate
-    from django_delayq.policies import TimeoutPolicy
+from django_delayq.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.firing")
 State = Timeout.State

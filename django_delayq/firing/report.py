@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.conf import settings
+from django.dispatch import Signal
 from django.utils import timezone
 
 from django_delayq import clock
@@ -18,13 +19,7 @@ from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS
 from django_delayq.ledger.db_errors import transient_reason
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from django.dispatch import Signal
-
-    from django_delayq.models import Timeout
+from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -64,11 +59,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Return the report that `as_dict` turned into a dict; unknown keys are ignored.
-
-        Raises:
-            ValueError: `data` is not a report.
-        """
+        """Return the report of `as_dict`; unknown keys are ignored. Raises ValueError if `data` is not a report."""
         try:
             again = {_id(id): _datetime(at) for id, at in data.get("again", ())}
             now = None if data.get("now") is None else _datetime(data["now"])
@@ -106,11 +97,7 @@ class Work:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Work:
-        """Return the work that `as_dict` turned into a dict; unknown keys are ignored.
-
-        Raises:
-            ValueError: `data` is not a work.
-        """
+        """Return the work of `as_dict`; unknown keys are ignored. Raises ValueError if `data` is not a work."""
         try:
             work = cls(
                 policy=_text(data["policy"]),
@@ -126,7 +113,6 @@ class Work:
         return work
 
     def candidates(self) -> list[Candidate]:
-        """Return the timeouts with their object ids."""
         return [Candidate(*pair) for pair in zip(self.ids, self.object_ids, strict=True)]
 
 
@@ -182,7 +168,6 @@ class ReportBuilder:
         self.release(rest, using, transient or f"{type(error).__name__}: {message_of(error)}", TRANSIENT_MAX_SECONDS)
 
     def add(self, other: ReportBuilder) -> None:
-        """Add the outcomes of `other`."""
         self.done += other.done
         self.again.update(other.again)
         self.fired += other.fired
@@ -196,7 +181,6 @@ class ReportBuilder:
             guarded(partial(announce, signal, row, using), partial(_log_unsent, row))
 
     def report(self) -> Report:
-        """Return the report."""
         untried = tuple(self.uncounted & self.again.keys())
         return Report(tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried)
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.groups import fire_in_groups
 from django_delayq.firing.handler import guarded
 from django_delayq.firing.long_runs import tracked
 from django_delayq.firing.non_atomic import fire_non_atomic
 from django_delayq.firing.poison import fire_suspect
-from django_delayq.firing.report import Report, ReportBuilder
+from django_delayq.firing.report import Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.policies import registry
-
-if TYPE_CHECKING:
-    from django_delayq.firing.report import Work
 
 
 def run(work: Work, using: str) -> Report:

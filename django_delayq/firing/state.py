@@ -176,7 +176,6 @@ class FiringState:
         unknown.forget_all()
 
     def group_size(self, label: str) -> GroupSize:
-        """Return the group size of the policy `label`."""
         return self._group_sizes.get(label) or self._group_sizes.setdefault(label, GroupSize())
 
 

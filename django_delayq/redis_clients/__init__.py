@@ -26,10 +26,8 @@ def get_engine() -> ProducerEngine | None:
     """Return the engine for scheduling: one per process, shared by its threads; None without Redis.
 
     Opens no connection. A call on the engine takes a quarter of a second at most, once: see `Breaker`. A new engine is
-    made after a fork and after a change of settings.
-
-    Raises:
-        ConfigError: `DELAYQ["REDIS"]` is not a valid address. The message contains no password.
+    made after a fork and after a change of settings. Raises ConfigError if `DELAYQ["REDIS"]` is not a valid address;
+    the message contains no password.
     """
     if not _shared:
         with _lock:
@@ -48,10 +46,7 @@ def get_worker_engine() -> Engine | None:
     """Return a new engine for one worker, with connections of its own; None without Redis. The caller closes it.
 
     It is not shared, because closing an engine stops its wake-ups: two workers of one process would end each other.
-    Opens no connection.
-
-    Raises:
-        ConfigError: as `get_engine`.
+    Opens no connection. Raises ConfigError as `get_engine`.
     """
     settings = get_settings()
     if settings.redis is None:

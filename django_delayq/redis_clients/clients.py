@@ -131,11 +131,7 @@ def _maxmemory_policies(engine: Engine) -> list[str]:
 
 
 def make_client(source: Any, timeouts: Timeouts) -> Client:
-    """Return the client of a setting. Opens no connection.
-
-    Raises:
-        ConfigError: the setting is invalid.
-    """
+    """Return the client of a setting. Opens no connection. Raises ConfigError if the setting is invalid."""
     if callable(source):
         return _lazy(lambda: _from_callable(source, timeouts))
     if "://" not in source and source in caches.settings:
@@ -155,11 +151,7 @@ def make_client(source: Any, timeouts: Timeouts) -> Client:
 
 
 def check_source(source: Any) -> None:
-    """Check a setting as far as possible without calling a server or a function of the project.
-
-    Raises:
-        ConfigError: the setting is invalid.
-    """
+    """Check a setting without calling a server or a function of the project. Raises ConfigError if it is invalid."""
     if isinstance(source, str) and "://" in source:
         parse_url(source)
     elif isinstance(source, str) and source not in caches.settings:

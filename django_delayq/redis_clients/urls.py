@@ -56,13 +56,10 @@ Address: TypeAlias = ServerAddress | SentinelAddress | ClusterAddress
 
 
 def parse_url(url: str) -> Address:
-    """Return the address that `url` contains.
+    """Return the address that `url` contains. Raises ConfigError if it does not match the grammar above.
 
     Options in the query (`?ssl_cert_reqs=none&socket_timeout=1`) are those of redis-py's connections. Sentinels
     with a login of their own have `sentinel_username` and `sentinel_password`.
-
-    Raises:
-        ConfigError: `url` does not match the grammar above.
     """
     scheme = url.partition("://")[0]
     if scheme in {"redis", "rediss", "unix"}:

@@ -46,7 +46,6 @@ class Prefetch:
 
     @property
     def size(self) -> int:
-        """Return how many timeouts may be in flight."""
         return max(self._least, min(MAX_PREFETCH, int(self._size)))
 
     def completed(self, in_flight: int, seconds: float) -> None:

@@ -118,8 +118,7 @@ class Worker:
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
-        Raises:
-            ConfigError: the database allows too few connections for any handler.
+        Raises ConfigError if the database allows too few connections for any handler.
         """
         with self._stopping_on_signals():
             if open_connection(self.using) and pool_limit(self.using) is None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from django.http import Http404
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_cache_control
 from django.utils.http import quote_etag
 from rest_framework.exceptions import NotAuthenticated, PermissionDenied
 from rest_framework.generics import GenericAPIView
+from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_delayq.clock import to_ms
@@ -20,19 +22,10 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.scheduling.queries import countdown_of
 
-if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
-    from django.http import HttpResponseBase
-    from rest_framework.request import Request
-
-    _View = GenericAPIView[Any]
-else:
-    _View = GenericAPIView
-
 SERVER_TIME = "X-Server-Time"
 
 
-class CountdownView(OptionalScope, _View):
+class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     """The time left for one object, for its owner.
 
     Give it a policy, a permission, and an address that finds the object:
@@ -75,12 +68,7 @@ class CountdownView(OptionalScope, _View):
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)
-        shown = {
-            "due_at": seen.due_at,
-            "seconds_left": seen.seconds_left,
-            "state": seen.state or None,
-            "now": seen.now,
-        }
+        shown = {"due_at": seen.due_at, "seconds_left": seen.seconds_left, "state": seen.state or None, "now": seen.now}
         response = Response(self.get_serializer(shown).data)
         # The tag changes with everything but the time. It is a digest, so that it reveals no id.
         parts = f"{seen.timeout_id} {seen.state} {seen.due_at and to_ms(seen.due_at)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db.models import Manager, Model, QuerySet
@@ -10,14 +11,8 @@ from rest_framework import serializers
 
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.openapi import describe_field
+from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, pending_countdowns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from datetime import datetime
-
-    from django_delayq.policies import TimeoutPolicy
-
 
 _DATETIME = {"type": "string", "format": "date-time"}
 
@@ -98,14 +93,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         yield from (obj for obj in objects if isinstance(obj, Model))
 
 
-class _Iso(serializers.DateTimeField):
-    """Datetimes in the format of the project."""
-
-    def to_representation(self, value: datetime) -> Any:
-        return super().to_representation(value)
-
-
-_iso = _Iso()
+_iso: Any = serializers.DateTimeField()
 
 
 def _identity(obj: Model) -> tuple[Any, ...]:

@@ -5,30 +5,25 @@ A page starts after the last row of the page before. So the last page is as fast
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 from rest_framework.pagination import BasePagination
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.utils.urls import replace_query_param
+from rest_framework.views import APIView
 
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.serializers import Moment
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.models import Timeout
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rest_framework.request import Request
-    from rest_framework.views import APIView
-
-    from django_delayq.models import TimeoutQuerySet
+from django_delayq.models import Timeout, TimeoutQuerySet
 
 State = Timeout.State
 UNSETTLED: Final = (State.PENDING, State.FIRING)
@@ -188,7 +183,6 @@ class KeysetPagination(BasePagination):
         return Response({"server_time": clock.now(), "next": self.get_next_link(), "results": data})
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the OpenAPI schema of a page."""
         return {
             "type": "object",
             "required": ["server_time", "next", "results"],
@@ -200,7 +194,6 @@ class KeysetPagination(BasePagination):
         }
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
-        """Return the OpenAPI parameters of the pages."""
         size = {"type": "integer", "minimum": 1, "maximum": 999999}
         descriptions = {
             "cursor": ({"type": "string"}, "The start of the page, from `next` of the page before."),

@@ -210,7 +210,6 @@ class StatusPart(serializers.Serializer[Any]):
         StatusPart._kinds[cls.shows] = cls
 
     def get_fields(self) -> dict[str, Any]:
-        """Return the declared fields and those of the dataclass."""
         declared = super().get_fields()
         types = typing.get_type_hints(self.shows)
         shown = {name: kind for name, kind in types.items() if name not in self.leaves_out}

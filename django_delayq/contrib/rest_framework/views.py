@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from django.db import DatabaseError
 from django.http import Http404
@@ -11,6 +11,7 @@ from rest_framework import status
 from rest_framework.decorators import action
 from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
@@ -36,20 +37,11 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.ledger.locking import database_of
-from django_delayq.models import Timeout
+from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, registry
-
-if TYPE_CHECKING:
-    from rest_framework.request import Request
-
-    from django_delayq.models import PolicyChange, TimeoutQuerySet
-
-    _Timeouts = GenericViewSet[Timeout]
-else:
-    _Timeouts = GenericViewSet
 
 REFUSED: Final = ("Refused", TroubleSerializer)
 POLICY_REFUSED: Final = ("PolicyRefused", TroubleSerializer)
@@ -100,7 +92,7 @@ class OperatorView(OptionalScope):
         return dict(serializer.validated_data)
 
 
-class TimeoutViewSet(OperatorView, RetrieveModelMixin, _Timeouts):
+class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type: ignore[type-arg]
     """List timeouts, show the history of one, and operate on it."""
 
     queryset = Timeout.objects.all()
@@ -118,7 +110,8 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, _Timeouts):
     def get_object(self) -> Timeout:
         """Return the row. Raises Http404 without a message, so that DRF adds its translated one."""
         try:
-            return super().get_object()
+            found: Timeout = super().get_object()
+            return found
         except Http404:
             raise Http404 from None
 

@@ -60,7 +60,6 @@ class RedisSource(Source):
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
-        """Add queues."""
         for queue in queues:
             for shard in range(self._engine.shards):
                 self._check_at.setdefault((queue, shard), 0.0)

@@ -33,7 +33,6 @@ class Sources:
         self._must_poll = False
 
     def serve(self, queues: Sequence[str]) -> None:
-        """Add queues."""
         if self._redis is not None:
             self._redis.serve(queues)
 
