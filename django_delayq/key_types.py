@@ -215,7 +215,8 @@ def refusal(model: type[Model], connection: BaseDatabaseWrapper | None = None) -
 
 def object_id_of(model: type[Model], pk: Any) -> str:
     """Return the text of a primary key in the ledger, the same for `"7"` and 7."""
-    return key_type(model).text(root_of_key(model), root_of_key(model).to_python(pk))
+    field = root_of_key(model)
+    return key_type(model).text(field, field.to_python(pk))
 
 
 def pk_of(model: type[Model], object_id: str) -> Any:

@@ -146,7 +146,7 @@ class Timeout(models.Model):
         HAND = "hand", _("by hand")
         CONDITION = "condition", _("the condition stopped holding")
         GONE = "gone", _("the object is gone")
-        HANDLER = "handler", _("the handler said so")
+        HANDLER = "handler", _("decided by the handler")
         RETRIES = "retries", _("all retries are used up")
         LATE = "late", _("it was too late")
         SUPERSEDED = "superseded", _("a newer round took its place")

@@ -129,6 +129,8 @@ class _Registry:
     def __init__(self) -> None:
         self._by_label: dict[str, TimeoutPolicy[Any]] = {}
         self._unchecked: list[TimeoutPolicy[Any]] = []
+        self.resolved: dict[tuple[str, type[Model]], TimeoutPolicy[Any]] = {}
+        """The answers of `resolve_policy` for names and labels, until a policy is added or removed."""
         self.version = 0
         """Changes when a policy is added or removed, so that caches derived from the policies are rebuilt."""
 
@@ -146,13 +148,17 @@ class _Registry:
         else:
             self._unchecked.append(policy)
         self._by_label.update(dict.fromkeys(policy.labels, policy))
-        self.version += 1
+        self._changed()
 
     def remove(self, policy: TimeoutPolicy[Any]) -> None:
         for label in policy.labels:
             if self._by_label.get(label) is policy:
                 del self._by_label[label]
+        self._changed()
+
+    def _changed(self) -> None:
         self.version += 1
+        self.resolved.clear()
 
     def check_postponed(self) -> None:
         """Check the policies that were declared before the models were loaded."""
@@ -228,6 +234,8 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         )
     if not isinstance(policy, str):
         raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
+    if (policy, model) in registry.resolved:
+        return registry.resolved[policy, model]
     fitting = get_policies(model)
     named = [
         known
@@ -240,6 +248,7 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
     if not named:
         names = [name for known in fitting for name in (known.name, *known.labels)]
         raise UnknownPolicy(_historical(model) or _unknown(policy, names, of=model.__name__))
+    registry.resolved[policy, model] = named[0]
     return named[0]
 
 

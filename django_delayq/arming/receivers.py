@@ -89,7 +89,8 @@ def arm_saved(
             continue
         if not _has_timeouts(sender, instance, using):
             return
-        arm_one(table, policies, policies[0].pk_of(instance), using, get_settings().catch_up)
+        key: Any = table._meta.pk  # a multi-table child may have a different key of its own
+        arm_one(table, policies, getattr(instance, key.attname), using, get_settings().catch_up)
 
 
 def _has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:

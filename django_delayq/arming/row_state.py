@@ -63,7 +63,7 @@ def lock_row_state(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], p
     connection = connections[using]
     # The id of the content type is part of the cache key, because tests create content types again.
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    repeats_reads = dialect_of(connections[using]).repeats_reads(connections[using])
+    repeats_reads = dialect_of(connection).repeats_reads(connection)
     cached = (registry.version, model, using, repeats_reads, content_type.pk, tuple(policies))
     sql, params, converters = _COMPILED.get(cached) or _compile(cached)
     lock_parents(model, [pk], using)

@@ -86,7 +86,7 @@ def policy_states(using: str) -> list[PolicyState]:
     """Return the state of every declared policy, ordered by label, in one query. Expired pauses are left out."""
     controls = PolicyControl.objects.using(using)
     found: dict[str, PolicyControl] = {}
-    for control in controls.annotate(is_over=_is_over()).order_by("changed_at", "id"):
+    for control in controls.annotate(is_over=_IS_OVER).order_by("changed_at", "id"):
         if policy := registry.get(control.policy):
             found[policy.label] = control
     policies = sorted(get_policies(), key=lambda policy: policy.label)
@@ -96,7 +96,7 @@ def policy_states(using: str) -> list[PolicyState]:
 def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     """Return the state of `policy`, a policy or its label, in one query. Raises UnknownPolicy."""
     policy = get_policy(policy)
-    return _state_of(policy, _controls_of(policy, using).annotate(is_over=_is_over()).first())
+    return _state_of(policy, _controls_of(policy, using).annotate(is_over=_IS_OVER).first())
 
 
 class IsStopped(Expression):
@@ -200,8 +200,7 @@ def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyContr
     return PolicyControl.objects.using(using).filter(policy__in=policy.labels).order_by("-changed_at", "-id")
 
 
-def _is_over() -> ExpressionWrapper[Q]:
-    return ExpressionWrapper(Q(until__isnull=False, until__lte=DatabaseNow()), output_field=BooleanField())
+_IS_OVER = ExpressionWrapper(Q(until__isnull=False, until__lte=DatabaseNow()), output_field=BooleanField())
 
 
 def _state_of(policy: TimeoutPolicy[Any], control: Any) -> PolicyState:

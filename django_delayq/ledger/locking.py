@@ -37,6 +37,11 @@ def database_of(model: type[Model], source: Model | QuerySet[Any] | None = None)
         ConfigError: the routers put the two into different databases, where no transaction spans both; or the
             database has no ledger.
     """
+    own: str | None = None
+    if source is not None:
+        own = cast("Any", source)._db if isinstance(source, QuerySet) else source._state.db
+    if not router.routers and own in (None, DEFAULT_DB_ALIAS):
+        return DEFAULT_DB_ALIAS  # by far the most frequent case
     business, ledger = writer_of(model, source), writer_of(Timeout, source)
     if business != ledger:
         raise ConfigError(

@@ -47,17 +47,9 @@ class Subject:
     object_id: str
     key: str
     using: str
+    slots: tuple[str, ...]
+    """The slots under the present and all former labels of the policy; new rows get the first."""
     row_id: int | None = None
-
-    @property
-    def slot(self) -> str:
-        """Return the slot of new rows."""
-        return slot_of(self.labels[0], self.content_type_id, self.object_id, self.key)
-
-    @property
-    def slots(self) -> list[str]:
-        """Return the slots under the present and all former labels of the policy, the present first."""
-        return [slot_of(label, self.content_type_id, self.object_id, self.key) for label in self.labels]
 
     def rounds(self) -> TimeoutQuerySet:
         """Return all rows of this subject, newest first."""
@@ -111,7 +103,8 @@ def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Sub
     object_id = object_id_of(policy.concrete_model, pk)
     pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a string
     content_type_id = kind_of(policy.concrete_model, using)
-    return Subject(policy, policy.model, pk, policy.labels, content_type_id, object_id, key, using)
+    slots = tuple(slot_of(label, content_type_id, object_id, key) for label in policy.labels)
+    return Subject(policy, policy.model, pk, policy.labels, content_type_id, object_id, key, using, slots)
 
 
 def _subject_of_row(row: Timeout) -> Subject:
@@ -121,7 +114,8 @@ def _subject_of_row(row: Timeout) -> Subject:
     using = database_of(Timeout, row)
     model, pk = model_and_pk_of(row, using)
     labels = (row.policy,) if policy is None else (row.policy, *(x for x in policy.labels if x != row.policy))
-    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, row.pk)
+    slots = tuple(slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels)
+    return Subject(policy, model, pk, labels, row.content_type_id, row.object_id, row.key, using, slots, row.pk)
 
 
 def instances(target: Any) -> list[Model]:

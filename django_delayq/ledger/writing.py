@@ -7,6 +7,7 @@ orders would deadlock.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -68,7 +69,7 @@ def new_row(
         payload=payload,
         reason=clipped(reason),
         created_at=clock.now(),
-        slot=subject.slot,
+        slot=subject.slots[0],
     )
 
 
@@ -203,14 +204,14 @@ def adopt(subject: Subject) -> Timeout | None:
     old and new code armed side by side during a deployment, the one under the former label is cancelled.
     """
     rows = lock_in_slot_order(subject.pending(), subject.using)
-    present = next((row for row in rows if row.slot == subject.slot), None)
+    present = next((row for row in rows if row.slot == subject.slots[0]), None)
     for row in rows:
-        if row.slot == subject.slot:
+        if row.slot == subject.slots[0]:
             continue
         if present is not None:
             cancel({row.pk: row.queue}, subject.using, Cause.SUPERSEDED, RENAMED)
             continue
-        row.policy, row.slot, present = subject.labels[0], subject.slot, row
+        row.policy, row.slot, present = subject.labels[0], subject.slots[0], row
         update_each([row], ("policy", "slot"), subject.using)
     return present
 
@@ -226,13 +227,7 @@ def update_each(
     if not rows:
         return
     connection = connections[using]
-    quoted = connection.ops.quote_name
-    fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
-    columns = ", ".join(f"{quoted(field.column)} = %s" for field in fields)
-    state = dialect_of(connection).hidden_from_indexes(quoted("state"))
-    marks = ", ".join(["%s"] * len(states))
-    table = quoted(Timeout._meta.db_table)
-    statement = f"UPDATE {table} SET {columns} WHERE {quoted('id')} = %s AND {state} IN ({marks})"
+    statement, fields = _update_statement(tuple(names), len(states), using)
     known = [str(each) for each in states]
     values = []
     for row in rows:
@@ -243,6 +238,18 @@ def update_each(
             cursor.execute(statement, values[0])
         else:
             cursor.executemany(statement, values)
+
+
+@functools.cache
+def _update_statement(names: tuple[str, ...], states: int, using: str) -> tuple[str, list[Any]]:
+    """Return the statement that writes the columns `names` of a row in one of so many states, and their fields."""
+    quoted = connections[using].ops.quote_name
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
+    columns = ", ".join(f"{quoted(field.column)} = %s" for field in fields)
+    state = dialect_of(connections[using]).hidden_from_indexes(quoted("state"))
+    marks = ", ".join(["%s"] * states)
+    table = quoted(Timeout._meta.db_table)
+    return f"UPDATE {table} SET {columns} WHERE {quoted('id')} = %s AND {state} IN ({marks})", fields
 
 
 def _if_still(row: Timeout, state: Timeout.State) -> TimeoutQuerySet:

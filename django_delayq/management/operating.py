@@ -1,20 +1,24 @@
-"""What the commands that change something share: the actor, a confirmation, and a report of the result."""
+"""What the commands share: the actor, a confirmation, a report, and output as tables or as JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import pwd
 import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each, policy_named
-from django_delayq.management.output import local
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result
 from django_delayq.operations.registry import Operation
@@ -151,3 +155,48 @@ def stop_of(state: PolicyState) -> str:
         return "running"
     until = f" until {local(state.until)}" if state.until else ""
     return f"{state.stop}{until}{f': {state.reason}' if state.reason else ''}"
+
+
+def as_json(value: Any) -> str:
+    """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, PolicyState):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        del fields["policy"]
+        own = {"label": value.label, "model": value.policy.concrete_model._meta.label, "delay": value.delay}
+        return _plain(own | fields)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return the lines of a table with aligned columns."""
+    texts = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in texts]
+
+
+def local(at: datetime | None) -> str:
+    """Return local time to the second; empty for None."""
+    if at is None:
+        return ""
+    return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in seconds; "-" for None."""
+    if value is None:
+        return "-"
+    return f"{value:.3f} s" if value < 10 else f"{value:.0f} s"

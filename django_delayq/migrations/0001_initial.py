@@ -123,7 +123,7 @@ class Migration(migrations.Migration):
                 ('key', models.CharField(blank=True, default='', max_length=200, verbose_name='key')),
                 ('queue', models.CharField(default='default', max_length=100, verbose_name='queue')),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('firing', 'firing'), ('fired', 'fired'), ('skipped', 'skipped'), ('cancelled', 'cancelled'), ('dead', 'dead')], default='pending', max_length=10, verbose_name='state')),
-                ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'the handler said so'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place')], default='', max_length=12, verbose_name='cause')),
+                ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'decided by the handler'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place')], default='', max_length=12, verbose_name='cause')),
                 ('due_at', models.DateTimeField(verbose_name='deadline')),
                 ('run_at', models.DateTimeField(verbose_name='next attempt')),
                 ('since_at', models.DateTimeField(blank=True, null=True, verbose_name='counts from')),

@@ -16,8 +16,8 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations.replan import begin_move, run_move
-from django_delayq.operations.stops import control_of, resolved
-from django_delayq.policies import TimeoutPolicy
+from django_delayq.operations.stops import control_of
+from django_delayq.policies import TimeoutPolicy, get_policy
 
 if TYPE_CHECKING:
     from django_delayq.operations.replan import Progress
@@ -53,7 +53,7 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
 
     Raises the same as `change_delay`.
     """
-    found = resolved(policy)
+    found = get_policy(policy)
     using = database_of(found.concrete_model)
     before, now = policy_state(found, using).delay, clock.now()
     new = _checked(found, after, mode)
@@ -102,7 +102,7 @@ def change_delay(
         ValueError: the policy has no delay of its own, or `"shift"` where a delay differs from object to object.
         PolicyConflict: an earlier change still moves rows.
     """
-    found = resolved(policy)
+    found = get_policy(policy)
     using = database_of(found.concrete_model)
     new = _checked(found, after, mode)
     with control_of(found, by, reason) as (control, change):

@@ -123,7 +123,7 @@ def resume(
         shift: False: after a hold, deadlines stay where they are, and timeouts that became due meanwhile fire.
         progress: called with the number of rows examined, page by page.
     """
-    found = resolved(policy)
+    found = get_policy(policy)
     using = database_of(found.concrete_model)
     earlier = unfinished(found, using)
     if earlier is not None and earlier.what == What.RESUMED:
@@ -148,15 +148,10 @@ def resume(
     return change
 
 
-def resolved(policy: str | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
-    """Return the policy for a label or a policy. Raises UnknownPolicy."""
-    return policy if isinstance(policy, TimeoutPolicy) else get_policy(policy)
-
-
 @contextmanager
 def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
     """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`."""
-    found, actor = resolved(policy), checked_actor(by)
+    found, actor = get_policy(policy), checked_actor(by)
     using = database_of(found.concrete_model)
     continue_moves(using, found)
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.

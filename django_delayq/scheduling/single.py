@@ -90,7 +90,7 @@ def schedule_timeout(
             return present
         since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
-        if present is not None and present.slot != subject.slot:
+        if present is not None and present.slot != subject.slots[0]:
             present = writing.adopt(subject)
         if present is None:
             writing.insert([new], subject.using, replace=True)

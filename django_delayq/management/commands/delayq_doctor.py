@@ -8,7 +8,7 @@ from typing import Any
 from django.core.checks import ERROR, INFO, WARNING
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.output import as_json
+from django_delayq.management.operating import as_json
 from django_delayq.monitoring.doctor import examine
 
 LEVELS = {INFO: "ok", WARNING: "warning", ERROR: "error"}

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from django_delayq.management.operating import as_json, local, table
 from django_delayq.management.options import Selection, add_selection, number
-from django_delayq.management.output import as_json, local, table
 from django_delayq.models import Timeout
 
 COLUMNS = ("id", "policy", "object_id", "key", "state", "due_at", "run_at", "attempts", "reason")

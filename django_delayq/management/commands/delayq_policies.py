@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.output import as_json, seconds, table
+from django_delayq.management.operating import as_json, seconds, table
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from django_delayq.management.output import as_json, local, seconds
+from django_delayq.management.operating import as_json, local, seconds
 from django_delayq.monitoring.snapshot import Snapshot, snapshot
 
 WATCH_SECONDS = 2.0

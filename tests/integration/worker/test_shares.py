@@ -14,10 +14,9 @@ from django_delayq import TimeoutPolicy, clock
 from django_delayq.models import Timeout
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
-from django_delayq.worker.sources import fairness as module
-from django_delayq.worker.sources.fairness import MIN_SHARE, Fairness
+from django_delayq.worker.sources import switch as module
 from django_delayq.worker.sources.ledger import LedgerSource
-from django_delayq.worker.sources.switch import Sources
+from django_delayq.worker.sources.switch import MIN_SHARE, Fairness, Sources
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
