@@ -19,7 +19,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "example_project", "tools", "benchmarks")
+CHECKED = (
+    "django_delayq",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "example_project",
+    "tools",
+    "benchmarks",
+)
 SUFFIXES = (".py", ".md", ".lua", ".html")
 
 # Regular expression -> what to write instead. A space matches any white space, also a line break.
