@@ -158,7 +158,7 @@ class _Registry:
 
     def _changed(self) -> None:
         self.version += 1
-        self.resolved.clear()
+        self.resolved = {}  # a new one: a thread that is resolving now may still write its answer into the former one
 
     def check_postponed(self) -> None:
         """Check the policies that were declared before the models were loaded."""
@@ -234,8 +234,9 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         )
     if not isinstance(policy, str):
         raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
-    if (policy, model) in registry.resolved:
-        return registry.resolved[policy, model]
+    resolved = registry.resolved
+    if found := resolved.get((policy, model)):
+        return found
     fitting = get_policies(model)
     named = [
         known
@@ -248,7 +249,7 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
     if not named:
         names = [name for known in fitting for name in (known.name, *known.labels)]
         raise UnknownPolicy(_historical(model) or _unknown(policy, names, of=model.__name__))
-    registry.resolved[policy, model] = named[0]
+    resolved[policy, model] = named[0]
     return named[0]
 
 
