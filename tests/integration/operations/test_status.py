@@ -78,7 +78,7 @@ def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
     assert [each.state for each in seen.policies if each.label == "testapp.order.forgotten"] == [None]
     as_if(row, "cancelled", "hand")
     assert "testapp.order.forgotten" not in {each.label for each in status.policy_statuses()}
-    assert search.labels_in(Timeout.objects.all()) == ["testapp.order.forgotten"]
+    assert search.labels_in(Timeout.objects.using("default")) == ["testapp.order.forgotten"]
 
 
 def test_counts_go_no_further_than_they_promise(order: Order) -> None:
