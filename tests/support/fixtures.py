@@ -48,3 +48,16 @@ def order() -> Order:
 def without_redis(settings: Settings) -> None:
     """`DELAYQ["REDIS"]` is None: workers poll the ledger."""
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+@pytest.fixture(params=["redis", "ledger"])
+def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
+    """Run the test twice: with Redis, and without."""
+    from django_delayq.redis_clients import forget_engine  # not before the settings are loaded: a plugin
+
+    if request.param == "redis":
+        request.getfixturevalue("redis_client")
+    else:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+    yield request.param
+    forget_engine()

@@ -25,7 +25,7 @@ class StaffWithPermission(BasePermission):
         return user.is_active and user.is_staff and any(user.has_perm(f"django_delayq.{name}") for name in names)
 
 
-class Nobody(BasePermission):
+class DenyAll(BasePermission):
     """Refuse all users, also superusers, because the project has not set a permission yet."""
 
     message = _("This view needs permission_classes of your project.")

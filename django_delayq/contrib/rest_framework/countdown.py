@@ -15,7 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from django_delayq.clock import to_ms
-from django_delayq.contrib.rest_framework.access import Nobody, OptionalScope
+from django_delayq.contrib.rest_framework.access import DenyAll, OptionalScope
 from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.contrib.rest_framework.serializers import CountdownSerializer
 from django_delayq.ledger.locking import database_of
@@ -40,7 +40,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     policy: str | TimeoutPolicy[Any] | None = None
     key = ""
     serializer_class = CountdownSerializer
-    permission_classes = [Nobody]
+    permission_classes = [DenyAll]
     filter_backends = []
     pagination_class = None
     scope = "delayq-countdown"

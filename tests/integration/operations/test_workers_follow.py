@@ -16,7 +16,7 @@ from django_delayq.operations import fire_now, hold, pause, resume
 from django_delayq.operations.replan import ABANDONED_AFTER
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
-from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
 from django_delayq.worker.health import RedisHealth
@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.django_db(transaction=True)
 
 REMIND = "testapp.order.remind"
-
-
-@pytest.fixture(params=["redis", "ledger"])
-def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
-    if request.param == "redis":
-        request.getfixturevalue("redis_client")
-    else:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    yield request.param
-    forget_engine()
 
 
 @pytest.fixture

@@ -40,17 +40,6 @@ def start_worker() -> Iterator[StartWorker]:
             running.stop()
 
 
-@pytest.fixture(params=["redis", "ledger"])
-def source(request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
-    """The test runs twice: with Redis, and without."""
-    if request.param == "redis":
-        request.getfixturevalue("redis_client")
-    else:
-        settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    yield request.param
-    forget_engine()
-
-
 @pytest.fixture
 def with_redis(redis_client: redis.Redis) -> Iterator[redis.Redis]:
     """The test runs with Redis, and its client is at hand."""
