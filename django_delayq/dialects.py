@@ -37,6 +37,9 @@ class Dialect:
     row, and then waits for rows that the statement does not name.
     """
 
+    locks_and_writes_at_once: bool = False
+    """Whether one statement can lock an object in a WITH clause, then insert or update a row, and return the row."""
+
     compares_rows_by_index: bool = True
     """Whether `(a, b) > (x, y)` searches an index.
 
@@ -112,6 +115,7 @@ class PostgreSQL(Dialect):
 
     is_supported = True
     server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
+    locks_and_writes_at_once = True
     has_pool = True
     connection_limits = (
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
@@ -221,6 +225,7 @@ class SQLite(Dialect):
     """SQLite, of which a writing transaction holds the whole database."""
 
     is_supported = True
+    locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
     key_as_text: ClassVar[dict[str, str]] = {
         "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
@@ -229,7 +234,12 @@ class SQLite(Dialect):
     }
 
     def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
-        """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote."""
+        """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote.
+
+        Not where the outermost `atomic()` has begun the transaction as a writing one.
+        """
+        if connection.commit_on_exit and not self.begins_as_reader(connection):
+            return
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
 

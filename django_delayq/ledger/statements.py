@@ -16,12 +16,12 @@ query logs and instrumentation see them like any other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from django.core.signals import setting_changed
 from django.db import connections, transaction
 from django.db.models import Expression, QuerySet
-from django.db.models.sql import InsertQuery, Query, UpdateQuery
+from django.db.models.sql import Query, UpdateQuery
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
@@ -44,7 +44,7 @@ class Param(Expression):
 
     def __init__(self, field: Field[Any, Any], name: str = "", index: int | None = None) -> None:
         super().__init__(output_field=field)
-        self.name, self.index = name or field.name, index
+        self.name, self.index = name or field.attname, index
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Compile to a placeholder; the parameter is this object itself."""
@@ -62,39 +62,58 @@ def params(name: str, count: int) -> list[Param]:
     return [Param(field, name, index) for index in range(count)]
 
 
-Built: TypeAlias = "QuerySet[Any, Any] | Query | tuple[str, Sequence[Any]]"
+class Raw(NamedTuple):
+    """SQL that Django cannot build: one statement that does the work of several."""
+
+    sql: str
+    parameters: Sequence[Any]
+    returning: Sequence[Field[Any, Any]] = ()
+    """The columns of one model that it returns."""
+
+
+Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw"
+
+
+def sql_of(built: QuerySet[Any, Any] | UpdateQuery, using: str) -> tuple[str, tuple[Any, ...]]:
+    """Return SQL and parameters of a part of a `Raw`."""
+    with clock.evaluated_at_execution():
+        query: Any = built.query if isinstance(built, QuerySet) else built
+        return cast("tuple[str, tuple[Any, ...]]", query.get_compiler(using).as_sql())
 
 
 class Statement:
     """SQL, its parameters, and how to read the rows that it returns."""
 
     def __init__(self, built: Built, using: str) -> None:
-        self.converters: list[tuple[int, Any, Any]] = []
         self.model: Any = None
         self.columns: list[str] = []
         """The names of the model's columns, which come first, and then those of `annotations`."""
         self.annotations: list[tuple[str, int]] = []
         self.is_read = isinstance(built, QuerySet)
-        query: Any = built.query if isinstance(built, QuerySet) else built
-        self.locks = getattr(query, "select_for_update", False)
-        self.sql, found = query if isinstance(query, tuple) else self._compile(query.get_compiler(using))
-        self.constants = [None if isinstance(each, Param) or callable(each) else each for each in found]
-        self.given = [(at, each) for at, each in enumerate(found) if isinstance(each, Param)]
-        self.late = [(at, each) for at, each in enumerate(found) if callable(each)]
-
-    def _compile(self, compiler: Any) -> tuple[str, Sequence[Any]]:
-        with clock.evaluated_at_execution():
-            compiled = compiler.as_sql()
-        if isinstance(compiler.query, InsertQuery):
-            return cast("tuple[str, Sequence[Any]]", compiled[0])
-        if self.is_read:
-            expressions = [column[0] for column in compiler.select[: compiler.col_count]]
-            self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
-            if compiler.klass_info:
-                self.model = compiler.klass_info["model"]
-                self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
-                self.annotations = list(compiler.annotation_col_map.items())
-        return cast("tuple[str, Sequence[Any]]", compiled)
+        self.locks = isinstance(built, QuerySet) and built.query.select_for_update
+        expressions: list[Any] = []
+        if isinstance(built, Raw):
+            self.sql, parameters = built.sql, built.parameters
+            expressions = [field.get_col(field.model._meta.db_table) for field in built.returning]
+            if built.returning:
+                self.model, self.columns = built.returning[0].model, [field.attname for field in built.returning]
+            query: Any = Query(self.model)
+            compiler = query.get_compiler(using)
+        else:
+            query = built.query if isinstance(built, QuerySet) else built
+            compiler = query.get_compiler(using)
+            with clock.evaluated_at_execution():
+                self.sql, parameters = compiler.as_sql()
+            if self.is_read:
+                expressions = [column[0] for column in compiler.select[: compiler.col_count]]
+                if compiler.klass_info:
+                    self.model = compiler.klass_info["model"]
+                    self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
+                    self.annotations = list(compiler.annotation_col_map.items())
+        self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
+        self.constants = [None if isinstance(each, Param) or callable(each) else each for each in parameters]
+        self.given = [(at, each) for at, each in enumerate(parameters) if isinstance(each, Param)]
+        self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
         """Return the parameters of one execution."""

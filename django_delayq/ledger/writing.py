@@ -7,27 +7,30 @@ orders would deadlock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.models import Exists, F, OuterRef
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, in_state, lock_in_slot_order
+from django_delayq.ledger.locking import as_it_is, can_lock_and_write, in_state, lock_in_slot_order, locking_object
 from django_delayq.ledger.outbox import push_rows, withdraw
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import compiled, param, update
+from django_delayq.ledger.statements import Raw, compiled, param, params, sql_of, update
 from django_delayq.models import Timeout, new_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from django.db.models import Model
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
+    from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -73,6 +76,41 @@ def new_row(
         created_at=clock.now(),
         slot=subject.slots[0],
     )
+
+
+def insert_if_free(row: Timeout, subject: Subject) -> bool:
+    """Lock the object of `subject` and insert `row`, in one statement; return whether it was inserted.
+
+    False, and nothing is written: the slot is taken, the object is gone, or one statement cannot do this here; then
+    the caller locks the object and proceeds step by step. `row` gets the value of the policy's `since` column.
+    """
+    policy, using = cast("TimeoutPolicy[Any]", subject.policy), subject.using
+    if len(subject.slots) > 1 or callable(policy.since) or not can_lock_and_write(policy.model, using):
+        return False
+    found = _inserted.rows(using, policy.model, policy.since, **vars(row), pk=subject.pk)
+    if not found:
+        return False
+    [(row.pk, row.since_at)] = found
+    row._state.adding, row._state.db = False, using
+    push_rows([row], using, earlier_only=True)
+    return True
+
+
+@compiled
+def _inserted(using: str, model: type[Model], since: str | None) -> Raw:
+    fields = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
+    quoted = connections[using].ops.quote_name
+    columns = ", ".join(quoted(field.column) for field in fields)
+    lock, parameters = locking_object(model, using, **({"delayq_since": F(since)} if since else {}))
+    given = [param(field.name) for field in fields if not (since and field.name == "since_at")]
+    values = ", ".join("delayq_since" if since and field.name == "since_at" else "%s" for field in fields)
+    # WHERE, because SQLite would read ON as the condition of a join.
+    sql = (
+        f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({columns}) SELECT {values} FROM locked WHERE 1 = 1"
+        f" ON CONFLICT DO NOTHING RETURNING {quoted('id')}, {quoted('since_at')}"
+    )
+    returning = [Timeout._meta.get_field(name) for name in ("id", "since_at")]
+    return Raw(sql, (*parameters, *given), cast("Any", returning))
 
 
 def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlier_only: bool = True) -> None:
@@ -167,6 +205,45 @@ def cancel(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason:
     )
     withdraw(((queue, row_id) for row_id, queue in entries.items()), using)
     return cancelled
+
+
+def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Timeout | None:
+    """Cancel the pending round of `subject` by hand, in one statement, if it is the newest; return its row.
+
+    None, and nothing is written: there is none, or one statement cannot do this here.
+
+    Args:
+        subject: what to cancel.
+        reason: is stored.
+        lock: lock the object in the same statement; otherwise the transaction has locked it.
+    """
+    policy, using = subject.policy, subject.using
+    if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
+        return None
+    values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
+    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), **values)
+    if not found:
+        return None
+    withdraw([(found[0].queue, found[0].pk)], using)
+    return cast("Timeout", found[0])
+
+
+@compiled
+def _cancelled(using: str, model: type[Model] | None, slots: int) -> Raw:
+    """While the statement waits for the object, the row may be fired; then it does not match any more."""
+    rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
+    newer = rounds.filter(pk__gt=OuterRef("pk"))
+    values = {"state": State.CANCELLED, "cause": Cause.HAND, "slot_taken": None}
+    pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
+    sql, parameters = sql_of(update(pending, **values, settled_at=param("settled_at"), reason=param("reason")), using)
+    if model is not None:
+        lock, first = locking_object(model, using)
+        sql, parameters = f"{lock} {sql} AND EXISTS (SELECT 1 FROM locked)", (*first, *parameters)
+    fields: Any = Timeout._meta.concrete_fields
+    quoted = connections[using].ops.quote_name
+    table = quoted(Timeout._meta.db_table)
+    columns = ", ".join(f"{table}.{quoted(field.column)}" for field in fields)
+    return Raw(f"{sql} RETURNING {columns}", parameters, fields)
 
 
 def cancel_rows(rows: Sequence[Timeout], using: str, reason: str, now: datetime) -> None:

@@ -8,6 +8,7 @@ written, and the caller's transaction stays usable.
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from asgiref.sync import sync_to_async
@@ -25,7 +26,7 @@ from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from typing import Unpack
 
     from django.db.models import Model
@@ -79,11 +80,17 @@ def schedule_timeout(
     body = check_payload(payload)
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    due_at = _due_without_object(subject, given)
+    if due_at is not None:  # nearly always: nothing is pending, and one statement is sufficient
+        new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
+        if writing.insert_if_free(new, subject):
+            announce(timeout_scheduled, new, subject.using)
+            return new
     with transaction_of(subject.using):
         fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
-        present = lock_newest(subject.pending(), subject.using)
+        present = lock_newest(subject, pending=True)
         if present is not None and on_conflict == "error":
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
         if present is not None and on_conflict == "keep":
@@ -99,6 +106,16 @@ def schedule_timeout(
         writing.replace(present, new, subject.using)
         announce(timeout_rescheduled, present, subject.using)
         return present
+
+
+def _due_without_object(subject: Subject, given: Delay | None) -> datetime | None:
+    """Return the deadline if it depends on no column of the object; otherwise None."""
+    if given is not None:
+        return given.due_from(clock.now())
+    policy = cast("TimeoutPolicy[Any]", subject.policy)
+    if policy.since is not None or not isinstance(policy.after, timedelta):
+        return None
+    return policy.due_of(None, clock.now(), operator_delay(subject, given))
 
 
 def check_payload(payload: Any) -> Any:
@@ -175,6 +192,9 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
+    if row := writing.cancel_pending(subject, reason, lock=True):
+        announce(timeout_cancelled, row, subject.using)
+        return True
     with transaction_of(subject.using):
         if subject.model is not None:
             lock_object(subject.model, subject.pk, subject.using)
@@ -194,7 +214,10 @@ def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
 
     Inside a transaction that has locked the business row.
     """
-    row = lock_newest(subject.rounds(), subject.using)
+    if row := writing.cancel_pending(subject, reason, lock=False):
+        announce(timeout_cancelled, row, subject.using)
+        return Cancelling(in_time=True, row=row, won=True)
+    row = lock_newest(subject)
     if row is None:
         return Cancelling(in_time=True)
     if row.state in (State.FIRED, State.FIRING):
@@ -275,7 +298,7 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
 def _locked_pending(subject: Subject) -> Timeout | None:
     if subject.model is not None:
         lock_object(subject.model, subject.pk, subject.using)
-    return lock_newest(subject.pending(), subject.using)
+    return lock_newest(subject, pending=True)
 
 
 def _move(row: Timeout, due_at: datetime, what: str, reason: str, using: str) -> Timeout:
