@@ -74,12 +74,12 @@ def push(using: str, changes: Iterable[Change]) -> None:
     if not changes or get_settings().redis is None:
         return
     connection = connections[using]
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        # The caller manages the transaction itself, and its end is not known here. A hint before its row costs a
-        # worker one check, and the sweep finds the row. Without a hint the timeout would always be late.
+    if connection.in_atomic_block:
+        transaction.on_commit(_Push(connection, changes), using=using, robust=True)
+    else:
+        # Committed already, or the caller manages the transaction itself, and its end is not known here. A hint before
+        # its row costs a worker one check, and the sweep finds the row. Without it the timeout would always be late.
         _send(changes)
-        return
-    transaction.on_commit(_Push(connection, changes), using=using, robust=True)
 
 
 def change_for(timeout: Timeout, *, earlier_only: bool = False) -> Change | None:

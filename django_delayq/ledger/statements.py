@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from django.core.signals import setting_changed
 from django.db import connections, transaction
-from django.db.models import Expression, QuerySet
+from django.db.models import CharField, Expression, QuerySet
 from django.db.models.sql import Query, UpdateQuery
 
 from django_delayq import clock
@@ -112,15 +112,18 @@ class Statement:
                     self.annotations = list(compiler.annotation_col_map.items())
         self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
         self.constants = [None if isinstance(each, Param) or callable(each) else each for each in parameters]
-        self.given = [(at, each) for at, each in enumerate(parameters) if isinstance(each, Param)]
+        given = [(at, each) for at, each in enumerate(parameters) if isinstance(each, Param)]
+        self.given = [
+            (at, each.name, each.index, each.output_field, type(each.output_field) is CharField) for at, each in given
+        ]
         self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
         """Return the parameters of one execution."""
         parameters = self.constants.copy()
-        for at, each in self.given:
-            value = values[each.name] if each.index is None else values[each.name][each.index]
-            parameters[at] = each.output_field.get_db_prep_save(value, connection)
+        for at, name, index, field, is_text in self.given:
+            value = values[name] if index is None else values[name][index]
+            parameters[at] = value if is_text and type(value) is str else field.get_db_prep_save(value, connection)
         for at, evaluate in self.late:
             parameters[at] = evaluate(connection)
         return parameters

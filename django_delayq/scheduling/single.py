@@ -81,24 +81,26 @@ def schedule_timeout(
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
     due_at = _due_without_object(subject, given)
-    if due_at is not None:  # nearly always: nothing is pending, and one statement is sufficient
+    if due_at is not None:
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
-        if writing.insert_if_free(new, subject):
+        if writing.insert_if_free(new, subject, lock=True):  # the only statement, if nothing is pending
             announce(timeout_scheduled, new, subject.using)
             return new
     with transaction_of(subject.using):
         fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
-        present = lock_newest(subject, pending=True)
+        present = None if on_conflict == "replace" else lock_newest(subject, pending=True)
         if present is not None and on_conflict == "error":
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
-        if present is not None and on_conflict == "keep":
+        if present is not None:
             return present
         since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
-        if present is not None and present.slot != subject.slots[0]:
-            present = writing.adopt(subject)
+        if writing.insert_if_free(new, subject):
+            announce(timeout_scheduled, new, subject.using)
+            return new
+        present = writing.adopt(subject)
         if present is None:
             writing.insert([new], subject.using, replace=True)
             announce(timeout_scheduled, new, subject.using)
