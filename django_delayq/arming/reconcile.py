@@ -20,7 +20,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 
 from django_delayq import clock
-from django_delayq.arming.row_state import CLOSING, RowState, lock_row_state, row_states
+from django_delayq.arming.row_state import CLOSING, RowState, row_state, row_states
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
 from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_objects, transaction_of
@@ -69,9 +69,9 @@ def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any,
     # does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
     may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
     with transaction_of(using):
-        changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+        changes = diff(row_state(model, policies, pk, using, lock=True), using, oldest)
         if may_be_stale and changes.size:
-            changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+            changes = diff(row_state(model, policies, pk, using, lock=True), using, oldest)
         apply(changes, using, signals=True)
 
 

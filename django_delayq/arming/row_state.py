@@ -55,21 +55,23 @@ class RowState:
     """The delay that an operator has put in force; None: the declared one."""
 
 
-def lock_row_state(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[RowState]:
-    """Lock the row `pk` until the end of the transaction; return its state for each policy, or [] if it is gone."""
+def row_state(
+    model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lock: bool
+) -> list[RowState]:
+    """Return the state of the row `pk` for each policy, or [] if it is gone. `lock`: until the transaction ends."""
+    if lock:
+        lock_parents(model, [pk], using)
     # The id of the content type is part of the shape, because tests create content types again.
-    kind = kind_of(model, using)
-    lock_parents(model, [pk], using)
-    rows = _locked.rows(using, model, tuple(policies), kind, registry.version, pk=pk)
+    rows = _row.rows(using, model, tuple(policies), kind_of(model, using), lock, registry.version, pk=pk)
     return _row_states(rows[0], policies) if rows else []
 
 
 @compiled
-def _locked(
-    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], kind: int, _version: int
+def _row(
+    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], kind: int, lock: bool, _version: int
 ) -> QuerySet[Any, Any]:
     rows = _query(model, policies, kind, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
-    return for_update(rows, using)
+    return for_update(rows, using) if lock else rows
 
 
 def row_states(
@@ -85,8 +87,19 @@ def row_states(
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
-    rows = policy.model._base_manager.using(using).filter(pk=pk)
-    return bool(as_it_is(rows.filter(policy.when) if policy.when else rows, using).values_list("pk")[:1])
+    if has_own_manager(policy.model):  # it may filter by something else each time, such as a tenant
+        return bool(_matching(using, policy, pk))
+    return bool(_condition.rows(using, policy, registry.version, pk=pk))
+
+
+@compiled
+def _condition(using: str, policy: TimeoutPolicy[Any], _version: int) -> QuerySet[Any, Any]:
+    return _matching(using, policy, Param(cast("Any", policy.model._meta.pk), "pk"))
+
+
+def _matching(using: str, policy: TimeoutPolicy[Any], pk: Any) -> QuerySet[Any, Any]:
+    rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=pk)
+    return as_it_is(rows, using).values_list("pk")[:1]
 
 
 def _row_states(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> list[RowState]:

@@ -285,14 +285,14 @@ def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
         ids = _rounds.rows(using, len(slots), pending, True, slot=slots)
         if not ids:
             return None
-        row_id = max(ids)[0]
+        row_id = max(row[0] for row in ids)
     found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
     return found[0] if found else None
 
 
 @compiled
 def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
-    rows = Timeout.objects.using(using)
+    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
     rows = rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id"))
     if pending:
         rows = rows.filter(slot_taken=1)

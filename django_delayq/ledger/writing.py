@@ -16,7 +16,14 @@ from django.db.models.constants import OnConflict
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, can_lock_and_write, in_state, lock_in_slot_order, locking_object
+from django_delayq.ledger.locking import (
+    as_it_is,
+    can_lock_and_write,
+    in_state,
+    lock_in_slot_order,
+    lock_newest,
+    locking_object,
+)
 from django_delayq.ledger.outbox import push_rows, withdraw
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import Raw, compiled, param, params, sql_of, update
@@ -97,21 +104,24 @@ def insert_if_free(row: Timeout, subject: Subject, *, lock: bool = False) -> boo
     here: the caller locks the object and proceeds step by step.
     """
     policy, using = subject.policy, subject.using
-    model, since = None, None
-    if lock:
-        if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
-            return False
-        model, since = policy.model, policy.since
-    if len(subject.slots) > 1:  # a row under a former label takes another slot
+    if len(subject.slots) > 1:  # a row under a former label has another slot
         return False
+    if not lock:
+        return _insert_if_free(row, using)
+    if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
+        return False
+    return _insert_if_free(row, using, policy.model, policy.since, subject.pk)
+
+
+def _insert_if_free(
+    row: Timeout, using: str, model: type[Model] | None = None, since: str | None = None, pk: Any = None
+) -> bool:
     if connections[using].features.can_return_columns_from_insert:
-        found = _inserted.rows(using, model, since, **vars(row), pk=subject.pk)
-        if found and since:
-            [(row.pk, row.since_at)] = found
-        elif found:
-            [(row.pk,)] = found
+        found = _inserted.rows(using, model, since, **vars(row), pk=pk)
+        if found:
+            row.pk, row.since_at = found[0] if since else (*found[0], row.since_at)
     elif _inserted.execute(using, model, since, **vars(row)):
-        row.pk = subject.pending().values_list("pk", flat=True).get()
+        row.pk = Timeout.objects.using(using).values_list("pk", flat=True).get(slot=row.slot, slot_taken=1)
     if row.pk is None:
         return False
     row._state.adding, row._state.db = False, using
@@ -152,6 +162,8 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
     `earlier_only`: no slot was taken, so Redis has no wrong entry. An upsert, because an IntegrityError would leave
     the caller's PostgreSQL transaction unusable.
     """
+    if len(rows) == 1 and not replace and _insert_if_free(rows[0], using):
+        return
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
         Timeout.objects.using(using).bulk_create(
@@ -309,11 +321,13 @@ def note_condition(row: Timeout) -> None:
 
 
 def adopt(subject: Subject) -> Timeout | None:
-    """Give the pending row of `subject` the present label of its policy, if it has a former one; return the row.
+    """Lock the pending row of `subject`; give it the present label of its policy, if it has a former one; return it.
 
     Without this, renaming a policy would let one object have two pending timeouts. If there are two already, which
     old and new code armed side by side during a deployment, the one under the former label is cancelled.
     """
+    if len(subject.slots) == 1:
+        return lock_newest(subject, pending=True)
     rows = lock_in_slot_order(subject.pending(), subject.using)
     present = next((row for row in rows if row.slot == subject.slots[0]), None)
     for row in rows:
