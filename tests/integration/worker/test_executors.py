@@ -29,7 +29,7 @@ LEASE = timedelta(seconds=1)
 
 
 class Scripted(Executor):
-    """Does with the first works what the test says, and runs the others in the worker's own thread."""
+    """Treats the first works as the test defines, and runs the others in the worker's own thread."""
 
     script: Callable[[Scripted, Work, Any], object] | None = None
     times = 1
@@ -57,7 +57,7 @@ class Scripted(Executor):
 
 @pytest.fixture
 def start(start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
-    """Start a worker whose executor does with the first `times` works what `script` says."""
+    """Start a worker whose executor treats the first `times` works as `script` defines."""
 
     def do(script: Any, times: int = 1, **options: Any) -> RunningWorker:
         Scripted.script, Scripted.times = script, times
