@@ -242,16 +242,16 @@ def _routers() -> Stage:
 def _connections() -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["tests/integration/worker/test_worker.py"]
+    in_threads = ["pytest", "-n", str(2 * int(WORKERS)), THREADS]
     return Stage(
         "connections",
         "workers with pools of several sizes and through PgBouncer",
         (),
         [
-            ["DELAYQ_TEST_POOL=true", "pytest", "-n", "4", *in_threads],
-            ["DELAYQ_TEST_POOL=20", "pytest", "-n", "4", *in_threads],
+            *([f"DELAYQ_TEST_POOL={size}", *in_threads] for size in ("true", "20", "2")),
             ["DELAYQ_TEST_POOL=2", "pytest", "-n", "2", *processes],
-            ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *in_threads, *processes],
+            ["DELAYQ_TEST_POOLER=pgbouncer", *in_threads],
+            ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
         ],
         {"DELAYQ_TEST_DB": "postgresql"},
         needs_variable="DELAYQ_TEST_POSTGRESQL_URL",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from django_delayq import Snooze, schedule_timeout
@@ -240,8 +241,22 @@ def test_a_garbled_report_is_refused(data: Any) -> None:
         Report.from_dict(data)
 
 
+@pytest.fixture
+def new_pool() -> Iterator[None]:
+    """Open the pool again in the test and after it, because its connections keep the setting `USE_TZ`."""
+    pools: dict[str, Any] = getattr(connection, "_connection_pools", {})
+
+    def close() -> None:
+        if pool := pools.pop(connection.alias, None):
+            pool.close()
+
+    close()
+    yield
+    close()
+
+
 def test_without_time_zones_a_report_survives_json_and_a_snoozed_timeout_comes_again(
-    settings: Settings, declare: Callable[..., Any]
+    settings: Settings, declare: Callable[..., Any], new_pool: None
 ) -> None:
     settings.USE_TZ = False
     report = Report(again={1: datetime(2026, 1, 2, 3, 4, 5)}, now=datetime(2026, 1, 2))  # noqa: DTZ001
