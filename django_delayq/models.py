@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.ddl_references import Statement
 from django.db.models import Func, Q
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-    from django.db.backends.ddl_references import Statement
 
 
 class _PartialIndex(models.Index):

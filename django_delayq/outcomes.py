@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from django_delayq.delays import DelayArgs, parse_delay
 from django_delayq.exceptions import InvalidDelay
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class Outcome(Exception):

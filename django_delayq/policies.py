@@ -5,25 +5,21 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from django.apps import apps
-from django.db.models import Model
+from django.db.models import Model, Q, QuerySet
 
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration
+from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Unpack
-
-    from django.db.models import Q, QuerySet
-
     from django_delayq.models import Timeout
-    from django_delayq.retries import Retry
 
 M = TypeVar("M", bound=Model)
 

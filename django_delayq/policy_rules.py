@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from django_delayq.key_types import refusal
 from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from django_delayq.policies import TimeoutPolicy
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"

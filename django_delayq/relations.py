@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, overload
 
 from django.contrib.contenttypes.fields import (
     GenericRel,
@@ -14,21 +15,16 @@ from django.contrib.contenttypes.fields import (
 )
 from django.core.checks import CheckMessage, Error
 from django.db import router
-from django.db.models import BooleanField, CharField, Expression, Model, Q, Subquery
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import BooleanField, CharField, Expression, Manager, Model, Q, Subquery
 from django.db.models.lookups import Exact, In
+from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import AND, OR, WhereNode
 from django.utils.functional import cached_property
 
 from django_delayq.key_types import refusal, root_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Self, overload
-
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models import Manager
-    from django.db.models.sql.compiler import SQLCompiler
-
     from django_delayq.models import RelatedTimeoutQuerySet, Timeout
 
     class TimeoutRelationManager(Manager[Timeout]):

@@ -21,8 +21,8 @@ from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
 from django_delayq.admin import render
+from django_delayq.admin.actions import PolicyOperationView
 from django_delayq.admin.changelist import ReadOnlyAdmin, WindowPaginator, column
-from django_delayq.admin.policy_pages import operation_view
 from django_delayq.ledger.controls import PolicyState, policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -49,11 +49,8 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
 
     def get_urls(self) -> list[Any]:
         """Return the pages; there is none for a single row."""
-
-        def operate(request: HttpRequest, label: str, operation: str) -> HttpResponse:
-            return operation_view(request, label, operation, self.admin_site)
-
         # Moving rows commits page by page, so it must not run in a transaction around the request.
+        operate = PolicyOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
         policies = self.admin_site.admin_view(self.changelist_view)
         return [

@@ -8,13 +8,13 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
-from django_delayq.admin.actions import buttons, operation_view, permitted_actions, timeout_actions
+from django_delayq.admin.actions import TimeoutOperationView, buttons, permitted_actions, timeout_actions
 from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadOnlyAdmin, WindowPaginator, column
 from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
 from django_delayq.ledger.locking import database_of
@@ -113,11 +113,8 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[Any]:
         """Return the pages, with those that ask for confirmation and then act."""
-
-        def operate(request: HttpRequest, operation: str) -> HttpResponse:
-            return operation_view(request, operation, self.admin_site)
-
         # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
+        operate = TimeoutOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
         return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
 

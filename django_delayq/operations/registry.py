@@ -10,12 +10,11 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_delayq import operations
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrPromise
-
-    from django_delayq.ledger.controls import PolicyState
 
 State, Stop = Timeout.State, PolicyControl.Stop
 

@@ -19,8 +19,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.search import YEARS, Count
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring.redis import QueueStatus, RedisStatus
-from django_delayq.monitoring.snapshot import PolicyStatus, Snapshot, WorkerStatus
+from django_delayq.monitoring.snapshot import PolicyStatus, QueueStatus, RedisStatus, Snapshot, WorkerStatus
 from django_delayq.operations import Refusal
 from django_delayq.scheduling.story import explain_timeout
 

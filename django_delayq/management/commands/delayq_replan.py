@@ -13,7 +13,7 @@ from django_delayq.ledger.search import Count
 from django_delayq.management.operating import OperatorCommand
 from django_delayq.management.options import duration, policy_named
 from django_delayq.operations import preview_delay
-from django_delayq.operations.delay import MODES
+from django_delayq.operations.policies import MODES
 from django_delayq.operations.registry import OPERATIONS
 
 
