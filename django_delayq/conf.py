@@ -73,11 +73,7 @@ KEYS = {field.name.upper(): field for field in fields(Settings)}
 
 @functools.cache
 def get_settings() -> Settings:
-    """Return the validated settings.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong type or outside its range.
-    """
+    """Return the validated settings. Raises ConfigError."""
     raw = getattr(django_settings, "DELAYQ", {})
     if not isinstance(raw, dict):
         raise ConfigError(f"DELAYQ must be a dict, not {type(raw).__name__}.")

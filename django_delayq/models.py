@@ -83,11 +83,9 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
     """Rows of the ledger, filtered by what happens to them."""
 
     def pending(self) -> TimeoutQuerySet:
-        """Return pending rows."""
         return self.filter(state=Timeout.State.PENDING, settled_at__isnull=True)
 
     def unsettled(self) -> TimeoutQuerySet:
-        """Return rows that are pending or firing."""
         return self.filter(settled_at__isnull=True)
 
     def due(self) -> TimeoutQuerySet:
@@ -95,7 +93,6 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         return self.pending().filter(run_at__lte=clock.DatabaseNow())
 
     def of_labels(self, labels: Iterable[str]) -> TimeoutQuerySet:
-        """Return the rows of a policy under any of its labels."""
         return self.filter(policy__in=tuple(labels))
 
     def of_key(self, key: str) -> TimeoutQuerySet:
@@ -133,7 +130,6 @@ class Timeout(models.Model):
 
         @property
         def is_settled(self) -> bool:
-            """Return whether nothing more will happen automatically."""
             return self not in {Timeout.State.PENDING, Timeout.State.FIRING}
 
     class Cause(models.TextChoices):
@@ -240,7 +236,6 @@ class Timeout(models.Model):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether nothing more will happen automatically."""
         return self.settled_at is not None
 
     def lateness(self) -> float | None:

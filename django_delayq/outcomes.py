@@ -19,10 +19,8 @@ class Outcome(Exception):
 class Snooze(Outcome):
     """Fire again later: the timeout stays pending, and no attempt is counted.
 
-    Takes the delay grammar (`Snooze(minutes=5)`, `Snooze(after=...)`, `Snooze(at=...)`) and `reason=`.
-
-    Raises:
-        InvalidDelay: no delay, or a wrong one.
+    Takes the delay grammar (`Snooze(minutes=5)`, `Snooze(after=...)`, `Snooze(at=...)`) and `reason=`. Raises
+    InvalidDelay.
     """
 
     def __init__(self, *, reason: str = "", **delay: Unpack[DelayArgs]) -> None:

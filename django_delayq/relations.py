@@ -140,7 +140,6 @@ class _Rel(GenericRel):
     """The relation from the model's side."""
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """Look up rows of the ledger by their own key."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
 
@@ -169,7 +168,6 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
 
 
 def _of_instance(manager: Any, queryset: Any) -> Any:
-    """Filter `queryset` to the rows about the manager's instance."""
     from django_delayq.ledger.subjects import about, tables_of
 
     using = manager._db or router.db_for_read(manager.model, instance=manager.instance)
@@ -231,7 +229,6 @@ class TimeoutRelation(GenericRelation):
         super().__init__("django_delayq.Timeout", **kwargs)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """Report a primary key of an unsupported type."""
         words = refusal(self.model)
         return [*super().check(**kwargs), *([Error(words, obj=self, id="django_delayq.E010")] if words else [])]
 
@@ -241,7 +238,6 @@ class TimeoutRelation(GenericRelation):
             setattr(cls, name, _ReadOnlyDescriptor(cast("Any", self.remote_field)))
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """Look up objects by their own key."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
     def resolve_related_fields(self) -> Any:

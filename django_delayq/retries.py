@@ -68,7 +68,6 @@ class Retry:
 
     @classmethod
     def never(cls) -> Retry:
-        """Allow one attempt only."""
         return cls(())
 
     def delay_after(self, attempts: int, rng: random.Random | None = None) -> timedelta | None:

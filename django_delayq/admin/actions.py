@@ -138,7 +138,6 @@ class OperationView(FormView):  # type: ignore[type-arg]
         return f"admin:{self.request.user.get_username()}"
 
     def log(self, changed: Any, form: ReasonForm) -> None:
-        """Write to Django's admin log what was done to these rows."""
         message = str(self.operation.log_message).format(reason=form.cleaned_data["reason"])
         user_id: Any = self.request.user.pk
         LogEntry.objects.log_actions(user_id, changed, CHANGE, message)
@@ -171,7 +170,6 @@ class TimeoutOperationView(OperationView):
         self.rows: Any = Timeout.objects.using(database_of(Timeout)).filter(pk__in=self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Run the operation after the confirmation, otherwise show the page."""
         if self.is_confirmed:
             return super().post(request, *args, **kwargs)
         return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
@@ -205,7 +203,6 @@ class TimeoutOperationView(OperationView):
         )
 
     def act(self, form: ReasonForm) -> HttpResponse:
-        """Run the operation and report the result."""
         assert self.ids
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 

@@ -81,7 +81,6 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are no further rows."""
         return not self.further and not self.limit_per_part
 
 
@@ -200,12 +199,10 @@ class LedgerChangeList(ChangeList):
 
     @property
     def is_further(self) -> bool:
-        """Whether this is not the first window."""
         return bool(self.params.get(FURTHER))
 
     @property
     def from_the_start(self) -> str:
-        """The address of the first window."""
         return self.get_query_string({}, [FURTHER])
 
     @property
@@ -215,7 +212,6 @@ class LedgerChangeList(ChangeList):
 
     @property
     def examined(self) -> int:
-        """The number of rows in the window."""
         return len(self.window.ids)
 
 

@@ -96,7 +96,6 @@ class TimeoutAdminMixin(_Mixin):
         return found
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Return the columns, with the next deadline for visitors who may view timeouts."""
         shown = [*super().get_list_display(request)]
         if not self._can_view_timeouts(request):
             return [column for column in shown if column != "next_deadline"]
@@ -124,7 +123,6 @@ class TimeoutAdminMixin(_Mixin):
 
     @admin.display(description=_("next deadline"))
     def next_deadline(self, obj: Any) -> str:
-        """Render the soonest pending deadline, its policy and the time left."""
         due = getattr(obj, "delayq_next_due", None)
         if due is None:
             return "-"
@@ -152,7 +150,6 @@ class NewestTimeouts(_FormSet):
         self.deleted_objects: list[Any] = []
 
     def get_queryset(self) -> Any:
-        """Return the rows; they are read once."""
         if not hasattr(self, "_queryset"):
             saved = self.instance is not None and self.instance.pk is not None
             rows: Any = rows_about([self.instance]) if saved else Timeout.objects.none()

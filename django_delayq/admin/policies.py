@@ -48,7 +48,6 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
     """One page with all policies, and a page for each operation on one of them."""
 
     def get_urls(self) -> list[Any]:
-        """Return the pages; there is none for a single row."""
         # Moving rows commits page by page, so it must not run in a transaction around the request.
         operate = PolicyOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
@@ -124,7 +123,7 @@ def _description(state: PolicyState) -> dict[str, Any]:
         "delay": render.delay_in_force(state),
         "counts_from": render.counts_from(policy),
         "condition": render.condition(policy),
-        "handler": render.handler(policy),
+        "handler": policy.handler_path,
         "queue": policy.queue,
         "stopped": render.stop(state),
     }

@@ -52,7 +52,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         return LedgerChangeList
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Return the columns; that of the objects depends on what the visitor may view."""
         shown = ObjectColumn(request, self.admin_site)
         return [shown if name == "object_shown" else name for name in self.list_display]
 
@@ -60,7 +59,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
-        """Return the fieldsets; the link to the object depends on what the visitor may view."""
         shown = ObjectColumn(request, self.admin_site)
         return [
             (title, {**options, "fields": [shown if name == "object_shown" else name for name in options["fields"]]})
@@ -112,7 +110,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     failures = column(_("failures"), render.failures)
 
     def get_urls(self) -> list[Any]:
-        """Return the pages, with those that ask for confirmation and then act."""
         # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
         operate = TimeoutOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))

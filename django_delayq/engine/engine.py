@@ -156,12 +156,10 @@ class DelayQueue:
         return [Call("ensure", self.keys, (self.keys.wake, MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
 
     def reschedule_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
-        """Return the commands of `reschedule`, for a round trip over several queues."""
         pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
         return [Call("reschedule", self.keys, (self.keys.wake, *_flat(batch))) for batch in batches(pairs)]
 
     def remove_calls(self, ids: Iterable[int]) -> list[Call]:
-        """Return the commands of `remove`, for a round trip over several queues."""
         return [Call("remove", self.keys, batch) for batch in batches(checked_id(id) for id in ids)]
 
     def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
@@ -205,7 +203,6 @@ class Engine:
         return found
 
     def shard_of(self, id: int) -> int:
-        """Return the shard that holds this id, in every queue."""
         return shard_of(id, self.shards)
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -239,7 +236,6 @@ class Engine:
         return wakeup
 
     def ping(self) -> None:
-        """Raise EngineUnavailable or EngineError unless Redis answers."""
         with translated(self.client):
             self.client.ping()
 

@@ -57,11 +57,7 @@ class Limit(NamedTuple):
         )
 
     def threads(self, concurrency: int) -> int:
-        """Return how many handler threads fit, at least 1 and at most `concurrency`.
-
-        Raises:
-            ConfigError: not even one fits.
-        """
+        """Return how many handler threads fit, at most `concurrency`. Raises ConfigError if not even one fits."""
         least = 2 if self.is_pool else 1 + self.own  # threads that share the last connection of a pool take turns
         if self.size < least:
             raise ConfigError(

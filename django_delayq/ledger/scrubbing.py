@@ -28,11 +28,7 @@ class Scrubbed(Exception):
 
 
 def get_scrubber() -> Scrubber | None:
-    """Return the callable in `DELAYQ["SCRUB"]`, or None.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not callable.
-    """
+    """Return the callable in `DELAYQ["SCRUB"]`, or None. Raises ConfigError."""
     found = get_settings().scrub
     if isinstance(found, str):
         try:

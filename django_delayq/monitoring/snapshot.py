@@ -76,7 +76,6 @@ class PolicyStatus:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether an operator has paused it or put it on hold."""
         return self.state is not None and self.state.is_stopped
 
 

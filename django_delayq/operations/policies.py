@@ -91,9 +91,7 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
 
     A pause becomes a hold that begins now and has no end. Its reason remains unless another one is given. Holding a
     held policy again changes its reason only. Returns the change; None: the policy was held like this already.
-
-    Raises:
-        PolicyConflict: it is being released.
+    Raises PolicyConflict while it is being released.
     """
     with control_of(policy, by, reason) as (control, change):
         if control.stop == Stop.RELEASING:
@@ -215,7 +213,6 @@ def _is_stopped(control: PolicyControl, now: datetime) -> bool:
 
 
 def _previous(control: PolicyControl) -> dict[str, Any]:
-    """Return the stop that a change replaces, for its details."""
     return {
         "was": str(control.stop),
         "since": _iso(control.stopped_at),

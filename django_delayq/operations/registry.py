@@ -59,7 +59,6 @@ class Operation:
         return all(user.has_perm(f"django_delayq.{name}") for name in (view, self.permission))
 
     def fits(self, subject: Timeout | PolicyState) -> bool:
-        """Return whether the operation can succeed in the present state of a timeout or policy."""
         if isinstance(subject, Timeout):
             return subject.state in self.states
         # A policy without a delay of its own has none that could be changed.

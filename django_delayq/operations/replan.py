@@ -108,7 +108,6 @@ def _move_page(change_id: int, using: str) -> int:
 
 
 def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str) -> int:
-    """Move those of `ids` that are still pending and get another deadline; return how many."""
     page = paging.read_page(ids, using)
     moves = []
     for row in page.rows:
@@ -125,7 +124,6 @@ def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any],
 def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page
 ) -> tuple[datetime, datetime]:
-    """Return the deadline and the next attempt of `row` after `change`."""
     details = change.details
     if details["move"] == "thaw":
         held_from, held_until = (datetime.fromisoformat(details[name]) for name in ("frozen_at", "thawed_at"))

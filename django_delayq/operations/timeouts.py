@@ -83,11 +83,9 @@ class Result:
 
     @property
     def unchanged(self) -> int:
-        """The number of rows that were left unchanged."""
         return sum(self.refused.values())
 
     def __add__(self, other: Result) -> Result:
-        """Return the result of both pages."""
         return Result(
             self.verb,
             self.changed + other.changed,
@@ -117,12 +115,10 @@ class Context:
 
     @property
     def using(self) -> str:
-        """The database."""
         return self.page.using
 
     @property
     def event(self) -> dict[str, Any]:
-        """The part of an event that is the same for all rows."""
         return {"at": self.now, "by": self.by, "reason": self.reason}
 
 
@@ -182,11 +178,7 @@ def run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, 
 
 
 def checked_actor(by: str) -> str:
-    """Return `by` as it is stored, such as `admin:alice`, `rest:bob` or `cli:root`, at most 150 characters.
-
-    Raises:
-        ValueError: it is empty or not a string; every change needs an actor in its history.
-    """
+    """Return `by` as it is stored, such as `admin:alice`. Raises ValueError if it is empty or not a string."""
     if not isinstance(by, str) or not by.strip():
         raise ValueError(f"by= names who does it, such as 'admin:alice', and must not be {by!r}.")
     return clean(by.strip())[:MAX_ACTOR_LENGTH]

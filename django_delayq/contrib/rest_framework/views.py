@@ -122,7 +122,6 @@ class OperatorView(OptionalScope):
             raise Conflict from error
 
     def sent(self: Any, body: type[ReasonSerializer]) -> dict[str, Any]:
-        """Return the checked body of the request. Raises ValidationError."""
         serializer = body(data=self.request.data)
         serializer.is_valid(raise_exception=True)
         return dict(serializer.validated_data)
