@@ -27,9 +27,8 @@ from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]
-    _FormSet = BaseGenericInlineFormSet[Any, Any]
 else:
-    _Mixin, _FormSet = object, BaseGenericInlineFormSet
+    _Mixin = object
 
 MAX_OBJECTS: Final = 1_000
 
@@ -134,7 +133,7 @@ class TimeoutAdminMixin(_Mixin):
         return bool(request.user.has_perm("django_delayq.view_timeout"))
 
 
-class NewestTimeouts(_FormSet):
+class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
     """The newest rows of one object, read-only.
 
     It ignores posted data: the rows may have changed since the page was rendered, and a payment that arrives meanwhile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
@@ -12,9 +12,6 @@ from django.utils.translation import ngettext_lazy
 from django_delayq import operations
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrPromise
 
 State, Stop = Timeout.State, PolicyControl.Stop
 
@@ -46,12 +43,12 @@ class Operation:
     states: frozenset[str]
     parameters: tuple[str, ...] = ()
     moves_rows: bool = False
-    label: StrPromise
-    action: StrPromise | None = None
-    question: StrPromise
-    explanation: StrPromise
+    label: Any
+    action: Any = None
+    question: Any
+    explanation: Any
     done: Any = None
-    log_message: StrPromise
+    log_message: Any
 
     def is_permitted(self, user: Any) -> bool:
         """Return whether `user` may see what this changes, and change it."""

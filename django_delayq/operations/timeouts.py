@@ -1,6 +1,6 @@
 """Cancel, fire, postpone and retry timeouts, also if their object or policy no longer exists.
 
-`run` works page by page: lock the objects, lock the rows, refuse or change each row, report.
+`_run` works page by page: lock the objects, lock the rows, refuse or change each row, report.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, Unpack
 
 from django.db.models import QuerySet, TextChoices
@@ -19,7 +18,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock, signals
-from django_delayq.delays import Delay, DelayArgs, check_length, parse_delay, shifted
+from django_delayq.delays import DelayArgs, check_length, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stopped, stop_cache
@@ -133,11 +132,150 @@ class Action(NamedTuple):
     """Change the first rows in ledger and Redis. The second ones were refused."""
 
 
-def run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, progress: Progress | None) -> Result:
-    """Run `action` on each row of `target` and return what changed and what did not.
+def cancel(
+    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
+) -> Result:
+    """Cancel pending and dead timeouts; those that are firing get no further attempt.
+
+    Args:
+        target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
+            caller's. TypeError: it is something else.
+        by, reason: see `operations`.
+        dry_run: count, and write nothing.
+        progress: called with the result of each page, after its commit.
+    """
+
+    def refuse(row: Timeout, context: Context) -> Refusal | None:
+        return None if row.state == State.DEAD else _refuse_unless_pending(row)
+
+    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+        for row in rows:
+            record_death(row, context.now)
+            record(row, "cancel_requested", **context.event)
+        for row in refused:
+            if row.state == State.FIRING:
+                writing.forbid_attempts(row, context.reason, by=context.by)
+        writing.cancel_rows(rows, context.using, context.reason, context.now)
+
+    action = Action("cancel", signals.timeout_cancelled, refuse, write)
+    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def fire_now(
+    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
+) -> Result:
+    """Make pending timeouts due now, so that a worker fires them, if `when` holds.
+
+    A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts of a policy that is paused
+    or on hold are refused. Arguments and errors are those of `cancel`.
+    """
+
+    def refuse(row: Timeout, context: Context) -> Refusal | None:
+        policy = registry.get(row.policy)
+        if why := _refuse_unless_pending(row):
+            return why
+        if policy is None:
+            return Refusal.POLICY_UNKNOWN
+        return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
+
+    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+        moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
+        writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
+
+    action = Action("fire_now", signals.timeout_rescheduled, refuse, write)
+    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def postpone(
+    target: Target,
+    *,
+    by: str,
+    reason: str = "",
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    **delay: Unpack[DelayArgs],
+) -> Result:
+    """Give pending timeouts a later deadline: later by units or `after=`, or `at=` a datetime.
+
+    A duration counts from the deadline, or from now if that has passed. `max_extensions` does not apply and is not
+    used up. A retry or snooze that is due even later keeps its time. A deadline never becomes earlier: see `fire_now`.
+    The other arguments and errors are those of `cancel`.
+
+    Raises:
+        InvalidDelay: no delay, a wrong one, or a datetime in the past.
+    """
+    given = parse_delay(dict(delay))
+    if given is None:
+        raise InvalidDelay(gettext("The new deadline is missing: give units, after= or at=."))
+    if given.at is not None and given.at <= clock.now():
+        words = gettext("{moment} is in the past. To fire it now, use fire_now.")
+        raise InvalidDelay(words.format(moment=given.at))
+
+    def postponed(row: Timeout, now: datetime) -> datetime:
+        return given.at or shifted(max(row.due_at, now), check_length(given.after, "after"))
+
+    def refuse(row: Timeout, context: Context) -> Refusal | None:
+        if why := _refuse_unless_pending(row):
+            return why
+        try:
+            return None if postponed(row, context.now) > row.due_at else Refusal.NOT_LATER
+        except InvalidDelay:
+            return Refusal.TOO_FAR
+
+    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+        deadlines = [(row, postponed(row, context.now)) for row in rows]
+        moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
+        writing.move_rows(moves, context.using, what="postponed", **context.event)
+
+    action = Action("postpone", signals.timeout_rescheduled, refuse, write)
+    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def retry(
+    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
+) -> Result:
+    """Make dead timeouts pending and due now, with all their attempts; a worker fires them.
+
+    The round stays the same, with its deadline and `idempotency_key`, so that an earlier attempt's effect outside the
+    database is not repeated. Refused if the object is gone, the policy is no longer declared, or a newer round is
+    pending. Arguments and errors are those of `cancel`.
+    """
+
+    def refuse(row: Timeout, context: Context) -> Refusal | None:
+        policy = registry.get(row.policy)
+        if row.state != State.DEAD:
+            return Refusal.NOT_DEAD
+        if policy is None:
+            return Refusal.POLICY_UNKNOWN
+        if context.page.object_of(row) is None:
+            return Refusal.OBJECT_GONE
+        slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels}
+        if slots & context.slots or slot_is_taken(row, policy.labels, context.using):
+            return Refusal.SLOT_TAKEN
+        context.slots |= slots
+        return None
+
+    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+        for row in rows:
+            record_death(row, context.now)
+            record(row, "retried", to=context.now, **context.event)
+        writing.revive(rows, context.using, context.now)
+
+    action = Action("retry", signals.timeout_scheduled, refuse, write)
+    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def _refuse_unless_pending(row: Timeout) -> Refusal | None:
+    if row.state == State.PENDING:
+        return None
+    return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
+
+
+def _run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, progress: Progress | None) -> Result:
+    """Change each row of `target` that is not refused, and return what changed and what did not.
 
     Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
-    interrupted between two pages and repeated. A single `Timeout` sends the action's signal; many send none.
+    interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
     """
     by = checked_actor(by)
     if isinstance(target, Timeout) and target.pk is None:
@@ -145,9 +283,8 @@ def run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, 
 
     def change(page: Page) -> Result:
         context = Context(page, by, reason, clock.database_now(page.using), stop_cache.read(page.using))
-        refusals = [
-            Refused(row_id, Refusal.MISSING) for row_id in sorted(set(page.ids) - {row.pk for row in page.rows})
-        ]
+        missing = set(page.ids) - {row.pk for row in page.rows}
+        refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
         accepted, refused = [], []
         for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
             if why := action.refuse(row, context):
@@ -182,149 +319,3 @@ def checked_actor(by: str) -> str:
     if not isinstance(by, str) or not by.strip():
         raise ValueError(f"by= names who does it, such as 'admin:alice', and must not be {by!r}.")
     return clean(by.strip())[:MAX_ACTOR_LENGTH]
-
-
-def cancel(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
-    """Cancel pending and dead timeouts; those that are firing get no further attempt.
-
-    Args:
-        target: a `Timeout`, or a queryset or iterable of them. Each page of 500 is one transaction, or part of the
-            caller's. TypeError: it is something else.
-        by, reason: see `operations`.
-        dry_run: count, and write nothing.
-        progress: called with the result of each page, after its commit.
-    """
-    action = Action("cancel", signals.timeout_cancelled, _refuse_cancel, _write_cancel)
-    return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
-
-
-def _refuse_cancel(row: Timeout, context: Context) -> Refusal | None:
-    return None if row.state == State.DEAD else _refuse_unless_pending(row)
-
-
-def _write_cancel(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
-    for row in rows:
-        record_death(row, context.now)
-        record(row, "cancel_requested", **context.event)
-    for row in refused:
-        if row.state == State.FIRING:
-            writing.forbid_attempts(row, context.reason, by=context.by)
-    writing.cancel_rows(rows, context.using, context.reason, context.now)
-
-
-def fire_now(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
-    """Make pending timeouts due now, so that a worker fires them, if `when` holds.
-
-    A future deadline becomes now; a past one stays. Nothing fires in this process. Timeouts of a policy that is paused
-    or on hold are refused. Arguments and errors are those of `cancel`.
-    """
-    action = Action("fire_now", signals.timeout_rescheduled, _refuse_fire, _write_fire)
-    return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
-
-
-def _refuse_fire(row: Timeout, context: Context) -> Refusal | None:
-    if why := _refuse_unless_pending(row):
-        return why
-    policy = registry.get(row.policy)
-    if policy is None:
-        return Refusal.POLICY_UNKNOWN
-    return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
-
-
-def _write_fire(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
-    moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
-    writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
-
-
-def postpone(
-    target: Target,
-    *,
-    by: str,
-    reason: str = "",
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    **delay: Unpack[DelayArgs],
-) -> Result:
-    """Give pending timeouts a later deadline: later by units or `after=`, or `at=` a datetime.
-
-    A duration counts from the deadline, or from now if that has passed. `max_extensions` does not apply and is not
-    used up. A retry or snooze that is due even later keeps its time. A deadline never becomes earlier: see `fire_now`.
-    The other arguments and errors are those of `cancel`.
-
-    Raises:
-        InvalidDelay: no delay, a wrong one, or a datetime in the past.
-    """
-    given = parse_delay(dict(delay))
-    if given is None:
-        raise InvalidDelay(gettext("The new deadline is missing: give units, after= or at=."))
-    if given.at is not None and given.at <= clock.now():
-        words = gettext("{moment} is in the past. To fire it now, use fire_now.")
-        raise InvalidDelay(words.format(moment=given.at))
-    action = Action(
-        "postpone", signals.timeout_rescheduled, partial(_refuse_postpone, given), partial(_write_postpone, given)
-    )
-    return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
-
-
-def _refuse_postpone(given: Delay, row: Timeout, context: Context) -> Refusal | None:
-    if why := _refuse_unless_pending(row):
-        return why
-    try:
-        return None if _postponed(given, row, context.now) > row.due_at else Refusal.NOT_LATER
-    except InvalidDelay:
-        return Refusal.TOO_FAR
-
-
-def _write_postpone(given: Delay, rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
-    deadlines = [(row, _postponed(given, row, context.now)) for row in rows]
-    moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-    writing.move_rows(moves, context.using, what="postponed", **context.event)
-
-
-def _postponed(given: Delay, row: Timeout, now: datetime) -> datetime:
-    return given.at or shifted(max(row.due_at, now), check_length(given.after, "after"))
-
-
-def retry(
-    target: Target, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None
-) -> Result:
-    """Make dead timeouts pending and due now, with all their attempts; a worker fires them.
-
-    The round stays the same, with its deadline and `idempotency_key`, so that an earlier attempt's effect outside the
-    database is not repeated. Refused if the object is gone, the policy is no longer declared, or a newer round is
-    pending. Arguments and errors are those of `cancel`.
-    """
-    action = Action("retry", signals.timeout_scheduled, _refuse_retry, _write_retry)
-    return run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
-
-
-def _refuse_retry(row: Timeout, context: Context) -> Refusal | None:
-    policy = registry.get(row.policy)
-    if row.state != State.DEAD:
-        return Refusal.NOT_DEAD
-    if policy is None:
-        return Refusal.POLICY_UNKNOWN
-    if context.page.object_of(row) is None:
-        return Refusal.OBJECT_GONE
-    slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels}
-    if slots & context.slots or slot_is_taken(row, policy.labels, context.using):
-        return Refusal.SLOT_TAKEN
-    context.slots |= slots
-    return None
-
-
-def _write_retry(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
-    for row in rows:
-        record_death(row, context.now)
-        record(row, "retried", to=context.now, **context.event)
-    writing.revive(rows, context.using, context.now)
-
-
-def _refuse_unless_pending(row: Timeout) -> Refusal | None:
-    if row.state == State.PENDING:
-        return None
-    return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
