@@ -94,7 +94,7 @@ def test_a_worker_carries_on_with_a_release_whose_process_died(
     hold(REMIND, by=BY)
     rows = due_orders("remind", 3)
     with monkeypatch.context() as patched:
-        patched.setattr("django_delayq.operations.stops.run_move", lambda change, *_: change)
+        patched.setattr("django_delayq.operations.policies.run_move", lambda change, *_: change)
         resume(REMIND, by=BY)
     witness()
     assert fires(REMIND) == 0
