@@ -194,7 +194,7 @@ def _stages() -> list[Stage]:
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of the mutation gate",
-            [_computing("tests"), REAL_ORDERS, ["python", "tools/mutants.py", "--sample", "12", "--workers", "1"]],
+            [_computing("tests"), REAL_ORDERS, ["python", "tools/mutants.py", "--sample", "6", "--workers", "1"]],
             _waiting(browser=True),
             {"DELAYQ_TEST_DB": "sqlite"},
         ),
