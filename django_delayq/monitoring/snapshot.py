@@ -244,26 +244,22 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
         if engine is None:
             return RedisStatus()
         swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)
-        fired = {label for policy in get_policies() for label in policy.labels} - set(
-            stop_cache.read(using).all_labels()
-        )
+        stopped = stop_cache.read(using).all_labels()
+        fired = {label for policy in get_policies() for label in policy.labels}.difference(stopped)
         pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
         rows = list(pending.of_labels(fired).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
         names = sorted({*declared_queues(), *(queue for _, queue in rows)})
-        queues = tuple(_queue_status(engine, name) for name in names)
+        queues = []
+        for name in names:
+            shards = [engine.queue(name, shard).stats() for shard in range(engine.shards)]
+            total, due, leased = (sum(getattr(each, field) for each in shards) for field in ("total", "due", "leased"))
+            queues.append(QueueStatus(name, total, due, leased))
         missing = _missing(engine, rows)
     except (EngineError, ConfigError) as error:
         return RedisStatus(is_configured=True, error=str(error))
     # Rows that were fired, moved or cancelled in the meantime are not missing.
     count = pending.filter(pk__in=missing).count() if missing else 0
-    return RedisStatus(True, True, "", queues, len(rows), count)
-
-
-def _queue_status(engine: Any, name: str) -> QueueStatus:
-    shards = [engine.queue(name, shard).stats() for shard in range(engine.shards)]
-    return QueueStatus(
-        name, sum(each.total for each in shards), sum(each.due for each in shards), sum(each.leased for each in shards)
-    )
+    return RedisStatus(True, True, "", tuple(queues), len(rows), count)
 
 
 def _missing(engine: Any, rows: Iterable[tuple[int, str]]) -> list[int]:
