@@ -1,4 +1,4 @@
-"""Another delay: for what is armed from now on, and for what is pending already."""
+"""A new delay applies to timeouts that are armed from now on, and to pending ones."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> N
 
 
 class Handler:
-    """A handler that runs until it is told to end."""
+    """A handler that runs until the test ends it."""
 
     def __init__(self) -> None:
         self.begun, self.end = threading.Event(), threading.Event()
