@@ -209,8 +209,8 @@ def _status(
     shape = (using, len(labels))
     at = {"policy": labels, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT}
     starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
-    rows = sorted(_counts.rows(*shape, HOURS if hours else 0, **at, starts=starts))
-    counts = [Count(min(value, MAX_COUNT), value > MAX_COUNT) for _number, value in rows]
+    numbers = dict(_counts.rows(*shape, HOURS if hours else 0, **at, starts=starts))
+    counts = [Count(min(numbers[place], MAX_COUNT), numbers[place] > MAX_COUNT) for place in range(len(numbers))]
     named: dict[str, Any] = dict(zip(COUNTS, counts, strict=False))
     oldest = _oldest_due.rows(*shape, **at)
     last = _last_fired.rows(*shape, **at)
