@@ -209,7 +209,8 @@ def _status(
     shape = (using, len(labels))
     at = {"policy": labels, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT}
     starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
-    numbers = dict(_counts.rows(*shape, HOURS if hours else 0, **at, starts=starts))
+    rows: Any = _counts.rows(*shape, HOURS if hours else 0, **at, starts=starts)
+    numbers: dict[int, int] = dict(rows)
     counts = [Count(min(numbers[place], MAX_COUNT), numbers[place] > MAX_COUNT) for place in range(len(numbers))]
     named: dict[str, Any] = dict(zip(COUNTS, counts, strict=False))
     oldest = _oldest_due.rows(*shape, **at)
