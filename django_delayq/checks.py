@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -22,14 +22,9 @@ from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies
+from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows
 from django_delayq.redis_clients import get_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django_delayq.policies import TimeoutPolicy
 
 
 def register() -> None:
@@ -97,17 +92,15 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
         return
     if words := refusal(policy.concrete_model, connections[using]):
         yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
-    for model, error_of in (
-        (ContentType, partial(Error, id="django_delayq.E020")),
-        (Timeout, partial(Error, id="django_delayq.E021")),
-    ):
+    for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
-            yield error_of(
+            yield Error(
                 f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
                 hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
                 f"--database {using}.",
                 obj=policy,
+                id=error_id,
             )
 
 

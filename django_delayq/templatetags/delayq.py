@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import template
 from django.db.models import Model
@@ -11,10 +11,8 @@ from django.utils import timezone
 from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
+from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, countdown_of
-
-if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
 
 register = template.Library()
 AT_ZERO = ("", "reload")
@@ -58,7 +56,9 @@ def countdown(
     """
     if at_zero not in AT_ZERO:
         raise template.TemplateSyntaxError(f'countdown: at_zero is "reload" or "", not {at_zero!r}.')
-    shown = _countdown(target, policy, key)
+    if isinstance(target, datetime):
+        target = Countdown(target, "pending", clock.now())
+    shown = target if isinstance(target, Countdown) else deadline(target, policy, key)
     if shown.due_at is None or not shown:
         return {"due_at": None}
     return {
@@ -75,14 +75,6 @@ def countdown(
         "sync": sync,
         "announce": announce,
     }
-
-
-def _countdown(target: Any, policy: str | TimeoutPolicy[Any] | None, key: str) -> Countdown:
-    if isinstance(target, Countdown):
-        return target
-    if isinstance(target, datetime):
-        return Countdown(target, "pending", clock.now())
-    return deadline(target, policy, key)
 
 
 def _aware(at: datetime) -> datetime:
