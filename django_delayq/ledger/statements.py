@@ -71,7 +71,7 @@ class Raw(NamedTuple):
     """The columns of one model that it returns."""
 
 
-Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw"
+Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw | tuple[str, Sequence[Any]]"
 
 
 def sql_of(built: QuerySet[Any, Any] | UpdateQuery, using: str) -> tuple[str, tuple[Any, ...]]:
@@ -92,7 +92,8 @@ class Statement:
         self.is_read = isinstance(built, QuerySet)
         self.locks = isinstance(built, QuerySet) and built.query.select_for_update
         expressions: list[Any] = []
-        if isinstance(built, Raw):
+        if isinstance(built, tuple):
+            built = Raw(*built)
             self.sql, parameters = built.sql, built.parameters
             expressions = [field.get_col(field.model._meta.db_table) for field in built.returning]
             if built.returning:

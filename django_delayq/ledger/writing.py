@@ -181,12 +181,20 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
     push_rows(rows, using, earlier_only=earlier_only)
 
 
-def replace(row: Timeout, new: Timeout, using: str) -> None:
-    """Begin a new round in the pending, locked `row`, with the values of `new`."""
+def upsert(new: Timeout, subject: Subject) -> Timeout:
+    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row."""
+    using = subject.using
+    if insert_if_free(new, subject):
+        return new
+    row = adopt(subject)
+    if row is None:
+        insert([new], using, replace=True)
+        return new
     for name in ROUND_FIELDS:
         setattr(row, name, getattr(new, name))
     update_each([row], ROUND_FIELDS, using)
     push_rows([row], using)
+    return row
 
 
 def move_rows(

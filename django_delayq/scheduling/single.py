@@ -97,17 +97,9 @@ def schedule_timeout(
             return present
         since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
-        if writing.insert_if_free(new, subject):
-            announce(timeout_scheduled, new, subject.using)
-            return new
-        present = writing.adopt(subject)
-        if present is None:
-            writing.insert([new], subject.using, replace=True)
-            announce(timeout_scheduled, new, subject.using)
-            return new
-        writing.replace(present, new, subject.using)
-        announce(timeout_rescheduled, present, subject.using)
-        return present
+        row = writing.upsert(new, subject)
+        announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
+        return row
 
 
 def _due_without_object(subject: Subject, given: Delay | None) -> datetime | None:
