@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from django_delayq.models import TimeoutQuerySet
 
 M = TypeVar("M", bound=Model)
+LOCKING = "WITH locked AS MATERIALIZED "
+"""How a statement begins that locks an object, and writes only the row of the ledger in its slot."""
 
 
 def database_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
@@ -256,7 +258,7 @@ def locking_object(model: type[Model], using: str, **columns: Any) -> tuple[str,
     connection = connections[using]
     if connection.features.has_select_for_update:  # not by for_update(): outside a transaction Django refuses it
         sql += f" {connection.ops.for_update_sql(no_key=connection.features.has_select_for_no_key_update)}"
-    return f"WITH locked AS MATERIALIZED ({sql})", parameters
+    return f"{LOCKING}({sql})", parameters
 
 
 def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:

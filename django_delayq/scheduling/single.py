@@ -186,13 +186,12 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
-    if row := writing.cancel_pending(subject, reason, lock=True):
-        announce(timeout_cancelled, row, subject.using)
+    if cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
         return True
     with transaction_of(subject.using):
         if subject.model is not None:
             lock_object(subject.model, subject.pk, subject.using)
-        return cancel_newest(subject, reason=reason).in_time
+        return cancel_newest(subject, reason).in_time
 
 
 class Cancelling(NamedTuple):
@@ -203,14 +202,20 @@ class Cancelling(NamedTuple):
     won: bool = False
 
 
-def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
+def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Cancelling | None:
+    """Cancel the newest round of `subject` by hand if it is pending, in one statement; None: nothing is cancelled."""
+    row = writing.cancel_pending(subject, reason, lock=lock)
+    if row is None:
+        return None
+    announce(timeout_cancelled, row, subject.using)
+    return Cancelling(in_time=True, row=row, won=True)
+
+
+def cancel_newest(subject: Subject, reason: str) -> Cancelling:
     """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
 
     Inside a transaction that has locked the business row.
     """
-    if row := writing.cancel_pending(subject, reason, lock=False):
-        announce(timeout_cancelled, row, subject.using)
-        return Cancelling(in_time=True, row=row, won=True)
     row = lock_newest(subject)
     if row is None:
         return Cancelling(in_time=True)
