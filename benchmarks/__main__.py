@@ -79,7 +79,7 @@ def run_works(chosen: Sequence[str], options: argparse.Namespace) -> int:
         results |= {"command": command_of(options), "machine": machine()}
         results |= {"versions": versions(arena), "contestants": contestants(arena)}
         for work in WORKS:
-            if work.key not in chosen:
+            if work.key not in chosen or (work.needs and not os.environ.get(work.needs)):
                 continue
             say(f"bench: {work.key}: {work.title} ({time.monotonic() - began:.0f} s)")
             try:

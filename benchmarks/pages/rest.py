@@ -62,9 +62,9 @@ def measure(client: Any, address: str, times: int) -> dict[str, Any]:
 
 
 def walk(client: Any, address: str) -> dict[str, Any]:
-    """Read pages in sequence, by their cursors."""
-    took = []
-    for _ in range(PAGES):
+    """Read pages in sequence, by their cursors, as far as there are any."""
+    took: list[float] = []
+    while address and len(took) < PAGES:
         began = time.perf_counter()
         answer = client.get(address)
         took.append((time.perf_counter() - began) * 1000)

@@ -35,10 +35,8 @@ def _pages(run: Run) -> dict[str, dict[str, list[float]]]:
 
 def _replay(run: Run, contestant: Contestant) -> Samples:
     """Replay recorded orders on a virtual clock with the example shop."""
-    orders = run.environment.get("ORDERS")
-    if not orders:
-        raise Failed("ORDERS does not name a file of recorded orders")
-    command = ["-m", "benchmarks.works.replaying", orders, run.environment.get("REVIEWS", ""), str(run.sizes.replay_orders)]
+    files = [run.environment["ORDERS"], run.environment.get("REVIEWS", "")]
+    command = ["-m", "benchmarks.works.replaying", *files, str(run.sizes.replay_orders)]
     checkout = run.arena.against if contestant.name == "earlier" and run.arena.against else ROOT
     path = os.pathsep.join([contestant.environment["PYTHONPATH"], str(checkout / "example_project")])
     database = f"bench_replay_{contestant.name}"
@@ -90,5 +88,7 @@ WORKS = (
         (Column("per_second", "steps per second", "more"), Column("cpu_us", "CPU us a step")),
         ("delayq", "earlier"),
         _replay,
+        slow=True,
+        needs="ORDERS",
     ),
 )
