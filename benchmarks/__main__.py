@@ -34,6 +34,7 @@ from tools import processes
 WORKS = (*calls.WORKS, *workers.WORKS, *pending.WORKS, *pages.WORKS)
 RESULTS = ROOT / "benchmarks" / "results.json"
 
+
 def machine() -> dict[str, Any]:
     """Describe the machine without its name: model of the CPU, cores, memory."""
     model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
@@ -47,7 +48,10 @@ def versions(arena: Arena) -> dict[str, str]:
 
     server = redis.Redis.from_url(arena.redis("delayq").url).info("server")["redis_version"]
     postgres = str(arena.query("postgres", "SHOW server_version")[0]).partition(" ")[0]
-    packages = {name: version(package) for name, package in (("Django", "Django"), ("psycopg", "psycopg"), ("redis-py", "redis"))}
+    packages = {
+        name: version(package)
+        for name, package in (("Django", "Django"), ("psycopg", "psycopg"), ("redis-py", "redis"))
+    }
     return {"Python": platform.python_version(), **packages, "PostgreSQL": postgres, "Redis": server}
 
 
@@ -73,7 +77,10 @@ def run_works(chosen: Sequence[str], options: argparse.Namespace) -> int:
     """Run the chosen works, and write the results after each."""
     against = Path(options.against) if options.against else None
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="delayq-bench-") as folder, Arena(_open_to_servers(folder), against) as arena:
+    with (
+        tempfile.TemporaryDirectory(prefix="delayq-bench-") as folder,
+        Arena(_open_to_servers(folder), against) as arena,
+    ):
         run = Run(arena, QUICK if options.quick else FULL, options.quick, dict(os.environ))
         results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"works": {}}
         results |= {"command": command_of(options), "machine": machine()}

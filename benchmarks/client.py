@@ -140,7 +140,7 @@ def _figures(meter: Meter, count: int) -> dict[str, float]:
 
 
 def main(name: str) -> None:
-    replies, sys.stdout = sys.stdout, sys.stderr  # so that a print of a rival is no reply
+    replies, sys.stdout = sys.stdout, sys.stderr  # so that output of a rival is not read as a reply
     os.environ["BENCH_NAME"] = name
     import django
     from django.core.management import call_command

@@ -92,7 +92,8 @@ class Contestant:
         if operation == "clear":
             self.pending = 0
         process = self._client()
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(json.dumps({"operation": operation, "args": args}).encode() + b"\n")
             process.stdin.flush()
@@ -140,7 +141,9 @@ class Contestant:
         self.forget()
         self.call("enqueue", job, count)
         if not self.wait_for(count, START_SECONDS):
-            raise Failed(f"the workers ran {self.recorded()} of {count} jobs in {START_SECONDS:.0f} s; {self._end_of_log()}")
+            raise Failed(
+                f"the workers ran {self.recorded()} of {count} jobs in {START_SECONDS:.0f} s; {self._end_of_log()}"
+            )
         time.sleep(0.3)
         self.forget()
 
@@ -225,8 +228,11 @@ class Arena:
         return server
 
     def contestant(self, name: str) -> Contestant:
-        """Return a contestant, which starts when it is called first: `delayq`, `earlier`, a rival, or `delayq@sqlite`, `delayq@mariadb`, or one of
-        them with psycopg's implementation in Python: `delayq@pure`."""
+        """Return a contestant, which starts when it is called first.
+
+        `delayq`, `earlier` or a rival, on PostgreSQL; `delayq@sqlite`, `delayq@mariadb`; `delayq@pure`: with psycopg's
+        implementation in Python.
+        """
         if name not in self._contestants:
             self._contestants[name] = self._make(name)
         return self._contestants[name]

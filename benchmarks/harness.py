@@ -56,7 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured, for whom, and how: `step` returns the samples of one contestant in one round.
+    """What is measured, for which contestants, and how: `step` returns the samples of one contestant in one round.
 
     A work with `whole` is measured at once in place of in rounds; it returns all samples by contestant.
     """

@@ -22,7 +22,8 @@ def bars(title: str, values: Mapping[str, Spread], first: str) -> str:
     scale = room / (max((max(one.most, one.median) for one in values.values()), default=0) or 1)
     height = TOP + len(values) * (BAR + GAP) + GAP
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"',
+        '  font-family="sans-serif" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="10" y="22" font-weight="bold">{escape(title)}</text>',
     ]

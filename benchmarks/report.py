@@ -25,7 +25,7 @@ each, and a Redis each. Both are started for the run, without persistence (`fsyn
 Python, Django, psycopg and redis-py. CPU time is that of the process that makes the calls, or of the workers, without
 that of the servers.
 
-A contestant that fails is listed with the reason. `–` means that the contestant has no such function.
+A contestant that fails is listed with the reason. `-` means that the contestant has no such function.
 """
 SETTINGS = """\
 Each contestant runs with the settings for two cores that its own documentation recommends.
@@ -107,7 +107,10 @@ def _work(work: Work, found: Mapping[str, Any]) -> Iterator[str]:
             continue
         if heading:
             yield from (f"### {work.title}: {heading}", "")
-        rows = [[found["titles"].get(name, name), *(_cell(found["samples"][name], c.key) for c in columns)] for name in names]
+        rows = [
+            [found["titles"].get(name, name), *(_cell(found["samples"][name], c.key) for c in columns)]
+            for name in names
+        ]
         yield from table(["", *(column.title for column in columns)], rows)
         yield ""
     if found["failed"]:
@@ -116,7 +119,11 @@ def _work(work: Work, found: Mapping[str, Any]) -> Iterator[str]:
     if plot(work, found):
         yield from (f"![{work.title}: a bar for each contestant](images/bench-{work.key}.svg)", "")
     noise = found["noise_ms"]
-    late = f"; a sleep of 20 ms ended late by {number(noise['p50'])} / {number(noise['p99'])} ms (p50 / p99)" if noise else ""
+    late = (
+        f"; a sleep of 20 ms ended late by {number(noise['p50'])} / {number(noise['p99'])} ms (p50 / p99)"
+        if noise
+        else ""
+    )
     yield from (f"Measured on {found['date']} in {number(found['seconds'])} s{late}.", "")
 
 
@@ -130,7 +137,7 @@ def _groups(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 def _cell(columns: Mapping[str, Sequence[float]], key: str) -> str:
     if key not in columns:
-        return "–"
+        return "-"
     one = spread(columns[key])
     return number(one.median) if one.count == 1 else f"{number(one.median)} ({number(one.least)} to {number(one.most)})"
 

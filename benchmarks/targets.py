@@ -54,7 +54,7 @@ class Target:
             words.append(f"{part.what} {number(value)}{'x' if part.unit == 'x' else ' ' + part.unit}".strip())
             outcomes.append(part.holds(value))
         if not any(one is not None for one in outcomes):
-            return "–", "not measured"
+            return "-", "not measured"
         if False in outcomes:
             return "; ".join(words), "**missed**"
         return "; ".join(words), "not measured" if None in outcomes else "reached"
@@ -170,7 +170,10 @@ TARGETS = (
                 for key, title in (("", "50 /s"), ("fast_", "200 /s"))
                 for part in (50, 99)
             ),
-            *(Part(f"behind p{part}", ratio("behind", f"p{part}", "delayq", "celery"), "below", 1.0) for part in (50, 99)),
+            *(
+                Part(f"behind p{part}", ratio("behind", f"p{part}", "delayq", "celery"), "below", 1.0)
+                for part in (50, 99)
+            ),
         ),
     ),
     Target(
@@ -181,7 +184,12 @@ TARGETS = (
             Part("huey", ratio("drain", "nothing_per_second", "delayq", "huey"), "at least", 1.5),
             Part("slowest run", _slowest_run, "at least", 0.6),
             Part("4 threads", ratio("steady", "nothing_per_second", "4 threads", "1 thread"), "at least", 1.0),
-            Part("2 processes", ratio("steady", "nothing_per_second", "2 processes of 1 thread", "1 thread"), "at least", 1.6),
+            Part(
+                "2 processes",
+                ratio("steady", "nothing_per_second", "2 processes of 1 thread", "1 thread"),
+                "at least",
+                1.6,
+            ),
         ),
     ),
     Target(
@@ -198,7 +206,13 @@ TARGETS = (
         "Redis bytes per pending; worker memory from 1,000 to 1,000,000 pending",
         "at most 110; within 5 %",
         (
-            Part("Redis", lambda samples: median(samples, "growth", _many(samples), "redis_bytes"), "at most", 110, "bytes"),
+            Part(
+                "Redis",
+                lambda samples: median(samples, "growth", _many(samples), "redis_bytes"),
+                "at most",
+                110,
+                "bytes",
+            ),
             Part("memory", _memory_growth, "at most", 5, "% more"),
         ),
     ),
@@ -234,4 +248,6 @@ TARGETS = (
 def judged(samples: Samples) -> list[dict[str, Any]]:
     """Return every target with its measured figures and its verdict."""
     found = [(target, target.verdict(samples)) for target in TARGETS]
-    return [{"work": target.work, "goal": target.goal, "measured": words, "verdict": say} for target, (words, say) in found]
+    return [
+        {"work": target.work, "goal": target.goal, "measured": words, "verdict": say} for target, (words, say) in found
+    ]

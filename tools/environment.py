@@ -113,7 +113,9 @@ def _succeeds(command: Sequence[str | Path]) -> bool:
 def _fingerprint() -> str:
     """Return a value that changes when an earlier environment must be set up again."""
     facts = [(ROOT / "pyproject.toml").read_text(), sys.version, str(ROOT)]
-    facts += [str(shutil.which(name)) for name in ("redis-server", "valkey-server", "mariadbd", "gcc", "pkg-config", "node")]
+    facts += [
+        str(shutil.which(name)) for name in ("redis-server", "valkey-server", "mariadbd", "gcc", "pkg-config", "node")
+    ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 

@@ -86,7 +86,8 @@ def relation_bytes(pattern: str) -> float:
 
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relname LIKE %s",
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
+            "WHERE relkind = 'r' AND relname LIKE %s",
             [pattern],
         )
         return float(cursor.fetchone()[0])

@@ -77,5 +77,16 @@ class Adapter(Contestant):
 
     def worker(self, kind: str) -> list[list[str]]:
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR"]
-        command = [sys.executable, "-m", "celery", "-A", "benchmarks.rivals.celery:app", "worker", "-c", "2", "-P", "prefork"]
+        command = [
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "benchmarks.rivals.celery:app",
+            "worker",
+            "-c",
+            "2",
+            "-P",
+            "prefork",
+        ]
         return [[*command, *quiet]]

@@ -67,7 +67,11 @@ class Adapter(Contestant):
         at = "date_trunc('milliseconds', now()) + (2400 + n % 1200) * interval '1 second'"
         digest = "encode(sha256(n::text::bytea), 'hex')"
         replaced = {"object_id": "(n + 10000000)::text", "idempotency_key": f"left({digest}, 32)"}
-        slot = f"left({digest}, length(o.slot))" if Timeout._meta.get_field("slot").get_internal_type() == "CharField" else f"sha256(n::text::bytea)"
+        slot = (
+            f"left({digest}, length(o.slot))"
+            if Timeout._meta.get_field("slot").get_internal_type() == "CharField"
+            else "sha256(n::text::bytea)"
+        )
         times = dict.fromkeys(("due_at", "run_at", "first_due_at"), at)
         multiply("django_delayq_timeout", {**replaced, **times, "slot": slot}, count)
         engine = get_worker_engine()
@@ -117,5 +121,7 @@ class Adapter(Contestant):
             "with_us": used["with"],
             "without_us": used["without"],
             "more_us": used["with"] - used["without"],
-            "statements": float(len([q for q in captured if not q["sql"].startswith(("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE"))])),
+            "statements": float(
+                len([q for q in captured if not q["sql"].startswith(("BEGIN", "COMMIT", "SAVEPOINT", "RELEASE"))])
+            ),
         }

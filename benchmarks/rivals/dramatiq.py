@@ -30,6 +30,14 @@ def settle(pk: int, due: float) -> None:
     jobs.settle(pk)
 
 
+QUICK_WORKER = """
+import time, dramatiq
+from benchmarks.rivals.dramatiq import note
+worker = dramatiq.Worker(note.broker, worker_timeout=10, worker_threads=8)
+worker.start()
+while True:
+    time.sleep(60)
+"""
 TASKS = {"note": note, "settle": settle}
 
 
@@ -53,16 +61,6 @@ class Adapter(Contestant):
 
     def worker(self, kind: str) -> list[list[str]]:
         if kind == "lag":
-            return [[sys.executable, "-m", "benchmarks.rivals.dramatiq"]]
+            return [[sys.executable, "-c", QUICK_WORKER]]
         processes = "2" if kind == "drain" else "1"
         return [[sys.executable, "-m", "dramatiq", "benchmarks.rivals.dramatiq", "-p", processes, "-t", "8"]]
-
-
-if __name__ == "__main__":
-    from benchmarks.rivals import dramatiq as module  # so that the messages name this module, and not `__main__`
-
-    worker = dramatiq.Worker(module.note.broker, worker_timeout=10, worker_threads=8)
-    worker.start()
-    worker.join()
-    while True:
-        time.sleep(60)

@@ -13,6 +13,9 @@ class _Row(models.Model):
     class Meta:
         abstract = True
 
+    def __str__(self) -> str:
+        return f"{self._meta.model_name} {self.pk}"
+
 
 class Order(_Row):
     """Has one automatic policy, as in the README: cancelled if it is not paid in time."""

@@ -70,9 +70,9 @@ WORKS = (
     Work(
         "schedule",
         "Schedule and cancel one",
-        "CPU time of the calling process for one call, outside a transaction and inside a transaction of the caller that "
-        "updates one row. Contestants that store jobs in Redis are called in `transaction.on_commit` there. Due in half "
-        "an hour.",
+        "CPU time of the calling process for one call, outside a transaction and inside a transaction of the caller"
+        " that updates one row. Contestants that store jobs in Redis are called in `transaction.on_commit` there. "
+        "Due in half an hour.",
         (
             Column("cpu_us", "schedule, CPU us"),
             Column("per_second", "calls per second", "more"),
@@ -86,8 +86,8 @@ WORKS = (
     Work(
         "bulk",
         "Schedule in bulk",
-        "One call of the bulk function for many objects, or one pipeline for each 1,000 jobs. Celery, huey and dramatiq "
-        "have no such function.",
+        "One call of the bulk function for many objects, or one pipeline for each 1,000 jobs. Celery, huey and "
+        "dramatiq have no such function.",
         (Column("per_second", "timeouts per second", "more"), Column("cpu_us", "CPU us each")),
         ("delayq", "earlier", "rq", "procrastinate", "django_q2", "bullmq", *FILES),
         _bulk,
@@ -96,8 +96,8 @@ WORKS = (
     Work(
         "save",
         "Save an object with one automatic policy",
-        "`save()` of an object that has a pending timeout, with a change that does not matter to the policy, against the "
-        "same table without a policy. The unit is `BEGIN; SELECT 1; COMMIT` through Django.",
+        "`save()` of an object that has a pending timeout, with a change that does not matter to the policy, "
+        "against the same table without a policy. The unit is `BEGIN; SELECT 1; COMMIT` through Django.",
         (
             Column("with_us", "with the policy, CPU us"),
             Column("without_us", "without, CPU us"),
@@ -111,8 +111,8 @@ WORKS = (
     Work(
         "firing",
         "One timeout alone, from plan to commit",
-        "CPU time of one process that fires due timeouts one at a time, without Redis: plan, lock, check, mark, handler, "
-        "commit. The unit is `BEGIN; SELECT 1; COMMIT` through Django in the same round.",
+        "CPU time of one process that fires due timeouts one at a time, without Redis: plan, lock, check, mark, "
+        "handler, commit. The unit is `BEGIN; SELECT 1; COMMIT` through Django in the same round.",
         (
             Column("nothing_us", "handler does nothing, CPU us"),
             Column("nothing_units", "in units"),

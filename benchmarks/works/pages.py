@@ -83,8 +83,8 @@ WORKS = (
     Work(
         "replay",
         "Virtual replay of recorded orders",
-        "The example shop plays recorded orders on a virtual clock, in one process: steps are orders, payments, parcels "
-        "and due timeouts. Only with ORDERS (and REVIEWS), the public Olist files.",
+        "The example shop plays recorded orders on a virtual clock, in one process: steps are orders, payments, "
+        "parcels and due timeouts. Only with ORDERS (and REVIEWS), the public Olist files.",
         (Column("per_second", "steps per second", "more"), Column("cpu_us", "CPU us a step")),
         ("delayq", "earlier"),
         _replay,

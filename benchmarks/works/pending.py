@@ -146,7 +146,8 @@ WORKS = (
     Work(
         "stored",
         "Bytes stored for a pending timeout",
-        "Memory of Redis, and heap plus indexes in PostgreSQL, before any worker has fetched them. Due in half an hour.",
+        "Memory of Redis, and heap plus indexes in PostgreSQL, before any worker has fetched them. Due in half an "
+        "hour.",
         (Column("redis_bytes", "bytes in Redis"), Column("database_bytes", "bytes in PostgreSQL")),
         ("delayq", "earlier", *RIVALS),
         _stored,
@@ -170,9 +171,9 @@ WORKS = (
     Work(
         "behind",
         "Lag behind many pending timeouts",
-        "As the lag at 50 a second, with many other timeouts pending. Celery holds every pending message in the memory of "
-        "its workers, so it has nothing else pending here. The other rivals are omitted: filling their Redis takes "
-        "longer than the whole benchmark.",
+        "As the lag at 50 a second, with many other timeouts pending. Celery holds every pending message in the "
+        "memory of its workers, so it has nothing else pending here. The other rivals are omitted: filling their "
+        "Redis takes longer than the whole benchmark.",
         (
             Column("pending", "pending", "more"),
             Column("p50", "p50 ms"),
@@ -184,8 +185,8 @@ WORKS = (
     Work(
         "idle",
         "An idle worker, per minute",
-        "The workers of all contestants run at the same time, and wait. django-delayq has many pending timeouts, its rivals "
-        "none. Memory is that of all processes of a worker, added up.",
+        "The workers of all contestants run at the same time, and wait. django-delayq has many pending timeouts, "
+        "its rivals none. Memory is that of all processes of a worker, added up.",
         (
             Column("pending", "pending", "more"),
             Column("cpu_s", "CPU seconds"),

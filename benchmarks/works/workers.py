@@ -12,7 +12,16 @@ from benchmarks.works.calls import ALL, FILES
 
 CUT_OFF_SECONDS = 3.0
 ATTEMPTS = 4
-RATES = {"delayq": 5_000, "earlier": 1_000, "huey": 4_000, "rq": 300, "procrastinate": 300, "django_q2": 300, "celery": 800, "dramatiq": 900}
+RATES = {
+    "delayq": 5_000,
+    "earlier": 1_000,
+    "huey": 4_000,
+    "rq": 300,
+    "procrastinate": 300,
+    "django_q2": 300,
+    "celery": 800,
+    "dramatiq": 900,
+}
 """Expected jobs per second, for the size of the first drain; later drains use the measured rate."""
 
 
@@ -56,7 +65,7 @@ def _lag(run: Run, contestant: Contestant) -> Samples:
     return figures | ({"fast_p50": fast[0], "fast_p99": fast[1]} if fast else {})
 
 
-def drain_once(run: Run, contestant: Contestant, job: str, kind: str, most: int, tree: Tree) -> Samples:
+def drain_once(run: Run, contestant: Contestant, tree: Tree, *, job: str, kind: str, most: int) -> Samples:
     """Make jobs due while the workers are suspended, resume them, and measure until the last one has run."""
     guess = RATES.get(contestant.name.partition("@")[0], 1_000) * (0.25 if job == "settle" else 1)
     rate = run.rates.get((contestant.name, job + kind), guess)
@@ -82,8 +91,12 @@ def _drains(run: Run, contestant: Contestant, kind: str, jobs: dict[str, tuple[s
     contestant.call("clear")
     with contestant.working(kind) as tree:
         for key, (job, most) in jobs.items():
-            found = drain_once(run, contestant, job, kind, most, tree)
-            figures |= {f"{key}_per_second": found["per_second"], f"{key}_us": found["cpu_us"], f"{key}_jobs": found["jobs"]}
+            found = drain_once(run, contestant, tree, job=job, kind=kind, most=most)
+            figures |= {
+                f"{key}_per_second": found["per_second"],
+                f"{key}_us": found["cpu_us"],
+                f"{key}_jobs": found["jobs"],
+            }
     contestant.call("clear")
     return figures
 
@@ -138,11 +151,11 @@ WORKS = (
         "drain",
         "Drain a backlog",
         "Jobs become due while the workers are suspended; then these are resumed. One call of the handler for each "
-        "object, except in the column `batch=`. Contestants use both cores: django-delayq with two processes of one "
-        "thread. The handlers do nothing, or cancel an unpaid order through the ORM: rivals lock and check in the "
-        "task, with `select_for_update`; django-delayq locks and checks before the call, and records the timeout as "
-        "fired. There are at most 10,000 jobs, and no more than run in about two seconds. CPU time is that of the worker "
-        "processes.",
+        "object, except in the column `batch=`. Contestants use both cores: django-delayq with two processes of one"
+        " thread. The handlers do nothing, or cancel an unpaid order through the ORM: rivals lock and check in the "
+        "task, with `select_for_update`; django-delayq locks and checks before the call, and records the timeout as"
+        " fired. There are at most 10,000 jobs, and no more than run in about two seconds. CPU time is that of the "
+        "worker processes.",
         (
             Column("nothing_per_second", "nothing, per second", "more"),
             Column("nothing_us", "nothing, CPU us"),

@@ -31,7 +31,8 @@ def test_a_quantile_is_the_nearest_rank(part: float, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(1234.5, "1,234"), (100, "100"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123"), (-86, "-86.0")]
+    ("value", "shown"),
+    [(1234.5, "1,234"), (100, "100"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123"), (-86, "-86.0")],
 )
 def test_a_number_has_three_digits(value: float, shown: str) -> None:
     assert number(value) == shown
@@ -71,7 +72,9 @@ def test_each_round_begins_with_another_contestant_and_a_failure_ends_only_its_o
 
 def test_a_target_is_reached_missed_or_not_measured() -> None:
     target = Target(
-        "w", "g", (Part("one", lambda s: s["w"]["a"]["x"][0], "at most", 2), Part("two", lambda s: 5.0, "shown", unit="us"))
+        "w",
+        "g",
+        (Part("one", lambda s: s["w"]["a"]["x"][0], "at most", 2), Part("two", lambda s: 5.0, "shown", unit="us")),
     )
     assert target.verdict({"w": {"a": {"x": [2.0]}}}) == ("one 2.00x; two 5.00 us", "reached")
     assert target.verdict({"w": {"a": {"x": [2.1]}}}) == ("one 2.10x; two 5.00 us", "**missed**")
