@@ -6,6 +6,8 @@
     make bench AGAINST=../other       also another checkout of this project, as a contestant
     make bench ORDERS=... REVIEWS=... also the replay of recorded orders
 
+`python -m benchmarks --report` writes the page again from the last results, after a change of its text.
+
 The servers and the databases are temporary. The page docs/benchmarks.md is written after every work, so that a run that
 is interrupted keeps the figures of the works that it has completed.
 """
@@ -28,10 +30,9 @@ from typing import Any
 from benchmarks import report
 from benchmarks.contestants import RIVALS, ROOT, Arena, Failed
 from benchmarks.harness import FULL, QUICK, Run, measure, say
-from benchmarks.works import calls, pages, pending, workers
+from benchmarks.works import WORKS
 from tools import processes
 
-WORKS = (*calls.WORKS, *workers.WORKS, *pending.WORKS, *pages.WORKS)
 RESULTS = ROOT / "benchmarks" / "results.json"
 
 
@@ -109,12 +110,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"of {','.join(work.key for work in WORKS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--report", action="store_true", help="write the page again from the last results")
     parser.add_argument("--against", help="another checkout of this project")
     options = parser.parse_args()
     keys = [work.key for work in WORKS]
     chosen = options.only.split(",") if options.only else keys
     if unknown := set(chosen) - set(keys):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(keys)}")
+    if options.report:
+        report.write(json.loads(RESULTS.read_text()), WORKS, ROOT)
+        return
     sys.exit(processes.supervised(lambda: run_works(chosen, options)))
 
 

@@ -149,7 +149,8 @@ class Contestant:
 
     def close(self) -> None:
         if self.process is not None:
-            processes.stop(self.process)
+            with self.process:  # closes its pipes
+                processes.stop(self.process)
 
     def _client(self) -> subprocess.Popen[bytes]:
         if self.process is None:

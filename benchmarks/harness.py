@@ -13,6 +13,8 @@ from benchmarks.contestants import Arena, Contestant, Failed
 from benchmarks.figures import quantile
 from benchmarks.ground import SleepProbe
 
+LEAST_ROUNDS = 3
+ROUNDS_OF_OTHER_DATABASES = 2
 Samples = dict[str, float]
 Step = Callable[["Run", Contestant], Samples]
 
@@ -41,7 +43,7 @@ FULL = Sizes(
 )  # fmt: skip
 QUICK = Sizes(
     rounds=2, calls=100, bulk=2_000, lag_seconds=1.0, drain_seconds=0.4, drain_jobs=2_000, steady_runs=2,
-    pending=10_000, stored=2_000, idle_seconds=10.0, page_rows=20_000, replay_orders=40,
+    pending=10_000, stored=2_000, idle_seconds=10.0, page_rows=5_000, replay_orders=40,
 )  # fmt: skip
 
 
@@ -70,8 +72,10 @@ class Work:
     whole: Callable[[Run], dict[str, dict[str, list[float]]]] | None = None
     rounds: Callable[[Sizes], int] = lambda sizes: sizes.rounds
     plot: str = ""
+    minutes: float = 1.0
+    """No round begins after so many minutes (a tenth of them in a quick run), if `LEAST_ROUNDS` are complete."""
     slow: bool = False
-    """Whether a quick run measures it in one round, and on PostgreSQL alone."""
+    """Whether other databases are measured in few rounds, and a quick run has one round and PostgreSQL alone."""
     needs: str = ""
     """An environment variable without which the work is omitted."""
 
@@ -87,6 +91,12 @@ class Run:
     rates: dict[tuple[str, str], float] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    began: float = 0.0
+    """When the work began, on the monotonic clock."""
+
+    def is_over(self, work: Work) -> bool:
+        """Return whether the work has used its time, and shall begin no further round."""
+        return time.monotonic() - self.began > work.minutes * (6 if self.quick else 60)
 
     def contestant(self, name: str) -> Contestant:
         found = self.arena.contestant(name)
@@ -102,6 +112,7 @@ class Run:
 def measure(work: Work, run: Run) -> dict[str, Any]:
     """Run one work and return its results, ready for JSON."""
     began, run.failed = time.monotonic(), {}
+    run.began = began
     with SleepProbe() as probe:
         samples = work.whole(run) if work.whole else in_rounds(work, run)
     return {
@@ -122,9 +133,11 @@ def in_rounds(work: Work, run: Run) -> dict[str, dict[str, list[float]]]:
     quickly = work.slow and run.quick
     names = [name for name in work.contestants if run.arena.exists(name) and not ("@" in name and quickly)]
     for number in range(1 if quickly else work.rounds(run.sizes)):
+        if number >= LEAST_ROUNDS and run.is_over(work):
+            break
         first = number % len(names)
         for name in [*names[first:], *names[:first]]:
-            if name in run.failed:
+            if name in run.failed or (work.slow and "@" in name and number >= ROUNDS_OF_OTHER_DATABASES):
                 continue
             began = time.monotonic()
             try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants import RIVALS
 from benchmarks.figures import Spread, number, spread
 from benchmarks.harness import Work
 from benchmarks.plots import bars
@@ -27,6 +28,17 @@ that of the servers.
 
 A contestant that fails is listed with the reason. `-` means that the contestant has no such function.
 """
+BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+FIGURES = {
+    "schedule one, CPU us": ("schedule", "cpu_us"),
+    "schedule in bulk, per second": ("bulk", "per_second"),
+    "lag of 50 a second, p50, ms": ("lag", "p50"),
+    "p99, ms": ("lag", "p99"),
+    "handlers that do nothing, per second": ("drain", "nothing_per_second"),
+    "lock, check and save an object, per second": ("drain", "settle_per_second"),
+    "the same with `batch=500`": ("drain", "batch_per_second"),
+}
+"""The rows of the table in the README: work and column."""
 SETTINGS = """\
 Each contestant runs with the settings for two cores that its own documentation recommends.
 """
@@ -47,6 +59,29 @@ def write(results: Mapping[str, Any], works: Sequence[Work], root: Path) -> None
         if chart := plot(work, results["works"][work.key]):
             (images / f"bench-{work.key}.svg").write_text(chart)
     (root / "docs" / "benchmarks.md").write_text("\n".join(page(results, measured)) + "\n")
+    readme = root / "README.md"
+    if readme.exists():
+        readme.write_text(with_figures(readme.read_text(), results))
+
+
+def with_figures(readme: str, results: Mapping[str, Any]) -> str:
+    """Return the README with the table of this run between its two marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, *_figures(samples_of(results)), END]) + after if rest else readme
+
+
+def _figures(samples: Samples) -> Iterator[str]:
+    """Yield the table of the README: contestants in columns, without those that no work has measured."""
+    names = {name for work, _ in FIGURES.values() for name in samples.get(work, {})}
+    shown = [name for name in ("delayq", *RIVALS) if name in names]
+    rows = []
+    for title, (work, key) in FIGURES.items():
+        columns = (samples.get(work, {}).get(name, {}) for name in shown)
+        rows.append([title, *(number(spread(found[key]).median) if key in found else "-" for found in columns)])
+    yield from table(
+        ["", *("**django-delayq**" if name == "delayq" else name.replace("_", "-") for name in shown)], rows
+    )
 
 
 def page(results: Mapping[str, Any], works: Sequence[Work]) -> Iterator[str]:
@@ -124,7 +159,8 @@ def _work(work: Work, found: Mapping[str, Any]) -> Iterator[str]:
         if noise
         else ""
     )
-    yield from (f"Measured on {found['date']} in {number(found['seconds'])} s{late}.", "")
+    rounds = max((len(values) for one in found["samples"].values() for values in one.values()), default=0)
+    yield from (f"Measured on {found['date']}, up to {rounds} times, in {number(found['seconds'])} s{late}.", "")
 
 
 def _groups(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

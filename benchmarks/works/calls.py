@@ -36,9 +36,10 @@ def _schedule(run: Run, contestant: Contestant) -> Samples:
 
 
 def _bulk(run: Run, contestant: Contestant) -> Samples:
+    count = run.sizes.bulk // (5 if "@" in contestant.name else 1)
     contestant.call("clear")
-    contestant.call("prepare", run.sizes.bulk)
-    figures = contestant.call("bulk", run.sizes.bulk)
+    contestant.call("prepare", count)
+    figures = contestant.call("bulk", count)
     contestant.call("clear")
     return dict(figures) if figures else {}
 
@@ -82,6 +83,7 @@ WORKS = (
         (*ALL, *PURE, "procrastinate@pure", *FILES),
         _schedule,
         plot="cpu_us",
+        minutes=1.5,
     ),
     Work(
         "bulk",
@@ -92,6 +94,7 @@ WORKS = (
         ("delayq", "earlier", "rq", "procrastinate", "django_q2", "bullmq", *FILES),
         _bulk,
         plot="per_second",
+        minutes=3,
     ),
     Work(
         "save",
@@ -107,6 +110,7 @@ WORKS = (
         ),
         (*OURS, *PURE, *FILES),
         _save,
+        minutes=0.5,
     ),
     Work(
         "firing",
@@ -122,5 +126,6 @@ WORKS = (
         ),
         (*OURS, *PURE, *FILES),
         _firing,
+        minutes=0.8,
     ),
 )

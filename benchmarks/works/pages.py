@@ -70,7 +70,7 @@ WORKS = (
         "pages",
         "Pages, REST and commands with many rows",
         "Whole requests through a test client, without the network, with 1,000,000 pending and 300,000 settled rows (a "
-        "quick run: 20,000 and 6,000). Commands without the start of Python and Django.",
+        "quick run: 5,000 and 1,500). Commands without the start of Python and Django.",
         (
             Column("p50", "p50 ms"),
             Column("max", "max ms"),
@@ -79,6 +79,7 @@ WORKS = (
             Column("once", "once ms"),
         ),
         whole=_pages,
+        minutes=2.5,
     ),
     Work(
         "replay",
@@ -90,5 +91,6 @@ WORKS = (
         _replay,
         slow=True,
         needs="ORDERS",
+        minutes=1,
     ),
 )

@@ -152,6 +152,7 @@ WORKS = (
         ("delayq", "earlier", *RIVALS),
         _stored,
         rounds=lambda sizes: 1,
+        minutes=0.5,
     ),
     Work(
         "growth",
@@ -167,6 +168,7 @@ WORKS = (
             Column("connections", "connections to the database"),
         ),
         whole=_growth,
+        minutes=2,
     ),
     Work(
         "behind",
@@ -181,6 +183,7 @@ WORKS = (
             Column("ran", "ran, %", "more"),
         ),
         whole=_lag_behind,
+        minutes=1.5,
     ),
     Work(
         "idle",
@@ -196,5 +199,6 @@ WORKS = (
         ),
         whole=_idle,
         plot="cpu_s",
+        minutes=1.6,
     ),
 )

@@ -7,7 +7,7 @@ import time
 
 from benchmarks.contestants import Contestant, Failed, Tree, pause, resume
 from benchmarks.figures import quantile
-from benchmarks.harness import Column, Run, Samples, Work
+from benchmarks.harness import LEAST_ROUNDS, Column, Run, Samples, Work, say
 from benchmarks.works.calls import ALL, FILES
 
 CUT_OFF_SECONDS = 3.0
@@ -58,7 +58,7 @@ def _lag(run: Run, contestant: Contestant) -> Samples:
     with contestant.working("lag"):
         contestant.warm_up("note")
         slow = lag_of(run, contestant, 50, run.sizes.lag_seconds)
-        fast = lag_of(run, contestant, 200, run.sizes.lag_seconds / 2) if slow[2] == 100 else None
+        fast = lag_of(run, contestant, 200, run.sizes.lag_seconds / 4) if slow[2] == 100 else None
     contestant.call("clear")
     run.rates[contestant.name, "ran"] = slow[2]
     figures = {"p50": slow[0], "p99": slow[1], "ran": slow[2]}
@@ -116,25 +116,39 @@ def _steady(run: Run) -> dict[str, dict[str, list[float]]]:
     samples: dict[str, dict[str, list[float]]] = {}
     kinds = {"1 thread": "1 thread", "4 threads": "4 threads", "2 processes of 1 thread": "drain"}
     contestant = run.contestant("delayq")
+    job = {"nothing": ("note", run.sizes.drain_jobs)}
     for number in range(run.sizes.steady_runs):
+        if number >= LEAST_ROUNDS and run.is_over(STEADY):
+            break
         for title, kind in kinds.items():
             try:
-                found = _drains(run, contestant, kind, {"nothing": ("note", run.sizes.drain_jobs)})
+                found = _drains(run, contestant, kind, job)
             except Failed as error:
                 run.note_failure(f"{title}, run {number + 1}", error)
                 continue
             for key, value in found.items():
                 samples.setdefault(title, {}).setdefault(key, []).append(value)
+        say(f"    run {number + 1}")
     return samples
 
 
+STEADY = Work(
+    "steady",
+    "Steadiness of the drain, threads and processes",
+    "The drain of handlers that do nothing, one call for each object, repeated with three arrangements in turn.",
+    (Column("nothing_per_second", "per second", "more"), Column("nothing_us", "CPU us")),
+    whole=_steady,
+    plot="nothing_per_second",
+    minutes=2,
+)
 WORKS = (
     Work(
         "lag",
         "Lag of an idle worker",
-        "The time from a deadline to the call of the handler, for random deadlines: 50 a second, and then 200 a second "
-        "for half as long. One worker runs. A timeout that has not run three seconds after the last deadline counts as "
-        "that late; 200 a second is only measured if all of the first ones ran. A negative lag is early.",
+        "The time from a deadline to the call of the handler, for random deadlines: 50 a second, and then 200 a "
+        "second for a quarter as long. One worker runs. A timeout that has not run three seconds after the last "
+        "deadline counts as that late; 200 a second is only measured if all of the first ones ran. A negative lag is "
+        "early.",
         (
             Column("p50", "50 /s, p50 ms"),
             Column("p99", "50 /s, p99 ms"),
@@ -146,6 +160,7 @@ WORKS = (
         _lag,
         slow=True,
         plot="p99",
+        minutes=4.5,
     ),
     Work(
         "drain",
@@ -167,13 +182,7 @@ WORKS = (
         _drain,
         slow=True,
         plot="settle_per_second",
+        minutes=4.5,
     ),
-    Work(
-        "steady",
-        "Steadiness of the drain, threads and processes",
-        "The drain of handlers that do nothing, one call for each object, repeated with three arrangements in turn.",
-        (Column("nothing_per_second", "per second", "more"), Column("nothing_us", "CPU us")),
-        whole=_steady,
-        plot="nothing_per_second",
-    ),
+    STEADY,
 )

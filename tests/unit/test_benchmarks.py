@@ -15,6 +15,7 @@ from benchmarks.figures import number, quantile, spread
 from benchmarks.harness import QUICK, Column, Run, Work
 from benchmarks.plots import bars
 from benchmarks.targets import TARGETS, Part, Target, judged
+from benchmarks.works import WORKS
 from tests.docs.pages import ROOT, read
 
 
@@ -120,7 +121,29 @@ def test_a_chart_escapes_names() -> None:
     assert "a &lt;b&gt;" in bars("title", {"a <b>": spread([1.0])}, "a")
 
 
-def test_the_page_of_the_last_run_lists_every_target_with_its_verdict() -> None:
+def test_the_readme_has_the_figures_of_the_run_between_its_marks() -> None:
+    samples = {"lag": {"celery": {"p50": [1.5]}, "delayq": {"p50": [1.0, 3.0, 2.0]}}}
+    results = {"works": {work: {"samples": found} for work, found in samples.items()}}
+    readme = report.with_figures("a\n<!-- bench -->\nold\n<!-- /bench -->\nb\n", results)
+    assert readme.startswith("a\n<!-- bench -->\n|  | **django-delayq** | celery |\n")
+    assert "| lag of 50 a second, p50, ms | 2.00 | 1.50 |" in readme
+    assert readme.endswith("<!-- /bench -->\nb\n")
+    assert "old" not in readme
+    assert report.with_figures("no marks", results) == "no marks"
+
+
+RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+
+
+def test_page_and_readme_are_those_of_the_results() -> None:
+    """After a change of the text: `python -m benchmarks --report`."""
+    measured = [work for work in WORKS if work.key in RESULTS["works"]]
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == "\n".join(report.page(RESULTS, measured)) + "\n"
+    readme = (ROOT / "README.md").read_text()
+    assert report.with_figures(readme, RESULTS) == readme
+
+
+def test_the_page_lists_every_target_with_its_verdict() -> None:
     rows = list(read(ROOT / "docs" / "benchmarks.md").table("work", "target"))
     assert [row[:2] for row in rows] == [[target.work, target.goal] for target in TARGETS]
     assert {row[3] for row in rows} <= {"reached", "**missed**", "not measured"}
