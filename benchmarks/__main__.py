@@ -59,7 +59,7 @@ def versions(arena: Arena) -> dict[str, str]:
 def contestants(arena: Arena) -> list[dict[str, Any]]:
     """Describe every contestant: title, version, settings with their sources."""
     found = []
-    for name in ("delayq", *RIVALS):
+    for name in ("delayq", *RIVALS, "procrastinate_pool"):
         try:
             found.append(arena.contestant(name).call("describe"))
         except Failed as error:

@@ -248,7 +248,12 @@ class Arena:
         if module == "bullmq" and not shutil.which("node"):
             raise Failed("Node is not installed")
         label = f"django-delayq, {self.against.name}" if module == "earlier" and self.against else module
-        titles = {"delayq": "django-delayq", "django_q2": "django-q2", "earlier": label}
+        titles = {
+            "delayq": "django-delayq",
+            "procrastinate_pool": "procrastinate, own pool",
+            "django_q2": "django-q2",
+            "earlier": label,
+        }
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*([str(self._earlier())] if module == "earlier" else []), str(ROOT)]),

@@ -119,6 +119,11 @@ TARGETS = (
             Part("procrastinate", ratio("schedule", "cpu_us", "delayq", "procrastinate"), "at most", 0.8),
             Part("celery", ratio("schedule", "cpu_us", "delayq", "celery"), "below", 1.0),
             Part(
+                "procrastinate with its own pool of connections",
+                ratio("schedule", "cpu_us", "delayq", "procrastinate_pool"),
+                "shown",
+            ),
+            Part(
                 "procrastinate, both with psycopg in pure Python",
                 ratio("schedule", "cpu_us", "delayq@pure", "procrastinate@pure"),
                 "shown",
@@ -134,6 +139,11 @@ TARGETS = (
                 ratio("schedule", "inside_us", "delayq", "procrastinate", "cpu_us"),
                 "at most",
                 0.5,
+            ),
+            Part(
+                "of its call with its own pool",
+                ratio("schedule", "inside_us", "delayq", "procrastinate_pool", "cpu_us"),
+                "shown",
             ),
         ),
     ),

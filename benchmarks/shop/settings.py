@@ -19,7 +19,7 @@ INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "benchma
 if NAME == "delayq":
     INSTALLED_APPS.append("django_delayq")
     DELAYQ = {"REDIS": REDIS_URL, "PREFIX": "bench"}
-elif NAME == "procrastinate":
+elif NAME in {"procrastinate", "procrastinate_pool"}:
     INSTALLED_APPS.append("procrastinate.contrib.django")
     PROCRASTINATE_IMPORT_PATHS = ["benchmarks.rivals.procrastinate"]
 elif NAME == "django_q2":

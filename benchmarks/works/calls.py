@@ -80,7 +80,7 @@ WORKS = (
             Column("inside_us", "in the caller's transaction, additional CPU us"),
             Column("cancel_us", "cancel, CPU us"),
         ),
-        (*ALL, *PURE, "procrastinate@pure", *FILES),
+        (*ALL, "procrastinate_pool", *PURE, "procrastinate@pure", *FILES),
         _schedule,
         plot="cpu_us",
         minutes=1.5,
