@@ -23,7 +23,7 @@ from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING, RowState, row_state, row_states
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_objects, transaction_of
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_objects, lock_row, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import subject_at
@@ -64,14 +64,13 @@ def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any,
     Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed.
     """
     connection = connections[using]
-    # A save outside a transaction has released the row. If the query waits for its lock, it shows the row as it is
-    # afterwards, but the ledger as it was before, and a round closed in between would be armed again. PostgreSQL always
-    # does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
-    may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
+    # A save outside a transaction has released the row. A query that waits for the lock shows the row as it is
+    # afterwards, but the ledger as it was before, and a round closed in between would be armed again.
+    must_lock_first = connection.features.has_select_for_update and not connection.in_atomic_block
     with transaction_of(using):
-        changes = diff(row_state(model, policies, pk, using, lock=True), using, oldest)
-        if may_be_stale and changes.size:
-            changes = diff(row_state(model, policies, pk, using, lock=True), using, oldest)
+        if must_lock_first:
+            lock_row(model, pk, using)
+        changes = diff(row_state(model, policies, pk, using, lock=not must_lock_first), using, oldest)
         apply(changes, using, signals=True)
 
 

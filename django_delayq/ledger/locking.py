@@ -227,12 +227,19 @@ def lock_object(model: type[M], pk: Any, using: str) -> M | None:
     if has_own_manager(model):
         return next(iter(locking_rows(model, [pk], using)), None)
     lock_parents(model, [pk], using)
-    return next(iter(_object.objects(using, model, pk=pk)), None)
+    return next(iter(_locked.objects(using, model, False, pk=pk)), None)
+
+
+def lock_row(model: type[Model], pk: Any, using: str) -> None:
+    """Lock the business row `pk` without reading it."""
+    lock_parents(model, [pk], using)
+    _locked.rows(using, model, True, pk=pk)
 
 
 @compiled
-def _object(using: str, model: type[Model]) -> QuerySet[Any]:
-    return for_update(rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), using)
+def _locked(using: str, model: type[Model], only_key: bool) -> QuerySet[Any, Any]:
+    rows = for_update(rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), using)
+    return rows.values_list("pk") if only_key else rows
 
 
 def can_lock_and_write(model: type[Model], using: str) -> bool:

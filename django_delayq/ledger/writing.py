@@ -251,12 +251,19 @@ def cancel(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason:
     """Cancel the pending rows among `entries`, ids with their queues; return how many there were."""
     if not entries:
         return 0
-    rows = Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1)
-    cancelled: int = rows.update(
-        state=State.CANCELLED, cause=cause, reason=clipped(reason), settled_at=clock.now(), slot_taken=None
-    )
+    ids = list(entries)
+    ids += ids[-1:] * ((1 << (len(ids) - 1).bit_length()) - len(ids))  # few lengths, so that few statements are kept
+    now, reason = clock.now(), clipped(reason)
+    cancelled = _cancelled_ids.execute(using, len(ids), id=ids, cause=cause, reason=reason, settled_at=now)
     withdraw(((queue, row_id) for row_id, queue in entries.items()), using)
     return cancelled
+
+
+@compiled
+def _cancelled_ids(using: str, count: int) -> UpdateQuery:
+    rows = Timeout.objects.using(using).filter(pk__in=params("id", count), slot_taken=1)
+    given = {name: param(name) for name in ("cause", "reason", "settled_at")}
+    return update(rows, state=State.CANCELLED, slot_taken=None, **given)
 
 
 def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Timeout | None:
