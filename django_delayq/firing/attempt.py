@@ -17,7 +17,7 @@ from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.report import MAX_ID, Candidate, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
@@ -66,7 +66,7 @@ class Attempt:
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
         expired: rows that were `firing` too long.
-        seconds: how long the handlers took.
+        cost: what the handlers cost.
         is_committed: the transaction has committed.
     """
 
@@ -80,7 +80,8 @@ class Attempt:
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     expired: list[int] = field(default_factory=list)
-    seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    cost: Cost = field(default_factory=Cost)
     is_committed: bool = False
 
     def fire(self, failed: Callable[[BaseException], ReportBuilder]) -> ReportBuilder:
@@ -106,7 +107,7 @@ class Attempt:
         reach("committed")
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:
-            sizes.record_success(len(self.ready), self.seconds)
+            sizes.record_success(len(self.ready), self.cost)
         if self.monitor and self.monitor.overlaps:  # only the last member did, which affected no other member
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         if self.expired:
@@ -187,14 +188,18 @@ class Attempt:
         group = OverlapDetector(self.policy, self.ready, self.using) if is_group else None
         self.monitor = StatementMonitor(self.using, group)
         self.driver_connection = driver_connection_of(self.using)
-        with connections[self.using].execute_wrapper(self.monitor):
-            if self.policy.batch:
-                self._call_batch()
-            else:
-                for member in self.ready:
-                    if self.monitor.overlaps:
-                        raise Overlap
-                    self._call_one(member, member.obj, member.row)
+        began, cpu = time.monotonic(), time.thread_time()
+        try:
+            with connections[self.using].execute_wrapper(self.monitor):
+                if self.policy.batch:
+                    self._call_batch()
+                else:
+                    for member in self.ready:
+                        if self.monitor.overlaps:
+                            raise Overlap
+                        self._call_one(member, member.obj, member.row)
+        finally:
+            self.cost = Cost(began - self.began, time.monotonic() - began, time.thread_time() - cpu)
         reach("handled")
 
     def _call_batch(self) -> None:
@@ -218,11 +223,7 @@ class Attempt:
         self.turn = member
         if self.monitor.group:
             self.monitor.group.member = member
-        began = time.monotonic()
-        try:
-            call_handler(self.policy, target, timeouts)
-        finally:
-            self.seconds += time.monotonic() - began
+        call_handler(self.policy, target, timeouts)
         self.monitor.check_unbroken(member.row.pk)
 
     def _released(self, error: BaseException) -> ReportBuilder | None:
@@ -238,7 +239,7 @@ class Attempt:
             if reason is not None:
                 report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
         if reason is None or len(ids) > 1:
-            sizes.record_failure(self.seconds / max(len(self.ready), 1))
+            sizes.record_failure(len(self.ready), self.cost)
         return None if reason is None else report
 
 
