@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.firing.checkpoints import reach
@@ -14,8 +14,12 @@ from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
 
 
 class _Row(NamedTuple):
@@ -43,8 +47,8 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         django.db.Error: the database cannot be read. Nothing has changed then.
     """
     ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= MAX_ID]
-    rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow())
-    found = [_Row(*row) for row in rows.order_by("run_at", "id").values_list(*_Row._fields)]
+    wanted = padded(ids)
+    found = [_Row(*row) for row in _read.rows(using, len(wanted), id=wanted)] if wanted else []
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
@@ -67,6 +71,12 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     last = max((waiting[-1].run_at for waiting in due.values()), default=None)
     due_by = None if last is None or last <= found[0].database_now else last
     return works, replace(report.report(), due_by=due_by)
+
+
+@compiled
+def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
+    rows = Timeout.objects.using(using).filter(pk__in=params("id", count)).annotate(database_now=DatabaseNow())
+    return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 
 def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int]) -> Iterator[Work]:
