@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
-from django.db.models import Model
+from django.db.models import Case, Model, Q, Value, When
 
 from django_delayq import signals
 from django_delayq.firing.checkpoints import reach
@@ -22,10 +22,15 @@ from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
-from django_delayq.ledger.locking import lock_objects
+from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
+from django_delayq.ledger.statements import Param, compiled, padded
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_rules import reads_other_rows
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
 
 Cause = Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
@@ -134,7 +139,7 @@ class Attempt:
             report.release_rest((row.pk for row in due), stop_cache.read(using).recheck_at(policy.label, now))
             due = []
         places = {timeout_id: place for place, timeout_id in enumerate(objects)}
-        matching = _matching(policy, [objects[row.pk].pk for row in due if row.pk in objects], using)
+        matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
         gone, unmet = [], []
         for row in due:
             obj = objects.get(row.pk)
@@ -253,7 +258,7 @@ def _lock_objects_of(
     """
     pks = {candidate.id: _readable_pk(policy, candidate.object_id) for candidate in candidates}
     asked = {pk for pk in pks.values() if pk is not None}
-    objects: dict[Any, Model] = lock_objects(policy.model, asked, using, wait=False) if asked else {}
+    objects: dict[Any, Model] = lock_free_objects(policy, asked, using) if asked else {}
     spelled = _spelled(policy, asked, set(objects), using)
     owners: dict[Any, int] = {}
     locked_elsewhere: set[int] = set()
@@ -300,9 +305,57 @@ def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
     return None if isinstance(pk, str) and "\0" in pk else pk
 
 
-def _matching(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:
-    """Return those of the locked `pks` for which `when` holds now; a set, because a to-many look-up repeats some."""
-    if not policy.when or not pks:
+def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> dict[Any, Model]:
+    """Lock the rows `pks` that no other transaction has locked; return them fresh, by key, in the order of their keys.
+
+    A condition on the object's own columns is read by the same statement, which evaluates it on the rows as they are
+    when they are locked.
+    """
+    if not is_compilable(policy.model):
+        return lock_objects(policy.model, pks, using, wait=False)
+    wanted, to_python = padded(pks), root_of_key(policy.model).to_python
+    return {to_python(obj.pk): obj for obj in _free_objects.objects(using, policy, len(wanted), pk=wanted)}
+
+
+@compiled
+def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
+    rows = rows_of(policy.model, using).filter(pk__in=_keys(policy, count)).order_by("pk")
+    if policy.when and not reads_other_rows(policy):
+        rows = rows.annotate(delayq_matches=Case(When(policy.when, then=Value(1)), default=Value(0)))
+    return for_update(rows, using, wait=False)
+
+
+def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str) -> set[Any]:
+    """Return the keys of those of the locked `objects` for which `when` holds now.
+
+    A set, because to-many look-ups find a row several times. They, and outer joins, need a statement of their own:
+    PostgreSQL refuses to lock their rows.
+    """
+    pks = [obj.pk for obj in objects]
+    if not policy.when or not objects:
         return set(pks)
-    rows = policy.model._base_manager.using(using).filter(pk__in=pks).filter(policy.when)
-    return set(rows.order_by().values_list("pk", flat=True))
+    if "delayq_matches" in vars(objects[0]):
+        return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
+    if not is_compilable(policy.model):
+        return set(_matching(using, policy, pks).values_list("pk", flat=True))
+    wanted = padded(pks)
+    return {pk for (pk,) in _matching_compiled.rows(using, policy, len(wanted), pk=wanted)}
+
+
+def _matching(using: str, policy: TimeoutPolicy[Any], pks: Sequence[Any]) -> QuerySet[Any]:
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(pk__in=pks)
+    return rows.filter(policy.when or Q()).order_by()
+
+
+@compiled
+def _matching_compiled(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any, Any]:
+    return _matching(using, policy, _keys(policy, count)).values_list("pk")
+
+
+def is_compilable(model: type[Model]) -> bool:
+    """Return whether statements on `model` can be kept: not with a manager of its own, which may change its mind."""
+    return not has_own_manager(model) and not cast("Any", model._meta.pk).is_relation
+
+
+def _keys(policy: TimeoutPolicy[Any], count: int) -> list[Param]:
+    return [Param(cast("Any", policy.model._meta.pk), "pk", index) for index in range(count)]

@@ -104,7 +104,7 @@ class GroupSize:
         """Return how many threads of one process may run its handlers at once.
 
         Handlers that use the CPU only wait for each other's GIL. Those that mostly wait do not, and nothing is known
-        of those that have not run yet. A share between the two may also come from threads that wait for each other.
+        of those that have not run yet. A part between the two may also come from threads that wait for each other.
         """
         if self.seconds is None or self.idle_share > MIN_IDLE_OF_WAITING:
             return math.inf

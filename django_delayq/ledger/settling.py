@@ -22,6 +22,7 @@ from django_delayq.models import Timeout, slot_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from django.db.models import QuerySet
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.models import TimeoutQuerySet
@@ -47,8 +48,8 @@ def lock_rows(
 
 
 @compiled
-def _locked(using: str, count: int, history: bool, policy: TimeoutPolicy[Any] | None) -> TimeoutQuerySet:
-    rows = Timeout.objects.using(using).filter(pk__in=params("id", count)).order_by("pk")
+def _locked(using: str, count: int, history: bool, policy: TimeoutPolicy[Any] | None) -> QuerySet[Any]:
+    rows: Any = Timeout.objects.using(using).filter(pk__in=params("id", count)).order_by("pk")
     rows = rows.annotate(database_now=DatabaseNow())
     if policy is not None:
         rows = rows.annotate(is_stopped=IsStopped(policy))

@@ -57,7 +57,7 @@ def param(name: str) -> Param:
     return Param(cast("Any", Timeout._meta.get_field(name)))
 
 
-def params(name: str, count: int) -> list[Param]:
+def params(name: str, count: int) -> list[Any]:
     """Return parameters for a sequence of so many values of one column of the ledger."""
     field: Any = Timeout._meta.get_field(name)
     return [Param(field, name, index) for index in range(count)]
