@@ -18,8 +18,9 @@ from django_delayq.worker import Worker
 from tests.testapp.models import Order
 
 State = Timeout.State
-needs_two_threads = pytest.mark.skipif(
-    os.environ.get("DELAYQ_TEST_POOL") == "2", reason="a pool of 2 has connections for one handler thread"
+needs_more_connections = pytest.mark.skipif(
+    os.environ.get("DELAYQ_TEST_POOL") == "2",
+    reason="a pool of 2 has connections for one worker in the process, with one handler thread",
 )
 
 

@@ -19,7 +19,7 @@ from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events, states
+from tests.support.workers import StartWorker, all_are, due_orders, events, needs_more_connections, states
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def test_nothing_is_fired_before_its_deadline(start_worker: StartWorker) -> None
         assert row.settled_at >= row.due_at
 
 
+@needs_more_connections
 @pytest.mark.usefixtures("source")
 def test_several_workers_fire_each_timeout_once(start_worker: StartWorker) -> None:
     for _ in range(3):
@@ -245,6 +246,7 @@ def test_a_queue_that_nobody_knows_is_warned_of(
     assert events(caplog) == ["queue_unknown"]
 
 
+@needs_more_connections
 @pytest.mark.usefixtures("source")
 def test_a_lease_is_extended_for_as_long_as_the_handler_runs(
     start_worker: StartWorker, declare: Declare, settings: Settings
@@ -265,6 +267,7 @@ def test_a_lease_is_extended_for_as_long_as_the_handler_runs(
     assert Timeout.objects.get(policy="testapp.order.gate").attempts == 1
 
 
+@needs_more_connections
 @pytest.mark.usefixtures("source")
 def test_what_one_worker_cannot_begin_soon_is_left_to_others(
     start_worker: StartWorker, declare: Declare, settings: Settings
