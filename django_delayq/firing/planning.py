@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.firing.checkpoints import reach
@@ -20,6 +20,9 @@ from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
+
+NEAR: Final = timedelta(milliseconds=2)
+"""How long the first of a work that is planned before its deadline may wait for the last one."""
 
 
 class _Row(NamedTuple):
@@ -41,7 +44,8 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     Args:
         deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect.
         using: the database.
-        ahead: timeouts due within this time count as due; `due_by` of the report is the last deadline among them.
+        ahead: timeouts due within this time count as due; `early` of the report has the deadlines of those that are not
+            due yet. Only those that are due at nearly the same time share a work.
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
@@ -53,7 +57,9 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
     stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
-    due: dict[tuple[str, str], list[_Row]] = defaultdict(list)
+    due: dict[tuple[str, str, datetime | None], list[_Row]] = defaultdict(list)
+    early: dict[int, datetime] = {}
+    begins: dict[tuple[str, str], datetime] = {}
     for row in found:
         policy = policies[row.policy]
         if Timeout.State(row.state).is_settled:
@@ -65,12 +71,15 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         elif policy.label in stopped:
             report.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
         else:
-            due[policy.label, row.queue].append(row)
+            begin = None
+            if row.run_at > row.database_now:
+                begin = begins.get((policy.label, row.queue), row.run_at)
+                begin = begins[policy.label, row.queue] = begin if row.run_at <= begin + NEAR else row.run_at
+                early[row.id] = row.run_at
+            due[policy.label, row.queue, begin].append(row)
     reach("planned")
-    works = [work for (label, _), waiting in due.items() for work in _works(label, waiting, deliveries)]
-    last = max((waiting[-1].run_at for waiting in due.values()), default=None)
-    due_by = None if last is None or last <= found[0].database_now else last
-    return works, replace(report.report(), due_by=due_by)
+    works = [work for (label, *_), waiting in due.items() for work in _works(label, waiting, deliveries)]
+    return works, replace(report.report(), early=early)
 
 
 @compiled

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_delayq.models import Timeout, WorkerSeen
 from tests.support.processes import StartWorker, due_now, effects, settled, states
 from tests.support.waiting import wait_until
+from tests.testapp.models import Order
 
 pytestmark = [
     pytest.mark.e2e,
@@ -39,6 +40,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_handling() -> bool:
+    """Return whether a handler runs, which has locked its object."""
+    with transaction.atomic():
+        return len(Order.objects.select_for_update(skip_locked=True)) < Order.objects.count()
+
+
 def are_ready(count: int) -> Callable[[], bool]:
     return lambda: WorkerSeen.objects.count() == count
 
@@ -57,7 +64,7 @@ def test_a_signal_ends_all_processes_after_their_handlers(start_worker: StartWor
     pids = children(supervisor)
     assert len(pids) == 2
     rows = due_now("linger", 2)
-    wait_until(lambda: bool(WorkerSeen.objects.filter(held__gt=0)), "a handler is running")
+    wait_until(is_handling, "a handler is running")
     supervisor.send_signal(number)
     assert supervisor.wait(30) == 0
     assert not any(map(is_alive, pids))
@@ -71,7 +78,7 @@ def test_a_signal_to_the_whole_group_counts_once_for_each_process(start_worker: 
     """As terminals and systemd send it."""
     supervisor = start(start_worker, LINGER="3")
     due_now("linger", 2)
-    wait_until(lambda: bool(WorkerSeen.objects.filter(held__gt=0)), "a handler is running")
+    wait_until(is_handling, "a handler is running")
     os.killpg(supervisor.pid, signal.SIGTERM)
     assert supervisor.wait(30) == 0, "no handler was aborted"
 
@@ -81,7 +88,7 @@ def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     supervisor = start(start_worker, LINGER="60")
     pids = children(supervisor)
     due_now("linger", 2)
-    wait_until(lambda: bool(WorkerSeen.objects.filter(held__gt=0)), "a handler is running")
+    wait_until(is_handling, "a handler is running")
     supervisor.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         supervisor.wait(1)
