@@ -21,7 +21,9 @@ logger = logging.getLogger("django_delayq.firing")
 
 MAX_GROUP: Final = 50
 LOCK_SECONDS: Final = 0.02
-"""A group should hold its locks no longer than this, or than `MAX_HANDLERS_PER_OVERHEAD` times its overhead."""
+MAX_LOCK_SECONDS: Final = 0.1
+"""A group should hold its locks no longer than `LOCK_SECONDS`; on a busy machine, where even the transaction itself is
+slow, no longer than `MAX_HANDLERS_PER_OVERHEAD` times its overhead, and than this."""
 WORK_SECONDS: Final = 0.2
 """How long one piece of work should take, so that threads share a backlog and the worker can stop soon."""
 _WEIGHT: Final = 0.4
@@ -80,11 +82,14 @@ class GroupSize:
         """Return how many to fire in one transaction.
 
         On a busy machine, or where threads wait for each other, handlers and the transaction itself become slower
-        alike. Groups would collapse there if they were bounded by a fixed time.
+        alike. Groups would collapse there if they were bounded by a fixed time. It stays fixed for handlers that wait.
         """
         if self.is_alone or self.seconds is None:
             return 1
-        by_time = max(LOCK_SECONDS, MAX_HANDLERS_PER_OVERHEAD * self.overhead) / max(self.seconds, 1e-6)
+        seconds = LOCK_SECONDS
+        if self.threads < math.inf:
+            seconds = min(max(seconds, MAX_HANDLERS_PER_OVERHEAD * self.overhead), MAX_LOCK_SECONDS)
+        by_time = seconds / max(self.seconds, 1e-6)
         by_failures = _ACCEPTED_FAILURE_RATE / max(self.failure_rate, 1e-6)
         return max(1, min(MAX_GROUP, int(by_time), int(by_failures), self.proven))
 

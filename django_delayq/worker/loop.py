@@ -166,7 +166,7 @@ class Worker:
         quick.jobs.append(lease_job(self._sources, dispatch, self.using))
         if self._is_burst:
             return [quick]
-        heartbeat = Heartbeat(self.using, self._only, self.concurrency)
+        heartbeat = Heartbeat(self.using, self._only, self.concurrency, self._skew)
 
         def beat() -> None:
             heartbeat.beat(uses_redis=self._redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)

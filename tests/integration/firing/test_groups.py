@@ -17,7 +17,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import checkpoints, groups, plan, run
-from django_delayq.firing.state import CORES, LOCK_SECONDS, Cost, GroupSize
+from django_delayq.firing.state import CORES, LOCK_SECONDS, MAX_LOCK_SECONDS, Cost, GroupSize
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, state
 from tests.testapp.models import Effect, ExpressOrder, Order
@@ -331,12 +331,19 @@ def test_handlers_that_become_slow_share_less_and_quick_ones_more_within_a_few_g
 
 
 def test_groups_stay_large_while_threads_wait_for_each_other_or_the_machine_is_busy() -> None:
-    pace, slowness, sizes = GroupSize(seconds=0.0005, overhead=0.004, proven=50), 8, []
+    pace, slowness, sizes = GroupSize(seconds=0.0005, overhead=0.004, proven=50), 4, []
     for _ in range(20):
         sizes.append(pace.size())
         cpu = 0.0004 * sizes[-1]
         pace.record_success(sizes[-1], Cost(overhead=slowness * 0.004, handlers=slowness * 0.0005 * sizes[-1], cpu=cpu))
     assert (min(sizes) >= 20, sizes[-1] >= 30) == (True, True)
+
+
+def test_however_slow_a_transaction_is_its_locks_are_bounded() -> None:
+    pace = GroupSize(seconds=0.01, overhead=1.0, proven=50)
+    assert pace.size() == MAX_LOCK_SECONDS / 0.01
+    pace.idle_share = 0.9
+    assert pace.size() == LOCK_SECONDS / 0.01, "of handlers that wait for something else"
 
 
 def test_one_outlier_is_forgotten_within_a_few_groups() -> None:
