@@ -16,7 +16,7 @@ query logs and instrumentation see them like any other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from django.core.signals import setting_changed
 from django.db import connections, transaction
@@ -28,12 +28,13 @@ from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Field
     from django.db.models.sql.compiler import SQLCompiler
 
+T = TypeVar("T")
 MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
@@ -60,6 +61,12 @@ def params(name: str, count: int) -> list[Any]:
     """Return parameters for a sequence of so many values of one column of the ledger."""
     field: Any = Timeout._meta.get_field(name)
     return [Param(field, name, index) for index in range(count)]
+
+
+def padded(values: Collection[T]) -> list[T]:
+    """Return `values` with the last one repeated up to a power of two, so that few shapes serve lists of any length."""
+    listed = list(values)
+    return listed + listed[-1:] * ((1 << (len(listed) - 1).bit_length()) - len(listed)) if listed else listed
 
 
 class Raw(NamedTuple):
