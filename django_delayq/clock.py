@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db import connections
-from django.db.models import DateTimeField, Expression, Value
+from django.db.models import DateTimeField, Expression
 from django.utils import timezone
 
 from django_delayq.dialects import dialect_of
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _lock = threading.Lock()
 _moment: datetime | None = None
+
+
+class _Compiling(threading.local):
+    is_kept = False
+
+
+_compiling = _Compiling()
 
 
 def now() -> datetime:
@@ -63,6 +70,24 @@ def set_to(moment: datetime) -> Iterator[None]:
             _moment = before
 
 
+def is_set() -> bool:
+    """Return whether `set_to` has replaced the clocks."""
+    return _moment is not None
+
+
+@contextmanager
+def evaluated_at_execution() -> Iterator[None]:
+    """Let `DatabaseNow` compile to a function of the connection, where its parameter would be the present time.
+
+    For statements that are compiled once and executed later.
+    """
+    _compiling.is_kept = True
+    try:
+        yield
+    finally:
+        _compiling.is_kept = False
+
+
 class DatabaseNow(Expression):
     """The database's current time, evaluated once per statement, comparable with `DateTimeField`s.
 
@@ -76,8 +101,12 @@ class DatabaseNow(Expression):
         dialect = dialect_of(connection)
         if _moment is None and dialect.server_time:
             return dialect.now(connection)
-        sql, params = compiler.compile(Value(now(), output_field=DateTimeField()))
-        return dialect.datetime_literal(sql), tuple(params)
+        if _compiling.is_kept:
+            return dialect.datetime_literal("%s"), (self._adapted,)
+        return dialect.datetime_literal("%s"), (self._adapted(connection),)
+
+    def _adapted(self, connection: BaseDatabaseWrapper) -> Any:
+        return self.output_field.get_db_prep_value(now(), connection)
 
 
 def database_now(using: str) -> datetime:

@@ -37,12 +37,6 @@ class Dialect:
     row, and then waits for rows that the statement does not name.
     """
 
-    plain_reads_may_be_stale: bool = False
-    """Whether, under REPEATABLE READ, a locking read returns the latest rows and a plain read those of the snapshot.
-
-    Other databases raise a serialization failure when a lock meets a newer row.
-    """
-
     compares_rows_by_index: bool = True
     """Whether `(a, b) > (x, y)` searches an index.
 
@@ -81,6 +75,17 @@ class Dialect:
         """Return whether the settings ask for REPEATABLE READ or stricter, under which reads see a snapshot."""
         return False
 
+    def plain_reads_may_be_stale(self, connection: BaseDatabaseWrapper) -> bool:
+        """Return whether a plain read now returns the rows of a snapshot, and a locking read the latest ones.
+
+        Other databases raise a serialization failure when a lock meets a newer row.
+        """
+        return False
+
+    def variant(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return what the SQL of a query depends on beside the settings; see `ledger.statements`."""
+        return None
+
     def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
         """Make the current transaction a writing one, where that cannot wait until the first write."""
 
@@ -93,13 +98,9 @@ class Dialect:
         """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
         yield
 
-    def in_state(self, rows: Any, state: str) -> Any:
-        """Return those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE."""
-        return rows.filter(state=state)
-
-    def hidden_from_indexes(self, column: str) -> str:
-        """Return the SQL of a string column so that no index on it is used."""
-        return column
+    def in_states(self, rows: Any, states: Sequence[str]) -> Any:
+        """Return those of `rows`, found by their ids, that are in one of `states`; for the condition of an UPDATE."""
+        return rows.filter(state__in=states)
 
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
         """Return `sql`, a string, so that it can be compared with a column."""
@@ -170,7 +171,6 @@ class MySQL(Dialect):
     is_supported = True
     server_time = "UTC_TIMESTAMP(6)"
     locks_what_it_reads = True
-    plain_reads_may_be_stale = True
     compares_rows_by_index = False
     compares_across_collations = False
     connection_limits = "SELECT @@max_user_connections, CONCAT('MAX_USER_CONNECTIONS of ', CURRENT_USER())"
@@ -196,6 +196,12 @@ class MySQL(Dialect):
         level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", "read committed")
         return level is None or level.lower() not in {"read committed", "read uncommitted"}  # None: the server's own
 
+    def plain_reads_may_be_stale(self, connection: BaseDatabaseWrapper) -> bool:
+        return connection.in_atomic_block and self.repeats_reads(connection)
+
+    def variant(self, connection: BaseDatabaseWrapper) -> Any:
+        return self.plain_reads_may_be_stale(connection), self.now(connection)
+
     @contextmanager
     def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
         """On MariaDB, whose unique indexes lock gaps between rows, set the lock timeout of each statement to zero."""
@@ -209,18 +215,14 @@ class MySQL(Dialect):
         with connection.execute_wrapper(at_once):
             yield
 
-    def in_state(self, rows: Any, state: str) -> Any:
+    def in_states(self, rows: Any, states: Sequence[str]) -> Any:
         """Hide the column from the index of states and times.
 
-        The optimizer prefers that index to the primary key while few rows are in `state`. An UPDATE of one row then
+        The optimizer prefers that index to the primary key while few rows are in `states`. An UPDATE of one row then
         reads the next one in the index, too, and waits for the transaction that has locked it. Pending rows are found
         by `slot_taken=1`, which is in no such index.
         """
-        return rows.alias(unindexed_state=Concat("state", Value(""))).filter(unindexed_state=state)
-
-    def hidden_from_indexes(self, column: str) -> str:
-        """Concatenate the column with nothing, for the reason given in `in_state`."""
-        return f"CONCAT({column}, '')"
+        return rows.alias(unindexed_state=Concat("state", Value(""))).filter(unindexed_state__in=states)
 
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
         """Convert the string to the collation of the column: the server refuses to compare two different ones."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import uuid
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
@@ -35,8 +33,6 @@ class KeyType:
 
     name: str = "integer"
     """By which a dialect has its own SQL for the conversion."""
-    sample: Any = 1
-    """Any value, as a placeholder for the real one in a statement that is compiled once."""
 
     def text(self, field: Any, value: Any) -> str:
         """Return the text of `value`, a value of the Python type of `field`."""
@@ -83,7 +79,6 @@ class _Text(KeyType):
 
 class _UUID(KeyType):
     name = "uuid"
-    sample = uuid.UUID(int=0)
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Insert the dashes of `str(uuid)` where the database has no such type and stores 32 hex digits."""
@@ -103,7 +98,6 @@ class _UUID(KeyType):
 
 class _Date(KeyType):
     name = "date"
-    sample = datetime.date(2000, 1, 1)
 
 
 class _DateTime(KeyType):
@@ -115,10 +109,6 @@ class _DateTime(KeyType):
     @property
     def name(self) -> str:  # type: ignore[override]
         return "datetime" if settings.USE_TZ else "naive datetime"
-
-    @property
-    def sample(self) -> Any:
-        return datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC if settings.USE_TZ else None)
 
     def text(self, field: Any, value: Any) -> str:
         moment = field.get_prep_value(value)
@@ -134,7 +124,6 @@ class _Decimal(KeyType):
     """With all decimal places of the field: 1.50."""
 
     name = "decimal"
-    sample = Decimal(1)
 
     def text(self, field: Any, value: Any) -> str:
         places = field.decimal_places
@@ -151,7 +140,6 @@ class _Decimal(KeyType):
 
 class _IP(KeyType):
     name = "ip"
-    sample = "::"
 
 
 _INTEGER, _TEXT = _Integer(), _Text()

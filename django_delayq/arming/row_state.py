@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from django.contrib.contenttypes.models import ContentType
-from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, DateTimeField
 
-from django_delayq.dialects import dialect_of
-from django_delayq.key_types import key_type
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, rows_of
-from django_delayq.ledger.subjects import object_id
+from django_delayq.ledger.statements import Param, compiled
+from django_delayq.ledger.subjects import kind_of, object_id
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.policy_rules import reads_other_rows
@@ -60,24 +57,19 @@ class RowState:
 
 def lock_row_state(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[RowState]:
     """Lock the row `pk` until the end of the transaction; return its state for each policy, or [] if it is gone."""
-    connection = connections[using]
-    # The id of the content type is part of the cache key, because tests create content types again.
-    content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    repeats_reads = dialect_of(connection).repeats_reads(connection)
-    cached = (registry.version, model, using, repeats_reads, content_type.pk, tuple(policies))
-    sql, params, converters = _COMPILED.get(cached) or _compile(cached)
+    # The id of the content type is part of the shape, because tests create content types again.
+    kind = kind_of(model, using)
     lock_parents(model, [pk], using)
-    with connection.cursor() as cursor:
-        key: Any = model._meta.pk
-        cursor.execute(sql, [*params, key.get_db_prep_value(pk, connection)])
-        row = cursor.fetchone()
-    if row is None:
-        return []
-    values = list(row)
-    for position, (functions, expression) in converters:
-        for convert in functions:
-            values[position] = convert(values[position], expression, connection)
-    return _row_states(values, policies)
+    rows = _locked.rows(using, model, tuple(policies), kind, registry.version, pk=pk)
+    return _row_states(rows[0], policies) if rows else []
+
+
+@compiled
+def _locked(
+    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], kind: int, _version: int
+) -> QuerySet[Any, Any]:
+    rows = _query(model, policies, kind, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
+    return for_update(rows, using)
 
 
 def row_states(
@@ -87,7 +79,7 @@ def row_states(
 
     A statement of its own, after the one that locked: it sees what other transactions committed before the lock.
     """
-    rows = as_it_is(_query(model, policies, using), using).filter(pk__in=pks).order_by("pk")
+    rows = as_it_is(_query(model, policies, kind_of(model, using), using), using).filter(pk__in=pks).order_by("pk")
     return [state for row in rows for state in _row_states(row, policies)]
 
 
@@ -105,13 +97,12 @@ def _row_states(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> l
     return states
 
 
-def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
+def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], kind: int, using: str) -> QuerySet[Any, Any]:
     """Return a query over the table of `model`: the key, then `COLUMNS` per policy, in the order of `RowState`.
 
     It joins only the tables of parents, whatever the managers of `model` add, so that it can lock. Inside a
     transaction that may read stale rows, MySQL reads the current state of the ledger.
     """
-    content_type = ContentType.objects.db_manager(using).get_for_model(model)
     key = model._meta.pk
     assert key is not None
     own_id = object_id(OuterRef(key.name), model, using)
@@ -119,7 +110,7 @@ def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: st
     for number, policy in enumerate(policies):
         since = F(policy.since) if isinstance(policy.since, str) else None
         rows = as_it_is(Timeout.objects.using(using), using).filter(
-            content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
+            content_type=kind, object_id=own_id, policy__in=policy.labels, key=""
         )
         pending = rows.filter(slot_taken=1).order_by("-id")
         columns[f"delayq{number}_holds"] = _holds(policy, using)
@@ -148,22 +139,3 @@ def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:
     elif not when:
         return Value(1, output_field=IntegerField())
     return Case(When(when, then=Value(1)), default=Value(0), output_field=IntegerField())
-
-
-MAX_COMPILED = 500
-_Compiled = tuple[str, list[Any], list[Any]]
-_COMPILED: dict[tuple[Any, ...], _Compiled] = {}
-
-
-def _compile(cached: tuple[Any, ...]) -> _Compiled:
-    """Compile and cache the locking query: SQL, its parameters without the last one (the key), and converters."""
-    _version, model, using, _stale, _content_type, policies = cached
-    query = for_update(_query(model, policies, using).filter(pk=key_type(model).sample), using).query
-    compiler = query.get_compiler(using)
-    sql, params = compiler.as_sql()
-    expressions = [column[0] for column in compiler.select[: compiler.col_count]]
-    converters = list(compiler.get_converters(expressions).items())
-    if len(_COMPILED) >= MAX_COMPILED:
-        _COMPILED.clear()
-    _COMPILED[cached] = sql, list(params[:-1]), converters
-    return _COMPILED[cached]

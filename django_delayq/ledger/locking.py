@@ -129,9 +129,8 @@ def transaction_of(using: str) -> Iterator[None]:
 
 def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
     """Return `rows` as a locking read where a plain one inside this transaction may show them as they were."""
-    connection, dialect = connections[using], dialect_of(connections[using])
-    stale = dialect.plain_reads_may_be_stale and connection.in_atomic_block and dialect.repeats_reads(connection)
-    return for_update(rows, using) if stale else rows
+    connection = connections[using]
+    return for_update(rows, using) if dialect_of(connection).plain_reads_may_be_stale(connection) else rows
 
 
 def begin_write(using: str) -> None:
@@ -166,7 +165,7 @@ def raising_instead_of_waiting(using: str) -> AbstractContextManager[None]:
 
 def in_state(rows: TimeoutQuerySet, state: Timeout.State, using: str) -> TimeoutQuerySet:
     """Return those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE."""
-    return cast("TimeoutQuerySet", dialect_of(connections[using]).in_state(rows, state))
+    return cast("TimeoutQuerySet", dialect_of(connections[using]).in_states(rows, [state]))
 
 
 def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool = True) -> dict[Any, M]:

@@ -7,7 +7,6 @@ orders would deadlock.
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +19,15 @@ from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import as_it_is, in_state, lock_in_slot_order
 from django_delayq.ledger.outbox import push_due, push_rows, withdraw
 from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import compiled, param, update
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import Timeout, new_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
+
+    from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
@@ -128,7 +130,7 @@ def insert_rounds(
     common |= {"queue": policy.queue, "state": "pending", "cause": "", "extensions": 0, "attempts": 0}
     common |= {"payload": payload, "history": [], "reason": clipped(reason), "created_at": clock.now()}
     common |= {"settled_at": None, "slot_taken": 1, "final_attempt": False, "claims": 0, "claimed_until": None}
-    update = ROUND_FIELDS if replace else ("slot",)
+    overwritten = ROUND_FIELDS if replace else ("slot",)
     for page in chunks(sorted(rounds)):
         keys = os.urandom(16 * len(page)).hex()  # one call of the system for all
         rows = [
@@ -144,7 +146,7 @@ def insert_rounds(
             for number, (slot, object_id, since_at, due_at) in enumerate(page)
         ]
         due = {each.slot: each.due_at for each in page}
-        written = many.upsert(rows, common, update, using)
+        written = many.upsert(rows, common, overwritten, using)
         push_due(policy.queue, ((row_id, due[slot]) for slot, row_id in written), using, earlier_only=not replace)
 
 
@@ -272,35 +274,19 @@ def update_each(
 ) -> None:
     """Write the columns `names` of each of `rows`, as the instance has them, if the row is still in one of `states`.
 
-    One prepared statement, sent for all rows. Not `bulk_update`: for 500 rows it builds thousands of expressions, and
-    takes more time in Python than the database takes to write them.
+    One statement, sent for all rows. Not `bulk_update`: for 500 rows it builds thousands of expressions, and takes more
+    time in Python than the database takes to write them.
     """
-    if not rows:
-        return
-    connection = connections[using]
-    statement, fields = _update_statement(tuple(names), len(states), using)
-    known = [str(each) for each in states]
-    values = []
-    for row in rows:
-        new = [field.get_db_prep_save(getattr(row, field.attname), connection) for field in fields]
-        values.append([*new, row.pk, *known])
-    with connection.cursor() as cursor:
-        if len(rows) == 1:
-            cursor.execute(statement, values[0])
-        else:
-            cursor.executemany(statement, values)
+    if rows:
+        each = [{name: getattr(row, name) for name in ("id", *names)} for row in rows]
+        _written.execute_many(using, tuple(names), tuple(states), each=each)
 
 
-@functools.cache
-def _update_statement(names: tuple[str, ...], states: int, using: str) -> tuple[str, list[Any]]:
-    """Return the statement that writes the columns `names` of a row in one of so many states, and their fields."""
-    quoted = connections[using].ops.quote_name
-    fields: list[Any] = [Timeout._meta.get_field(name) for name in names]
-    columns = ", ".join(f"{quoted(field.column)} = %s" for field in fields)
-    state = dialect_of(connections[using]).hidden_from_indexes(quoted("state"))
-    marks = ", ".join(["%s"] * states)
-    table = quoted(Timeout._meta.db_table)
-    return f"UPDATE {table} SET {columns} WHERE {quoted('id')} = %s AND {state} IN ({marks})", fields
+@compiled
+def _written(using: str, names: tuple[str, ...], states: tuple[Timeout.State, ...]) -> UpdateQuery:
+    rows = Timeout.objects.using(using).filter(pk=param("id"))
+    rows = dialect_of(connections[using]).in_states(rows, states)
+    return update(rows, **{name: param(name) for name in names})
 
 
 def _if_still(row: Timeout, state: Timeout.State) -> TimeoutQuerySet:

@@ -1,0 +1,198 @@
+"""Statements that Django compiles once, and that are then executed with other values again and again.
+
+To compile a small query costs Django several times the CPU of executing it. A function decorated with `compiled` builds
+a queryset, or an INSERT or UPDATE, in which `Param` stands for each value that differs between executions::
+
+    @compiled
+    def newest_row(using: str, count: int) -> QuerySet[Timeout]:
+        return for_update(Timeout.objects.using(using).filter(slot__in=params("slot", count)).order_by("-id"), using)
+
+    rows = newest_row.objects(using, len(slots), slot=slots)
+
+The function is called once for each database and *shape*: the positional arguments, which must be hashable. They name
+everything else that the SQL depends on. The statements are executed by a cursor of the connection, so that wrappers,
+query logs and instrumentation see them like any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from django.core.signals import setting_changed
+from django.db import connections, transaction
+from django.db.models import Expression, QuerySet
+from django.db.models.sql import InsertQuery, Query, UpdateQuery
+
+from django_delayq import clock
+from django_delayq.dialects import dialect_of
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models import Field
+    from django.db.models.sql.compiler import SQLCompiler
+
+MAX_STATEMENTS = 1000
+"""More are not kept, because shapes may contain policies, and tests declare many."""
+_SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
+
+
+class Param(Expression):
+    """A value of `field` that each execution gives as the keyword argument `name`, or as item `index` of it."""
+
+    def __init__(self, field: Field[Any, Any], name: str = "", index: int | None = None) -> None:
+        super().__init__(output_field=field)
+        self.name, self.index = name or field.name, index
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
+        """Compile to a placeholder; the parameter is this object itself."""
+        return "%s", (self,)
+
+
+def param(name: str) -> Param:
+    """Return the parameter for a column of the ledger."""
+    return Param(cast("Any", Timeout._meta.get_field(name)))
+
+
+def params(name: str, count: int) -> list[Param]:
+    """Return parameters for a sequence of so many values of one column of the ledger."""
+    field: Any = Timeout._meta.get_field(name)
+    return [Param(field, name, index) for index in range(count)]
+
+
+Built: TypeAlias = "QuerySet[Any, Any] | Query | tuple[str, Sequence[Any]]"
+
+
+class Statement:
+    """SQL, its parameters, and how to read the rows that it returns."""
+
+    def __init__(self, built: Built, using: str) -> None:
+        self.converters: list[tuple[int, Any, Any]] = []
+        self.model: Any = None
+        self.columns: list[str] = []
+        """The names of the model's columns, which come first, and then those of `annotations`."""
+        self.annotations: list[tuple[str, int]] = []
+        self.is_read = isinstance(built, QuerySet)
+        query: Any = built.query if isinstance(built, QuerySet) else built
+        self.locks = getattr(query, "select_for_update", False)
+        self.sql, found = query if isinstance(query, tuple) else self._compile(query.get_compiler(using))
+        self.constants = [None if isinstance(each, Param) or callable(each) else each for each in found]
+        self.given = [(at, each) for at, each in enumerate(found) if isinstance(each, Param)]
+        self.late = [(at, each) for at, each in enumerate(found) if callable(each)]
+
+    def _compile(self, compiler: Any) -> tuple[str, Sequence[Any]]:
+        with clock.evaluated_at_execution():
+            compiled = compiler.as_sql()
+        if isinstance(compiler.query, InsertQuery):
+            return cast("tuple[str, Sequence[Any]]", compiled[0])
+        if self.is_read:
+            expressions = [column[0] for column in compiler.select[: compiler.col_count]]
+            self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
+            if compiler.klass_info:
+                self.model = compiler.klass_info["model"]
+                self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
+                self.annotations = list(compiler.annotation_col_map.items())
+        return cast("tuple[str, Sequence[Any]]", compiled)
+
+    def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
+        """Return the parameters of one execution."""
+        parameters = self.constants.copy()
+        for at, each in self.given:
+            value = values[each.name] if each.index is None else values[each.name][each.index]
+            parameters[at] = each.output_field.get_db_prep_save(value, connection)
+        for at, evaluate in self.late:
+            parameters[at] = evaluate(connection)
+        return parameters
+
+    def read(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Sequence[Any]]:
+        """Execute and return the rows, with values of the types that Django's fields have."""
+        with connection.cursor() as cursor:
+            if self.is_read:
+                cursor.execute(self.sql, self.parameters(values, connection))
+            else:
+                with transaction.mark_for_rollback_on_error(connection.alias):
+                    cursor.execute(self.sql, self.parameters(values, connection))
+            rows: list[Sequence[Any]] = cursor.fetchall()
+        if self.converters:
+            rows = [list(row) for row in rows]
+            for at, functions, expression in self.converters:
+                for row in cast("list[list[Any]]", rows):
+                    for function in functions:
+                        row[at] = function(row[at], expression, connection)
+        return rows
+
+
+_statements: dict[tuple[Any, ...], Statement] = {}
+
+
+class compiled:  # noqa: N801 - a decorator
+    """Keep the statements that a function builds, one for each database and shape."""
+
+    def __init__(self, build: Callable[..., Built]) -> None:
+        self._build = build
+        self.__doc__ = build.__doc__
+
+    def statement(self, connection: BaseDatabaseWrapper, shape: tuple[Any, ...]) -> Statement:
+        """Return the statement of a shape. Raises TransactionManagementError if it locks rows outside a transaction."""
+        using = connection.alias
+        # What the SQL depends on beside the shape: DatabaseNow differs while the clock is set, and a dialect may have
+        # several variants of one query.
+        key = (self._build, using, clock.is_set(), dialect_of(connection).variant(connection), shape)
+        found = _statements.get(key)
+        if found is None:
+            if len(_statements) >= MAX_STATEMENTS:
+                _statements.clear()
+            found = _statements[key] = Statement(self._build(using, *shape), using)
+        if found.locks and not connection.in_atomic_block and connection.get_autocommit():
+            raise transaction.TransactionManagementError("A statement that locks rows needs a transaction.")
+        return found
+
+    def rows(self, using: str, /, *shape: Any, **values: Any) -> list[Sequence[Any]]:
+        """Execute a query, or a statement that returns rows; return them."""
+        connection = connections[using]
+        return self.statement(connection, shape).read(values, connection)
+
+    def objects(self, using: str, /, *shape: Any, **values: Any) -> list[Any]:
+        """Execute a query and return instances of its model, with annotations as attributes."""
+        connection = connections[using]
+        statement = self.statement(connection, shape)
+        objects = []
+        for row in statement.read(values, connection):
+            found = statement.model.from_db(using, statement.columns, row[: len(statement.columns)])
+            for name, at in statement.annotations:
+                setattr(found, name, row[at])
+            objects.append(found)
+        return objects
+
+    def execute(self, using: str, /, *shape: Any, **values: Any) -> int:
+        """Execute a statement that writes; return how many rows."""
+        return self.execute_many(using, *shape, each=[values])
+
+    def execute_many(self, using: str, /, *shape: Any, each: Sequence[Mapping[str, Any]]) -> int:
+        """Execute a statement that writes once for each of several values; return how many rows it wrote together."""
+        connection = connections[using]
+        statement = self.statement(connection, shape)
+        listed = [statement.parameters(values, connection) for values in each]
+        with transaction.mark_for_rollback_on_error(using), connection.cursor() as cursor:
+            if len(listed) == 1:
+                cursor.execute(statement.sql, listed[0])
+            else:
+                cursor.executemany(statement.sql, listed)
+            return int(cursor.rowcount)
+
+
+def update(rows: QuerySet[Any, Any], **values: Any) -> UpdateQuery:
+    """Return the UPDATE of `rows`, as `rows.update()` would execute it, for a function that builds a statement."""
+    query = cast("UpdateQuery", rows.query.chain(UpdateQuery))
+    query.add_update_values(values)
+    return query
+
+
+def _on_setting_changed(*, setting: str, **_: Any) -> None:
+    if setting in _SETTINGS:
+        _statements.clear()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="django_delayq.statements")

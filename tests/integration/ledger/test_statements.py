@@ -1,0 +1,145 @@
+"""Statements that are compiled once: what they execute, who sees it, and when they are compiled again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import clock, schedule_timeout
+from django_delayq.clock import DatabaseNow
+from django_delayq.ledger import statements
+from django_delayq.ledger.locking import for_update
+from django_delayq.ledger.statements import compiled, param, params, update
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+    from django.db.models.sql import UpdateQuery
+    from pytest_django import Settings
+
+    from django_delayq import TimeoutPolicy
+    from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+Declare = Callable[..., "TimeoutPolicy[Any]"]
+T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def row(order: Order, declare: Declare) -> Timeout:
+    return schedule_timeout(order, declare(type(order), name="wait"), at=T0 + timedelta(days=1), payload={"a": [1]})
+
+
+@compiled
+def by_slot(using: str, count: int) -> QuerySet[Timeout]:
+    return Timeout.objects.using(using).filter(slot__in=params("slot", count)).annotate(twice=F("attempts") * 2)
+
+
+@compiled
+def due(using: str) -> QuerySet[Timeout, Any]:
+    return Timeout.objects.using(using).filter(run_at__lte=DatabaseNow()).values_list("id")
+
+
+@compiled
+def locked(using: str) -> QuerySet[Timeout]:
+    return for_update(Timeout.objects.using(using).filter(pk=param("id")), using)
+
+
+@compiled
+def moved(using: str) -> UpdateQuery:
+    rows = Timeout.objects.using(using).filter(pk=param("id"), slot_taken=1)
+    return update(rows, due_at=param("due_at"), payload=param("payload"), attempts=F("attempts") + 1)
+
+
+def test_rows_become_the_instances_that_a_query_returns(row: Timeout) -> None:
+    [found] = by_slot.objects("default", 2, slot=["unknown", row.slot])
+    fresh = Timeout.objects.get()
+    values = [field.attname for field in Timeout._meta.concrete_fields]
+    assert [getattr(found, name) for name in values] == [getattr(fresh, name) for name in values]
+    assert (found._state.adding, found._state.db, found.twice) == (False, "default", 0)
+
+
+def test_an_update_writes_each_value_as_its_column_stores_it(row: Timeout) -> None:
+    assert moved.execute("default", id=row.pk, due_at=T0, payload={"b": None}) == 1
+    assert moved.execute("default", id=row.pk + 1, due_at=T0, payload=None) == 0
+    row.refresh_from_db()
+    assert (row.due_at, row.payload, row.attempts) == (T0, {"b": None}, 1)
+
+
+def test_a_statement_is_compiled_once_for_each_shape(row: Timeout, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_slot.rows("default", 1, slot=[row.slot])
+    monkeypatch.setattr(statements.Statement, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert len(by_slot.rows("default", 1, slot=[row.slot])) == 1
+    with pytest.raises(pytest.fail.Exception, match="compiled again"):
+        by_slot.rows("default", 7, slot=[row.slot] * 7)
+
+
+def test_instrumentation_sees_the_statements(row: Timeout) -> None:
+    seen: list[str] = []
+
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *rest)
+
+    with CaptureQueriesContext(connection) as captured, connection.execute_wrapper(note):
+        by_slot.rows("default", 1, slot=[row.slot])
+        moved.execute("default", id=row.pk, due_at=T0, payload=None)
+    assert [sql.split()[0] for sql in seen] == ["SELECT", "UPDATE"]
+    assert [query["sql"].split()[0] for query in captured] == ["SELECT", "UPDATE"]
+
+
+def test_a_clock_that_is_set_later_counts_in_a_statement_compiled_before(row: Timeout) -> None:
+    def is_due() -> bool:
+        return bool(due.rows("default"))
+
+    assert is_due() == (clock.now() >= row.run_at)
+    with clock.set_to(row.run_at - timedelta(seconds=1)):
+        assert not is_due()
+    with clock.set_to(row.run_at + timedelta(seconds=1)):
+        assert is_due()
+    assert is_due() == (clock.now() >= row.run_at)
+
+
+def test_changed_settings_compile_statements_again(row: Timeout, settings: Settings) -> None:
+    by_slot.rows("default", 1, slot=[row.slot])
+    assert statements._statements
+    settings.TIME_ZONE = "Asia/Tokyo"
+    assert not statements._statements
+
+
+def test_the_number_of_statements_is_limited(row: Timeout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "MAX_STATEMENTS", 5)
+    for count in range(1, 20):
+        assert len(by_slot.rows("default", count, slot=[row.slot, *map(str, range(1, count))])) == 1
+        assert len(statements._statements) <= 5 or count == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_statement_that_locks_is_refused_outside_a_transaction(row: Timeout) -> None:
+    if not connection.features.has_select_for_update:
+        pytest.skip("SQLite locks no rows")
+    for _ in range(2):  # also the one that is compiled already
+        with pytest.raises(transaction.TransactionManagementError):
+            locked.rows("default", id=row.pk)
+        with transaction.atomic():
+            assert len(locked.rows("default", id=row.pk)) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_write_that_fails_marks_the_transaction_for_rollback(row: Timeout) -> None:
+    with transaction.atomic():
+        with pytest.raises(Exception, match="(?i)null"):
+            broken.execute("default", id=row.pk, policy=None)
+        assert connection.needs_rollback
+    assert Timeout.objects.get().policy == row.policy
+
+
+@compiled
+def broken(using: str) -> UpdateQuery:
+    return update(Timeout.objects.using(using).filter(pk=param("id")), policy=param("policy"))
