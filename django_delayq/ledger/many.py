@@ -63,7 +63,7 @@ def _upsert_statement(
     """Return the statement that inserts rows with the columns `given` from JSON, and the columns `common` alike."""
     connection = connections[using]
     dialect, quoted = dialect_of(connection), connection.ops.quote_name
-    fields = {field.attname: field for field in Timeout._meta.concrete_fields}
+    fields: dict[str, Any] = {field.attname: field for field in Timeout._meta.concrete_fields}
     columns = ", ".join(quoted(fields[name].column) for name in (*common, *given))
     values = ", ".join("NULL" if name in absent else "%s" for name in common)
     rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in given}, "given")

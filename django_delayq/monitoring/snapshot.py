@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from django.db import router
 from django_delayq.clock import database_now
 from django_delayq.ledger.controls import PolicyState, policy_states
 from django_delayq.ledger.search import NOTHING, Count, count_each, labels_in
-from django_delayq.models import Timeout, TimeoutQuerySet, WorkerSeen
+from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.monitoring.redis import RedisStatus, redis_status
 from django_delayq.policies import registry
 
@@ -47,6 +47,20 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """How far the workers have compared an automatic policy with its table."""
+
+    is_running: bool
+    checked: int
+    """The objects that the present or last pass has read; 0 where the database alone compares."""
+    total: int | None
+    """The objects that the last complete pass has read; None: there was none."""
+    began_at: datetime | None
+    finished_at: datetime | None
+    """The end of the last complete pass."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStatus:
     """The counts of one policy, up to `search.MAX_COUNT` each; `fired` and `skipped` are those of the last day."""
 
@@ -67,6 +81,8 @@ class PolicyStatus:
     lag_p99: float | None = None
     hours: tuple[Count, ...] = ()
     """How many fall due in each of the next 24 hours; empty if `hours=False`."""
+    sync: SyncStatus | None = None
+    """None: no worker has synced it yet, or it is not automatic."""
 
     @property
     def is_stopped(self) -> bool:
@@ -152,8 +168,16 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     """
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
+    syncs = {
+        row.policy: SyncStatus(row.is_running, row.checked, row.total, row.began_at, row.finished_at)
+        for row in PolicySync.objects.using(using)
+    }
     declared = [
-        _status(state.label, state.policy.labels, state, using, now, hours=hours) for state in policy_states(using)
+        replace(
+            _status(state.label, state.policy.labels, state, using, now, hours=hours),
+            sync=syncs.get(state.label) if state.policy.is_automatic else None,
+        )
+        for state in policy_states(using)
     ]
     unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
     left = [_status(label, [label], None, using, now, hours=hours) for label in unknown]
@@ -179,7 +203,7 @@ def _status(
     for number in numbers:
         start, end = now + timedelta(hours=number), now + timedelta(hours=number + 1)
         wanted[str(number)] = pending.filter(run_at__gt=start, run_at__lte=end)
-    counts = count_each(wanted, using)
+    counts: dict[str, Any] = {**count_each(wanted, using)}
     by_hour = tuple(counts.pop(str(number)) for number in numbers)
     oldest = due.order_by("run_at", "id").values_list("run_at", flat=True).first()
     p50, p99 = _lags(fired)
