@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 PAGE = 500
-LOCKED = 100
+LOCKED = 50
 """The number of objects that one transaction of the sync locks, so that others wait at most some milliseconds."""
 SHARE = 0.05
 """The part of one core that the regular sync may use, in this process and in the database, over all workers."""

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     Rows = Timeout | TimeoutQuerySet | Iterable[Timeout]
 
+COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state")
+"""What moving a row reads and writes."""
+
 
 def schedule_timeouts(
     objects: Iterable[M],
@@ -155,7 +158,7 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     def change(page: Page) -> int:
         return writing.cancel({row.pk: row.queue for row in page.rows}, page.using, Timeout.Cause.HAND, reason)
 
-    return sum(each_page(rows, change))
+    return sum(each_page(rows, change, columns=("queue",)))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:
@@ -173,7 +176,7 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
         at = clock.now()
         return len(writing.move_rows(moves, page.using, what="rescheduled", at=at, by="hand", reason=reason))
 
-    return sum(each_page(rows, change))
+    return sum(each_page(rows, change, columns=COLUMNS))
 
 
 def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> int:
@@ -191,4 +194,4 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> in
         writing.move_rows(moves, page.using, what="extended", at=at, by="hand", reason=reason, extended=True)
         return len(moves)
 
-    return sum(each_page(rows, change))
+    return sum(each_page(rows, change, columns=COLUMNS))
