@@ -32,9 +32,9 @@ bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or maria
 	@$(PYTHON) tools/environment.py test
 	@PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/lag.py
 
-chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, SEED=... to repeat one)
+chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, SEED=... to repeat one)
 	@$(PYTHON) tools/environment.py test
-	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) $(if $(SEED),--seed $(SEED))
 
 mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., about 10 minutes)
 	@$(PYTHON) tools/environment.py test

@@ -51,7 +51,6 @@ class Backoff:
         return max(0.0, self.retry_at - self._monotonic())
 
     def failed(self) -> None:
-        """Start the next delay."""
         now = self._monotonic()
         if not self.is_failing and now - self._recovered_at >= self._steady_seconds:
             self.delay = 0.0
@@ -60,7 +59,6 @@ class Backoff:
         self.retry_at = now + self.delay * (1 - random.uniform(0, self._jitter))
 
     def succeeded(self) -> None:
-        """Let the next try begin at once."""
         if self.is_failing:
             self.is_failing = False
             self._recovered_at = self._monotonic()

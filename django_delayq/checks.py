@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -22,14 +23,9 @@ from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
-from django_delayq.policies import get_policies
+from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows
 from django_delayq.redis_clients import get_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django_delayq.policies import TimeoutPolicy
 
 
 def register() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -19,11 +20,6 @@ from django.core.signals import setting_changed
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.retries import Retry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    RedisSource = str | Callable[[], Any] | None
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
@@ -57,7 +53,7 @@ class Settings:
         executor: dotted path of the class that runs firings; None: threads of the worker process.
     """
 
-    redis: RedisSource = field(default=None, repr=False)  # a URL may contain a password
+    redis: str | Callable[[], Any] | None = field(default=None, repr=False)  # a URL may contain a password
     prefix: str = "delayq"
     shards: int = 1
     horizon: timedelta = timedelta(hours=1)
@@ -77,11 +73,7 @@ KEYS = {field.name.upper(): field for field in fields(Settings)}
 
 @functools.cache
 def get_settings() -> Settings:
-    """Return the validated settings.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong type or outside its range.
-    """
+    """Return the validated settings. Raises ConfigError."""
     raw = getattr(django_settings, "DELAYQ", {})
     if not isinstance(raw, dict):
         raise ConfigError(f"DELAYQ must be a dict, not {type(raw).__name__}.")

@@ -72,12 +72,7 @@ def shifted(start: datetime, by: timedelta) -> datetime:
 
 
 def parse_delay(given: dict[str, Any]) -> Delay | None:
-    """Return the `Delay` that keyword arguments describe; None if there are none.
-
-    Raises:
-        InvalidDelay: unknown keyword, two forms mixed, negative or non-finite, wrong type, or a naive
-            datetime under `USE_TZ=True` (aware under `USE_TZ=False`).
-    """
+    """Return the `Delay` that keyword arguments describe; None if there are none. Raises InvalidDelay."""
     given = {name: value for name, value in given.items() if value is not None}
     unknown = set(given) - {*UNITS, "after", "at"}
     if unknown:

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.ddl_references import Statement
 from django.db.models import Func, Q
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-    from django.db.backends.ddl_references import Statement
 
 
 class _PartialIndex(models.Index):
@@ -86,11 +83,9 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
     """Rows of the ledger, filtered by what happens to them."""
 
     def pending(self) -> TimeoutQuerySet:
-        """Return pending rows."""
         return self.filter(state=Timeout.State.PENDING, settled_at__isnull=True)
 
     def unsettled(self) -> TimeoutQuerySet:
-        """Return rows that are pending or firing."""
         return self.filter(settled_at__isnull=True)
 
     def due(self) -> TimeoutQuerySet:
@@ -98,7 +93,6 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         return self.pending().filter(run_at__lte=clock.DatabaseNow())
 
     def of_labels(self, labels: Iterable[str]) -> TimeoutQuerySet:
-        """Return the rows of a policy under any of its labels."""
         return self.filter(policy__in=tuple(labels))
 
     def of_key(self, key: str) -> TimeoutQuerySet:
@@ -136,7 +130,6 @@ class Timeout(models.Model):
 
         @property
         def is_settled(self) -> bool:
-            """Return whether nothing more will happen automatically."""
             return self not in {Timeout.State.PENDING, Timeout.State.FIRING}
 
     class Cause(models.TextChoices):
@@ -243,7 +236,6 @@ class Timeout(models.Model):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether nothing more will happen automatically."""
         return self.settled_at is not None
 
     def lateness(self) -> float | None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from django_delayq.delays import DelayArgs, parse_delay
 from django_delayq.exceptions import InvalidDelay
-
-if TYPE_CHECKING:
-    from typing import Unpack
 
 
 class Outcome(Exception):
@@ -22,10 +19,8 @@ class Outcome(Exception):
 class Snooze(Outcome):
     """Fire again later: the timeout stays pending, and no attempt is counted.
 
-    Takes the delay grammar (`Snooze(minutes=5)`, `Snooze(after=...)`, `Snooze(at=...)`) and `reason=`.
-
-    Raises:
-        InvalidDelay: no delay, or a wrong one.
+    Takes the delay grammar (`Snooze(minutes=5)`, `Snooze(after=...)`, `Snooze(at=...)`) and `reason=`. Raises
+    InvalidDelay.
     """
 
     def __init__(self, *, reason: str = "", **delay: Unpack[DelayArgs]) -> None:

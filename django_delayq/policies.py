@@ -5,25 +5,21 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from django.apps import apps
-from django.db.models import Model
+from django.db.models import Model, Q, QuerySet
 
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration
+from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Unpack
-
-    from django.db.models import Q, QuerySet
-
     from django_delayq.models import Timeout
-    from django_delayq.retries import Retry
 
 M = TypeVar("M", bound=Model)
 
@@ -88,6 +84,10 @@ class TimeoutPolicy(Generic[M]):
         return (self.label, *(alias if "." in alias else f"{prefix}.{alias}" for alias in self.aliases))
 
     @property
+    def handler_path(self) -> str:
+        return f"{getattr(self.handler, '__module__', '?')}.{getattr(self.handler, '__qualname__', self.name)}"
+
+    @property
     def is_automatic(self) -> bool:
         """Return whether saving an object arms and cancels: if and only if `when` and `since` are given."""
         return self.when is not None and self.since is not None
@@ -143,7 +143,7 @@ class _Registry:
             other = self._by_label.get(label)
             if other is not None:
                 raise PolicyError(
-                    f"{label} is declared twice: by {_where(other)} and by {_where(policy)}. "
+                    f"{label} is declared twice: by {other.handler_path} and by {policy.handler_path}. "
                     "Give one of them another name=, or take the name out of aliases=."
                 )
         if apps.models_ready:
@@ -164,7 +164,6 @@ class _Registry:
         self.resolved = {}  # a new one: a thread that is resolving now may still write its answer into the former one
 
     def check_postponed(self) -> None:
-        """Check the policies that were declared before the models were loaded."""
         while self._unchecked:
             check_against_model(self._unchecked.pop())
 
@@ -179,16 +178,8 @@ registry = _Registry()
 _NOT_A_NAME = "Name a policy by its name, its label or the policy itself, not by a value of type {}."
 
 
-def _where(policy: TimeoutPolicy[Any]) -> str:
-    return f"{getattr(policy.handler, '__module__', '?')}.{getattr(policy.handler, '__qualname__', policy.name)}"
-
-
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
-    """Declare `policy`, as the decorator does, and return it.
-
-    Raises:
-        PolicyError: the declaration is wrong, or another policy has one of its labels.
-    """
+    """Declare `policy`, as the decorator does, and return it. Raises PolicyError."""
     registry.add(policy)
     return policy
 
@@ -206,10 +197,7 @@ def declared_queues() -> list[str]:
 def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> TimeoutPolicy[Any]:
     """Return the policy of a label (`"shop.order.cancel_unpaid"`), of `(Order, "cancel_unpaid")` or of an alias.
 
-    A policy itself is returned as it is.
-
-    Raises:
-        UnknownPolicy: no such policy; the message suggests similar names.
+    A policy itself is returned as it is. Raises UnknownPolicy, whose message suggests similar names.
     """
     if isinstance(policy, TimeoutPolicy):
         return policy
@@ -224,11 +212,7 @@ def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> Ti
 
 
 def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> TimeoutPolicy[M]:
-    """Return the policy that a name, a label or the policy itself means for objects of `model`.
-
-    Raises:
-        UnknownPolicy: there is none, or it is declared for another model.
-    """
+    """Return the policy that a name, a label or the policy itself means for `model`. Raises UnknownPolicy."""
     if isinstance(policy, TimeoutPolicy):
         if policy.fits(model):
             return policy

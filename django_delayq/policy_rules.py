@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from django_delayq.key_types import refusal
 from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from django_delayq.policies import TimeoutPolicy
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
@@ -32,11 +31,7 @@ MAX_BATCH = 10_000
 
 
 def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> None:
-    """Refuse a call of `timeout_policy` without a model or with unknown options.
-
-    Raises:
-        PolicyError: the message suggests a similar option.
-    """
+    """Raise PolicyError for a call of `timeout_policy` without a model or with unknown options."""
     is_model = isinstance(model, type) and issubclass(model, Model)
     if not is_model and (isinstance(model, type) or callable(model)):
         name = getattr(model, "__qualname__", repr(model))
@@ -95,7 +90,6 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
 
 
 def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
-    """Yield what is wrong with the handler, and with `after` and `since` if they are callables."""
     handler = policy.handler
     yield not callable(handler), f"the handler must be a function, not {handler!r}."
     arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")

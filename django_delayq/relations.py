@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast, overload
 
 from django.contrib.contenttypes.fields import (
     GenericRel,
@@ -14,21 +15,16 @@ from django.contrib.contenttypes.fields import (
 )
 from django.core.checks import CheckMessage, Error
 from django.db import router
-from django.db.models import BooleanField, CharField, Expression, Model, Q, Subquery
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import BooleanField, CharField, Expression, Manager, Model, Q, Subquery
 from django.db.models.lookups import Exact, In
+from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import AND, OR, WhereNode
 from django.utils.functional import cached_property
 
 from django_delayq.key_types import refusal, root_of_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Self, overload
-
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models import Manager
-    from django.db.models.sql.compiler import SQLCompiler
-
     from django_delayq.models import RelatedTimeoutQuerySet, Timeout
 
     class TimeoutRelationManager(Manager[Timeout]):
@@ -144,7 +140,6 @@ class _Rel(GenericRel):
     """The relation from the model's side."""
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """Look up rows of the ledger by their own key."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
 
@@ -173,7 +168,6 @@ class _ReadOnlyDescriptor(ReverseGenericManyToOneDescriptor):
 
 
 def _of_instance(manager: Any, queryset: Any) -> Any:
-    """Filter `queryset` to the rows about the manager's instance."""
     from django_delayq.ledger.subjects import about, tables_of
 
     using = manager._db or router.db_for_read(manager.model, instance=manager.instance)
@@ -235,7 +229,6 @@ class TimeoutRelation(GenericRelation):
         super().__init__("django_delayq.Timeout", **kwargs)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        """Report a primary key of an unsupported type."""
         words = refusal(self.model)
         return [*super().check(**kwargs), *([Error(words, obj=self, id="django_delayq.E010")] if words else [])]
 
@@ -245,7 +238,6 @@ class TimeoutRelation(GenericRelation):
             setattr(cls, name, _ReadOnlyDescriptor(cast("Any", self.remote_field)))
 
     def get_lookup(self, lookup_name: str) -> Any:
-        """Look up objects by their own key."""
         return functools.partial(_by_key, lookup_name) if lookup_name in BY_KEY else super().get_lookup(lookup_name)
 
     def resolve_related_fields(self) -> Any:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _MINUTE, _HOUR = 60.0, 3600.0
 # Two immediate retries for a transient error, then delays in which a person or a partner's system can recover.
@@ -71,7 +68,6 @@ class Retry:
 
     @classmethod
     def never(cls) -> Retry:
-        """Allow one attempt only."""
         return cls(())
 
     def delay_after(self, attempts: int, rng: random.Random | None = None) -> timedelta | None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,21 @@ def redis_client(redis_url: str, prefix: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With `DELAYQ_TEST_POOLER=pgbouncer`, tests and their child processes reach PostgreSQL through PgBouncer."""
-    if os.environ.get("DELAYQ_TEST_POOLER") != "pgbouncer":
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
+    """With `DELAYQ_TEST_POOLER=pgbouncer`, tests and their child processes reach PostgreSQL through PgBouncer.
+
+    With `DELAYQ_TEST_POOL`, the thread of the test has a connection outside the pool, which belongs to its workers.
+    """
+    with ExitStack() as stack:
+        if os.environ.get("DELAYQ_TEST_POOLER") == "pgbouncer":
+            stack.enter_context(_through_pgbouncer())
+        if os.environ.get("DELAYQ_TEST_POOL"):
+            stack.enter_context(_outside_the_pool())
         yield
-        return
+
+
+@contextmanager
+def _through_pgbouncer() -> Iterator[None]:
     from django.db import connection
 
     program = _address("DELAYQ_TEST_PGBOUNCER")
@@ -89,6 +100,19 @@ def django_db_setup(django_db_setup: None, tmp_path_factory: pytest.TempPathFact
             connection.close()
             database["PORT"] = port
             os.environ.update(before)
+
+
+@contextmanager
+def _outside_the_pool() -> Iterator[None]:
+    from django.db import connections
+
+    connection: Any = connections["default"]
+    pooled = type(connection)
+    connection.close()
+    connection.__class__ = type("DatabaseWrapper", (pooled,), {"pool": None, "__module__": pooled.__module__})
+    yield
+    connection.close()
+    connection.__class__ = pooled  # which closes the pool, so that the test database can be dropped
 
 
 @pytest.fixture

@@ -2,16 +2,21 @@
 
     python3 tests/servers.py run -- .venv/bin/python tools/mutants.py                all of them
     ... tools/mutants.py --only ledger                                              those whose name contains a word
-    ... tools/mutants.py --sample 12                                                every n-th, for CI
+    ... tools/mutants.py --sample 6                                                 every n-th, for CI
 
 The faults are listed in `tests/faults.toml`. Each runs in a copy of the checkout, on SQLite, with `pytest -x`. A
 fault that no test notices makes the command fail, and so does one whose text does not occur exactly once.
+
+`.results/mutants.json` records the test that noticed each fault. The next run begins with this test.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,8 +34,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / "tests" / "faults.toml"
 PACKAGE = "django_delayq"
 COPIED = (PACKAGE, "tests", "tools", "example_project", "pyproject.toml")
+RECORD = ROOT / ".results" / "mutants.json"
 SECONDS = 300
-"""A fault that makes the tests hang for this long counts as noticed."""
+TEST_SECONDS = 40
+"""A fault that makes a test or a whole run hang for this long counts as noticed."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Fault:
     old: str
     new: str
     tests: tuple[str, ...]
+    is_slow: bool = False
+    """Its tests take long, so no sample contains it."""
 
     def complaint(self) -> str:
         """Return what is wrong with this entry; empty if its text occurs exactly once."""
@@ -53,7 +62,11 @@ class Fault:
 def read_faults() -> list[Fault]:
     """Return the list."""
     groups = tomllib.loads(FAULTS.read_text(encoding="utf-8"))["group"]
-    return [Fault(group["room"], tests=tuple(group["tests"]), **each) for group in groups for each in group["fault"]]
+    return [
+        Fault(group["room"], tests=tuple(group["tests"]), is_slow=group.get("is_slow", False), **each)
+        for group in groups
+        for each in group["fault"]
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,18 +79,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = read_faults()
     chosen = [fault for fault in faults if options.only in f"{fault.room} {fault.file} {fault.name}"]
     if options.sample:
-        chosen = chosen[:: max(1, len(chosen) // options.sample)]
+        chosen = [fault for fault in chosen if not fault.is_slow]
+        chosen = chosen[:: max(1, len(chosen) // options.sample)][: options.sample]
     if wrong := [complaint for fault in faults if (complaint := fault.complaint())]:
         print("\n".join(wrong))
         return 2
     began = time.monotonic()
+    noticed_by: dict[str, str] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     with _copies(options.workers) as copies:
         tests = sorted({path for fault in chosen for path in fault.tests})
         if not options.sample and not _passes(copies, tests):  # a sample follows the suite, which has just passed
             print("The tests fail without any fault.")
             return 2
         with ThreadPoolExecutor(options.workers) as pool:
-            survivors = [fault for fault in pool.map(lambda fault: _survivor(copies, fault), chosen) if fault]
+            found = pool.map(lambda fault: _survives(copies, fault, noticed_by), chosen)
+            survivors = [fault for fault, survives in zip(chosen, found, strict=True) if survives]
+    RECORD.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(noticed_by, indent=1, sort_keys=True), encoding="utf-8")
     minutes = (time.monotonic() - began) / 60
     print(f"{len(chosen)} faults, {len(chosen) - len(survivors)} noticed, {len(survivors)} not, {minutes:.1f} minutes")
     return 1 if survivors else 0
@@ -94,7 +112,7 @@ def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
             for name in COPIED:
                 source = ROOT / name
                 if source.is_dir():
-                    shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+                    shutil.copytree(source, copy / name)
                 else:
                     shutil.copy(source, copy / name)
             copies.put(copy)
@@ -104,45 +122,57 @@ def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
 def _passes(copies: SimpleQueue[Path], tests: Sequence[str]) -> bool:
     copy = copies.get()
     try:
-        return _pytest(copy, [*tests, "-n", str(os.cpu_count() or 1)]) == 0
+        code, output = _pytest(copy, [*tests, "-n", str(os.cpu_count() or 1)])
+        if code:
+            print(output)
+        return code == 0
     finally:
         copies.put(copy)
 
 
-def _survivor(copies: SimpleQueue[Path], fault: Fault) -> Fault | None:
-    """Plant `fault` in a free copy and run its tests; return it if they pass."""
+def _survives(copies: SimpleQueue[Path], fault: Fault, noticed_by: dict[str, str]) -> bool:
+    """Plant `fault` in a free copy and run its tests; return whether all pass. Record the first that fails."""
     copy = copies.get()
     file = copy / PACKAGE / fault.file
     sound = file.read_text(encoding="utf-8")
     began = time.monotonic()
+    key = f"{fault.room}: {fault.name}"
     try:
-        file.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
-        code = _pytest(copy, fault.tests)
+        _write(file, sound.replace(fault.old, fault.new))
+        code, output = _pytest(copy, [noticed_by[key]]) if key in noticed_by else (0, "")
+        if code != 1:  # the test passes now, or no longer exists
+            code, output = _pytest(copy, fault.tests)
     finally:
-        file.write_text(sound, encoding="utf-8")
+        _write(file, sound)
         copies.put(copy)
-    survives = code == 0
-    verdict = "NOT NOTICED" if survives else "noticed"
-    print(f"{verdict:12}{time.monotonic() - began:5.0f} s  {fault.room}: {fault.name}", flush=True)
     if code not in {0, 1}:  # not a failed assertion: the fault is not even valid Python, or a test file is missing
-        raise RuntimeError(f"pytest ended with {code} for {fault.name!r}")
-    return fault if survives else None
+        raise RuntimeError(f"pytest ended with {code} for {key!r}: {output}")
+    if failed := re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", output, re.MULTILINE):
+        noticed_by[key] = failed[1]
+    verdict = "noticed" if code else "NOT NOTICED"
+    print(f"{verdict:12}{time.monotonic() - began:5.0f} s  {key}", flush=True)
+    return code == 0
 
 
-def _pytest(copy: Path, arguments: Sequence[str]) -> int:
-    """Run pytest in `copy`; return its exit code, and 1 if it does not end in time."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-m", "not browser", *arguments]
-    environment = {**os.environ, "DELAYQ_TEST_DB": "sqlite", "PYTHONDONTWRITEBYTECODE": "1"}
+def _write(file: Path, text: str) -> None:
+    """Write a source file, and delete its bytecode, whose time stamp may be the same."""
+    file.write_text(text, encoding="utf-8")
+    Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
+
+
+def _pytest(copy: Path, arguments: Sequence[str]) -> tuple[int, str]:
+    """Run pytest in `copy`; return its exit code, and 1 if it does not end in time, and the end of its output."""
+    options = ["-x", "-q", "--no-header", "--tb=no", f"--timeout={TEST_SECONDS}", "-p", "no:randomly"]
+    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "-m", "not browser", *arguments]
+    environment = {**os.environ, "DELAYQ_TEST_DB": "sqlite"}
     environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "example_project")])
     try:
         done = subprocess.run(
             command, cwd=copy, env=environment, check=False, timeout=SECONDS, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired:
-        return 1
-    if done.returncode not in {0, 1} or (done.returncode and "-n" in arguments):
-        print(done.stdout[-4000:], done.stderr[-2000:])
-    return done.returncode
+        return 1, ""
+    return done.returncode, f"{done.stdout[-4000:]}{done.stderr[-2000:]}"
 
 
 if __name__ == "__main__":

@@ -114,6 +114,8 @@ class Job:
         self.passed = False
         self.code = 0
         self.seconds = 0.0
+        self.cpu_seconds = 0.0
+        """User and system time of the command and its descendants, without the servers. A busy machine adds little."""
 
     def run(self, printing: threading.Lock) -> None:
         """Run the command; print its output in one piece, because the other lane prints too."""
@@ -125,7 +127,7 @@ class Job:
         self.seconds = time.monotonic() - began
         self.passed = self.code == 0
         with printing:
-            print(f"\n--- {self.stage.name}: {' '.join(self.command)} ({_clock(self.seconds)})", flush=True)
+            print(f"\n--- {self.stage.name}: {' '.join(self.command)} ({_total([self])})", flush=True)
             print(log.read_text(encoding="utf-8", errors="replace"), flush=True)
 
     def pass_alone(self) -> bool:
@@ -155,10 +157,13 @@ class Job:
         newest = [sys.executable, str(ROOT / "tools" / "newest.py")]
         program = newest if command[0] == "newest" else [str(folder / command[0])]
         words = [*(["nice", "-n", NICENESS] if self.computes else []), *program, *command[1:]]
-        done = subprocess.run(  # type: ignore[call-overload]
-            words, cwd=ROOT, env=self.environment, check=False, stdout=output, stderr=output and subprocess.STDOUT
+        process = subprocess.Popen(  # type: ignore[call-overload]
+            words, cwd=ROOT, env=self.environment, stdout=output, stderr=output and subprocess.STDOUT
         )
-        return int(done.returncode)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu_seconds += usage.ru_utime + usage.ru_stime
+        return int(process.returncode)
 
 
 def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
@@ -189,7 +194,7 @@ def _stages() -> list[Stage]:
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of the mutation gate",
-            [_computing("tests"), REAL_ORDERS, ["python", "tools/mutants.py", "--sample", "12", "--workers", "1"]],
+            [_computing("tests"), REAL_ORDERS, ["python", "tools/mutants.py", "--sample", "6", "--workers", "1"]],
             _waiting(browser=True),
             {"DELAYQ_TEST_DB": "sqlite"},
         ),
@@ -237,16 +242,16 @@ def _routers() -> Stage:
 def _connections() -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["tests/integration/worker/test_worker.py"]
+    in_threads = ["pytest", "-n", str(2 * int(WORKERS)), THREADS]
     return Stage(
         "connections",
         "workers with pools of several sizes and through PgBouncer",
         (),
         [
-            ["DELAYQ_TEST_POOL=true", "pytest", "-n", "4", *in_threads],
-            ["DELAYQ_TEST_POOL=20", "pytest", "-n", "4", *in_threads],
+            *([f"DELAYQ_TEST_POOL={size}", *in_threads] for size in ("true", "20", "2")),
             ["DELAYQ_TEST_POOL=2", "pytest", "-n", "2", *processes],
-            ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *in_threads, *processes],
+            ["DELAYQ_TEST_POOLER=pgbouncer", *in_threads],
+            ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
         ],
         {"DELAYQ_TEST_DB": "postgresql"},
         needs_variable="DELAYQ_TEST_POSTGRESQL_URL",
@@ -310,13 +315,22 @@ def run(names: Sequence[str]) -> int:
         own = [job for job in jobs if job.stage is stage]
         passed = all(job.passed for job in own)
         failed |= not passed
-        seconds = _clock(sum(job.seconds for job in own))
-        lines.append(f"{'passed' if passed else 'FAILED':9} {stage.name}: {stage.words} ({seconds})")
+        lines.append(f"{'passed' if passed else 'FAILED':9} {stage.name}: {stage.words} ({_total(own)})")
     lines += [f"left out  {missing}" for missing in os.environ.get("DELAYQ_TEST_LEFT_OUT", "").splitlines()]
     if UNSTEADY.exists():
         lines += [f"UNSTEADY  {line}: failed, then passed alone" for line in UNSTEADY.read_text().splitlines()]
-    print("\n=== summary", *lines, f"in all {_clock(time.monotonic() - began)}", sep="\n", flush=True)
+    print(
+        "\n=== summary",
+        *lines,
+        f"in all {_clock(time.monotonic() - began)}, CPU {_clock(sum(job.cpu_seconds for job in jobs))}",
+        sep="\n",
+        flush=True,
+    )
     return 1 if failed else 0
+
+
+def _total(jobs: Sequence[Job]) -> str:
+    return f"{_clock(sum(job.seconds for job in jobs))}, CPU {_clock(sum(job.cpu_seconds for job in jobs))}"
 
 
 def _clock(seconds: float) -> str:

@@ -1,41 +1,46 @@
-"""Operations on timeouts: the list's actions and the page's buttons, the page that asks for confirmation, the result.
+"""Operations on timeouts and policies: the actions of lists, the pages that ask for confirmation, and the results.
 
-Changes are made by a POST of that page alone. They are written to Django's admin log.
+Only a POST of such a page changes anything. Changes are written to Django's admin log.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 from django.contrib import messages
-from django.contrib.admin import AdminSite, ModelAdmin
+from django.contrib.admin import AdminSite, ModelAdmin, site
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
+from django.views.generic import FormView
 
+from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.admin.changelist import ObjectColumn
 from django_delayq.admin.filters import rows_about
 from django_delayq.admin.forms import FORMS, ReasonForm
 from django_delayq.exceptions import DelayqError
+from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
-from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, Result
-from django_delayq.operations.registry import TIMEOUT_OPERATIONS, Operation
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from django_delayq.policies import registry
 
 MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
+MAX_SECONDS: Final = 2.0
+"""A request moves the rows of a policy for at most this long; a worker moves the rest."""
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -49,7 +54,7 @@ def permitted_actions(request: HttpRequest) -> set[str]:
 
 
 def _action(operation: Operation, *, on_objects: bool) -> Any:
-    def act(model_admin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+    def act(model_admin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
         if on_objects:
             objects = list(queryset[:MAX_ROWS])
             rows: Any = rows_about(objects) if objects else Timeout.objects.none()
@@ -65,7 +70,10 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
         if len(ids) > MAX_ROWS:
             text = _("Only the first {most} are included. Select again for the rest.")
             messages.warning(request, text.format(most=MAX_ROWS))
-        return _ask(request, operation, ids[:MAX_ROWS], model_admin.admin_site, request.get_full_path())
+        page = TimeoutOperationView.as_view(
+            site=model_admin.admin_site, ids=ids[:MAX_ROWS], back=request.get_full_path()
+        )
+        return page(request, operation=operation.name)
 
     act.__name__ = f"{operation.name}_timeouts"
     text = _("Timeouts: {what}").format(what=operation.label) if on_objects else operation.action
@@ -76,34 +84,12 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
     """Return labels and addresses of the operations that the visitor may do to this row now."""
     here = reverse(f"{site.name}:django_delayq_timeout_change", args=[quote(row.pk)])
+    steer = f"{site.name}:django_delayq_timeout_steer"
     return [
-        {"label": str(operation.label), "address": f"{_address(operation, site)}?ids={row.pk}&back={here}"}
-        for operation in TIMEOUT_OPERATIONS.values()
-        if operation.fits(row) and operation.is_permitted(request.user)
+        {"label": str(each.label), "address": f"{reverse(steer, args=[name])}?ids={row.pk}&back={here}"}
+        for name, each in TIMEOUT_OPERATIONS.items()
+        if each.fits(row) and each.is_permitted(request.user)
     ]
-
-
-def operation_view(request: HttpRequest, name: str, site: AdminSite) -> HttpResponse:
-    """Ask for confirmation (GET, or POST without `confirmed`), or act. Raises PermissionDenied, Http404."""
-    operation = TIMEOUT_OPERATIONS.get(name)
-    if operation is None:
-        raise Http404
-    given = request.POST if request.method == "POST" else request.GET
-    ids = ids_in(given.get("ids", ""))
-    if request.method != "POST" or "confirmed" not in request.POST:
-        return _ask(request, operation, ids, site, request.GET.get("back", ""))
-    _check(request, operation, ids)
-    back = _safe_address(request, request.POST.get("back", ""))
-    form = FORMS.get(name, ReasonForm)(request.POST)
-    if not form.is_valid():
-        return _ask(request, operation, ids, site, back, form=form)
-    try:
-        result = _act(request, operation, ids, form)
-    except DelayqError as error:
-        form.add_error(None, str(error))
-        return _ask(request, operation, ids, site, back, form=form)
-    _flash(request, operation, result, missing=len(ids) - result.changed - result.unchanged)
-    return HttpResponseRedirect(back)
 
 
 def ids_in(text: str) -> list[int]:
@@ -111,101 +97,216 @@ def ids_in(text: str) -> list[int]:
     return [int(part) for part in text.split(",")[:MAX_ROWS] if part.isascii() and part.isdigit() and len(part) < 19]
 
 
-def _check(request: HttpRequest, operation: Operation, ids: Sequence[int]) -> None:
-    if not operation.is_permitted(request.user):
-        raise PermissionDenied
-    if not ids:
-        raise Http404
+class OperationView(FormView):  # type: ignore[type-arg]
+    """A page that asks for a reason and the parameters of an operation, and then runs it."""
 
+    site: AdminSite = site
+    operation: Operation
 
-def _address(operation: Operation, site: AdminSite) -> str:
-    return reverse(f"{site.name}:django_delayq_timeout_steer", args=[operation.name])
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if not self.operation.is_permitted(request.user):
+            raise PermissionDenied
+        request.current_app = self.site.name
+        return super().dispatch(request, *args, **kwargs)
 
+    def get_form_class(self) -> type[ReasonForm]:
+        return FORMS.get(self.operation.name, ReasonForm)
 
-def _safe_address(request: HttpRequest, address: str) -> str:
-    """Return `address` if it is on this site, otherwise the list of timeouts."""
-    if address and url_has_allowed_host_and_scheme(
-        address, allowed_hosts={request.get_host()}, require_https=request.is_secure()
-    ):
-        return address
-    return reverse("admin:django_delayq_timeout_changelist")
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        own = {"title": self.operation.question, "operation": self.operation}
+        return super().get_context_data(**self.site.each_context(self.request), **own, **kwargs)
 
+    def form_valid(self, form: ReasonForm) -> HttpResponse:
+        try:
+            return self.act(form)
+        except (DelayqError, ValueError) as error:
+            form.add_error(None, str(error))
+            return self.form_invalid(form)
 
-def _ask(
-    request: HttpRequest,
-    operation: Operation,
-    ids: Sequence[int],
-    site: AdminSite,
-    back: str,
-    *,
-    form: ReasonForm | None = None,
-) -> HttpResponse:
-    """Return the page that shows the rows and the consequences, and asks for a reason. It changes nothing."""
-    _check(request, operation, ids)
-    rows = Timeout.objects.using(database_of(Timeout)).filter(pk__in=ids).order_by("id")
-    refused = {}
-    if not operation.parameters:  # what is refused may depend on them
-        refused = operation.call(rows, by=_actor(request), dry_run=True).refused
-    expected = [
-        ngettext("{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n).format(
-            n=n, why=why.label
+    def act(self, form: ReasonForm) -> HttpResponse:
+        """Run the operation. DelayqError and ValueError are shown on the page."""
+        raise NotImplementedError
+
+    def call(self, target: Any, form: ReasonForm, **more: Any) -> Any:
+        """Call the operation with the visitor's name, the reason and the parameters."""
+        return self.operation.call(
+            target, by=self.actor, reason=form.cleaned_data["reason"], **form.parameters(), **more
         )
-        for why, n in refused.items()
-    ]
-    column = ObjectColumn(request, site)
-    context = {
-        **site.each_context(request),
-        "title": operation.question,
-        "opts": Timeout._meta,
-        "operation": operation,
-        "form": form or FORMS.get(operation.name, ReasonForm)(),
-        "ids": ",".join(map(str, ids)),
-        "count": len(ids),
-        "rows": [
-            {"row": row, "object": column(row), "state": render.badge(row.state), "deadline": render.deadline(row)}
-            for row in rows.defer("history", "payload")[:MAX_ROWS_SHOWN]
-        ],
-        "more": max(0, len(ids) - MAX_ROWS_SHOWN),
-        "expected": expected,
-        "back": _safe_address(request, back),
-        "action": _address(operation, site),
-    }
-    request.current_app = site.name
-    return TemplateResponse(request, "admin/django_delayq/steer.html", context)
 
+    @property
+    def actor(self) -> str:
+        return f"admin:{self.request.user.get_username()}"
 
-def _act(request: HttpRequest, operation: Operation, ids: Sequence[int], form: ReasonForm) -> Result:
-    using = database_of(Timeout)
-    rows = Timeout.objects.using(using).filter(pk__in=ids)
-    single = rows.first() if len(ids) == 1 else None  # sends its signal, as `cancel_timeout` does
-    reason = form.cleaned_data["reason"]
-    user_id: Any = request.user.pk
-    message = str(operation.log_message).format(reason=reason)
-
-    def log(page: Result) -> None:
-        changed = Timeout.objects.using(using).filter(pk__in=page.ids).defer("history", "payload")
+    def log(self, changed: Any, form: ReasonForm) -> None:
+        message = str(self.operation.log_message).format(reason=form.cleaned_data["reason"])
+        user_id: Any = self.request.user.pk
         LogEntry.objects.log_actions(user_id, changed, CHANGE, message)
 
-    result: Result = operation.call(
-        single or rows, by=_actor(request), reason=reason, progress=log, **form.parameters()
-    )
-    return result
+
+class TimeoutOperationView(OperationView):
+    """Show the rows and the consequences, ask for confirmation, and run an operation on timeouts.
+
+    A list's action passes `ids` and `back`, the address to return to. Otherwise the request has both.
+    """
+
+    template_name = "admin/django_delayq/steer.html"
+    ids: Sequence[int] | None = None
+    back = ""
+    is_confirmed = False
+
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """Read the request. Raises Http404 without an operation or without rows."""
+        super().setup(request, *args, **kwargs)
+        if self.ids is None:
+            given = request.POST if request.method == "POST" else request.GET
+            self.ids, self.back = ids_in(given.get("ids", "")), given.get("back", "")
+            self.is_confirmed = "confirmed" in request.POST
+        hosts = {request.get_host()}
+        if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
+            self.back = reverse("admin:django_delayq_timeout_changelist")
+        if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
+            raise Http404
+        self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
+        self.rows: Any = Timeout.objects.using(database_of(Timeout)).filter(pk__in=self.ids)
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if self.is_confirmed:
+            return super().post(request, *args, **kwargs)
+        return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        assert self.ids
+        refused = {}
+        if not self.operation.parameters:  # what is refused may depend on them
+            refused = self.operation.call(self.rows, by=self.actor, dry_run=True).refused
+        expected = [
+            ngettext(
+                "{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n
+            ).format(n=n, why=why.label)
+            for why, n in refused.items()
+        ]
+        column = ObjectColumn(self.request, self.site)
+        rows = [
+            {"row": row, "object": column(row), "state": render.badge(row.state), "deadline": render.deadline(row)}
+            for row in self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
+        ]
+        return super().get_context_data(
+            opts=Timeout._meta,
+            ids=",".join(map(str, self.ids)),
+            count=len(self.ids),
+            rows=rows,
+            more=max(0, len(self.ids) - MAX_ROWS_SHOWN),
+            expected=expected,
+            back=self.back,
+            action=reverse(f"{self.site.name}:django_delayq_timeout_steer", args=[self.operation.name]),
+            **kwargs,
+        )
+
+    def act(self, form: ReasonForm) -> HttpResponse:
+        assert self.ids
+        single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
+
+        def log_page(page: operations.Result) -> None:
+            self.log(self.rows.filter(pk__in=page.ids).defer("history", "payload"), form)
+
+        result: operations.Result = self.call(single or self.rows, form, progress=log_page)
+        missing = len(self.ids) - result.changed - result.unchanged
+        if result.changed:
+            messages.success(self.request, (self.operation.done % result.changed).format(n=result.changed))
+        elif not result.unchanged and not missing:
+            messages.warning(self.request, _("Nothing was changed."))
+        counts = dict(result.refused)
+        if missing > 0:
+            counts[operations.Refusal.MISSING] = counts.get(operations.Refusal.MISSING, 0) + missing
+        for why, n in counts.items():
+            text = ngettext("{n} timeout was left unchanged: {why}", "{n} timeouts were left unchanged: {why}", n)
+            ids = [str(refused.id) for refused in result.refusals if refused.why == why]
+            shown = f" ({', '.join(ids[:MAX_IDS_SHOWN])}{', …' if len(ids) > MAX_IDS_SHOWN else ''})" if ids else ""
+            messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
+        return HttpResponseRedirect(self.back)
 
 
-def _actor(request: HttpRequest) -> str:
-    return f"admin:{request.user.get_username()}"
+class _TimeIsUp(Exception):
+    """The request has moved rows for `MAX_SECONDS`."""
 
 
-def _flash(request: HttpRequest, operation: Operation, result: Result, missing: int) -> None:
-    if result.changed:
-        messages.success(request, (operation.done % result.changed).format(n=result.changed))
-    elif not result.unchanged and not missing:
-        messages.warning(request, _("Nothing was changed."))
-    counts = dict(result.refused)
-    if missing > 0:
-        counts[Refusal.MISSING] = counts.get(Refusal.MISSING, 0) + missing
-    for why, n in counts.items():
-        text = ngettext("{n} timeout was left unchanged: {why}", "{n} timeouts were left unchanged: {why}", n)
-        ids = [str(refused.id) for refused in result.refusals if refused.why == why]
-        shown = f" ({', '.join(ids[:MAX_IDS_SHOWN])}{', …' if len(ids) > MAX_IDS_SHOWN else ''})" if ids else ""
-        messages.warning(request, f"{text.format(n=n, why=why.label)}{shown}")
+class PolicyOperationView(OperationView):
+    """Show the state of a policy, ask for the parameters of an operation, and run it.
+
+    A change of the delay shows its consequences first.
+    """
+
+    template_name = "admin/django_delayq/policycontrol/operate.html"
+
+    def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        """Read the state of the policy. Raises Http404 without such a policy or operation."""
+        super().setup(request, *args, **kwargs)
+        operation, policy = POLICY_OPERATIONS.get(kwargs["operation"]), registry.get(kwargs["label"])
+        if operation is None or policy is None:
+            raise Http404
+        self.operation, self.using = operation, database_of(policy.concrete_model)
+        self.state = policy_state(policy, self.using)
+
+    def get_initial(self) -> dict[str, Any]:
+        """Keep the reason and the end of a stop that is in force unless the visitor changes them."""
+        if not self.state.stop or self.operation.name not in {"pause", "hold"}:
+            return {}
+        end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
+        return {"reason": self.state.reason, "until": end}
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        shown = {"delay": render.delay_in_force(self.state), "stopped": render.stop(self.state)}
+        return super().get_context_data(opts=PolicyControl._meta, state=self.state, **shown, **kwargs)
+
+    def act(self, form: ReasonForm) -> HttpResponse:
+        """Show the consequences, or change the policy and report the result."""
+        if form.needs_preview and "back" in self.request.POST:
+            return self.render_to_response(self.get_context_data(form=form))
+        if form.needs_preview and "confirmed" not in self.request.POST:
+            preview = operations.preview_delay(self.state.policy, **form.parameters())
+            return self.render_to_response(self.get_context_data(form=form, preview=_preview_sentences(preview)))
+        change = self._change(form)
+        if change is None:
+            unchanged = _("Nothing was changed.") if self.state.stop else _("{policy} is not stopped.")
+            messages.warning(self.request, unchanged.format(policy=self.state.label))
+        else:
+            result = _("{policy}: {what}.").format(policy=self.state.label, what=change.get_what_display())
+            if change.finished_at is None:
+                result += " " + _("Deadlines are still being moved. A worker continues within a minute.")
+            elif change.moved or change.unmoved:
+                moved = ngettext("{n} deadline was moved.", "{n} deadlines were moved.", change.moved)
+                result += " " + moved.format(n=change.moved)
+            messages.success(self.request, result)
+        return HttpResponseRedirect(reverse(f"{self.site.name}:django_delayq_policycontrol_changelist"))
+
+    def _change(self, form: ReasonForm) -> PolicyChange | None:
+        """Change the policy and write the admin log; return the change, which may not be finished, or None."""
+        end = time.monotonic() + MAX_SECONDS
+
+        def check_time(_rows: int) -> None:
+            if time.monotonic() > end:
+                raise _TimeIsUp
+
+        try:
+            more = {"progress": check_time} if self.operation.moves_rows else {}
+            change: PolicyChange | None = self.call(self.state.policy, form, **more)
+        except _TimeIsUp:
+            change = PolicyChange.objects.using(self.using).filter(policy=self.state.label).order_by("-id").first()
+        if change is not None:
+            controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
+            self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)
+        return change
+
+
+def _preview_sentences(preview: operations.DelayPreview) -> list[str]:
+    delays = (preview.before, preview.after)
+    before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
+    pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
+    sentences = [_("Delay in force: {delay}.").format(delay=before), _("New delay: {delay}.").format(delay=after)]
+    if preview.mode == "keep":
+        return [*sentences, _("Pending timeouts: {n}. None of them is moved.").format(n=pending)]
+    sentences.append(_("Pending timeouts: {n}. All of them are moved.").format(n=pending))
+    if preview.overdue is None:
+        return [*sentences, _("It is unknown how many of them would be due immediately.")]
+    due = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", preview.overdue)
+    return [*sentences, due.format(n=preview.overdue)]

@@ -8,8 +8,9 @@ depends on the planner. The next window is a link away.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin import AdminSite
@@ -31,11 +32,6 @@ from django_delayq.ledger import search
 from django_delayq.ledger.search import Cursor, Order
 from django_delayq.models import Timeout
 
-if TYPE_CHECKING:
-    _Options = admin.options.BaseModelAdmin[Any]
-else:
-    _Options = object
-
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
 ORDER_TEXTS: Final = {
@@ -52,7 +48,7 @@ def column(description: Any, shown: Callable[[Any], str]) -> Any:
     return admin.display(description=description)(lambda _admin, row: shown(row))
 
 
-class ReadOnlyAdmin(_Options):
+class ReadOnlyAdmin:
     """Options of an admin in which no row is added, changed or deleted by a form."""
 
     class Media:
@@ -81,7 +77,6 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are no further rows."""
         return not self.further and not self.limit_per_part
 
 
@@ -200,23 +195,16 @@ class LedgerChangeList(ChangeList):
 
     @property
     def is_further(self) -> bool:
-        """Whether this is not the first window."""
         return bool(self.params.get(FURTHER))
 
     @property
     def from_the_start(self) -> str:
-        """The address of the first window."""
         return self.get_query_string({}, [FURTHER])
 
     @property
     def max_hits_reached(self) -> int:
         """The number of hits that a search shows at most, if there are that many; else 0."""
         return filters.MAX_HITS if self.query and len(self.window.ids) >= filters.MAX_HITS else 0
-
-    @property
-    def examined(self) -> int:
-        """The number of rows in the window."""
-        return len(self.window.ids)
 
 
 class ObjectColumn:
@@ -241,19 +229,12 @@ class ObjectColumn:
         kind = self._kinds.get(row.content_type_id)
         if kind is None:
             return _("unknown content type, {id}").format(id=row.object_id)
-        name = f"{kind.name} {row.object_id}"
-        address = self._address(kind, row.object_id)
-        return format_html('<a href="{}">{}</a>', address, name) if address else name
-
-    def _address(self, kind: ContentType, object_id: str) -> str:
         if kind.pk not in self._visible:
-            model = kind.model_class()
-            options = self.site._registry.get(model) if model else None
+            options = self.site._registry.get(kind.model_class())  # type: ignore[arg-type]
             self._visible[kind.pk] = options is not None and options.has_view_or_change_permission(self.request)
-        if not self._visible[kind.pk]:
-            return ""
-        name = f"{self.site.name}:{kind.app_label}_{kind.model}_change"
-        try:
-            return reverse(name, args=[quote(object_id)], current_app=self.site.name)
-        except NoReverseMatch:
-            return ""
+        name, page = f"{kind.name} {row.object_id}", f"{self.site.name}:{kind.app_label}_{kind.model}_change"
+        with suppress(NoReverseMatch):
+            if self._visible[kind.pk]:
+                address = reverse(page, args=[quote(row.object_id)], current_app=self.site.name)
+                return format_html('<a href="{}">{}</a>', address, name)
+        return name

@@ -254,7 +254,6 @@ def _scan(rows: Any, order: Order, *answers: str) -> Scan:
 
 
 def _period(params: dict[str, Any]) -> dict[str, datetime]:
-    """Return the condition on the deadline. Raises IncorrectLookupParameters."""
     try:
         period: dict[str, datetime] = {
             name: datetime.fromisoformat(params[name]) for name in DEADLINE if name in params

@@ -41,7 +41,6 @@ class ReasonForm(forms.Form):
     needs_preview = False
 
     def parameters(self) -> dict[str, Any]:
-        """Return the arguments of the operation besides the reason."""
         return {}
 
 

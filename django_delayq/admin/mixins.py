@@ -27,9 +27,8 @@ from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]
-    _FormSet = BaseGenericInlineFormSet[Any, Any]
 else:
-    _Mixin, _FormSet = object, BaseGenericInlineFormSet
+    _Mixin = object
 
 MAX_OBJECTS: Final = 1_000
 
@@ -96,7 +95,6 @@ class TimeoutAdminMixin(_Mixin):
         return found
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Return the columns, with the next deadline for visitors who may view timeouts."""
         shown = [*super().get_list_display(request)]
         if not self._can_view_timeouts(request):
             return [column for column in shown if column != "next_deadline"]
@@ -124,7 +122,6 @@ class TimeoutAdminMixin(_Mixin):
 
     @admin.display(description=_("next deadline"))
     def next_deadline(self, obj: Any) -> str:
-        """Render the soonest pending deadline, its policy and the time left."""
         due = getattr(obj, "delayq_next_due", None)
         if due is None:
             return "-"
@@ -136,7 +133,7 @@ class TimeoutAdminMixin(_Mixin):
         return bool(request.user.has_perm("django_delayq.view_timeout"))
 
 
-class NewestTimeouts(_FormSet):
+class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
     """The newest rows of one object, read-only.
 
     It ignores posted data: the rows may have changed since the page was rendered, and a payment that arrives meanwhile
@@ -152,7 +149,6 @@ class NewestTimeouts(_FormSet):
         self.deleted_objects: list[Any] = []
 
     def get_queryset(self) -> Any:
-        """Return the rows; they are read once."""
         if not hasattr(self, "_queryset"):
             saved = self.instance is not None and self.instance.pk is not None
             rows: Any = rows_about([self.instance]) if saved else Timeout.objects.none()

@@ -21,10 +21,11 @@ from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
 from django_delayq.admin import render
+from django_delayq.admin.actions import PolicyOperationView
 from django_delayq.admin.changelist import ReadOnlyAdmin, WindowPaginator, column
-from django_delayq.admin.policy_pages import operation_view
-from django_delayq.ledger.controls import PolicyState, policy_states
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 from django_delayq.operations.registry import POLICY_OPERATIONS
@@ -48,12 +49,8 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
     """One page with all policies, and a page for each operation on one of them."""
 
     def get_urls(self) -> list[Any]:
-        """Return the pages; there is none for a single row."""
-
-        def operate(request: HttpRequest, label: str, operation: str) -> HttpResponse:
-            return operation_view(request, label, operation, self.admin_site)
-
         # Moving rows commits page by page, so it must not run in a transaction around the request.
+        operate = PolicyOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
         policies = self.admin_site.admin_view(self.changelist_view)
         return [
@@ -83,10 +80,9 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
             policy.label if (policy := registry.get(label)) else label
             for label in unfinished.values_list("policy", flat=True)
         }
-        states = {state.label: state for state in policy_states(using)}
         found = []
         for status in policy_statuses(using):
-            state, is_moving = states.get(status.label), status.label in moving
+            state, is_moving = status.state, status.label in moving
             shown = {"label": status.label, "state": state, "is_moving": is_moving, **self._numbers(status)}
             if state is not None:
                 shown |= _description(state)
@@ -108,7 +104,7 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
             ],
             "lag_p50": render.lag(status.lag_p50),
             "lag_p99": render.lag(status.lag_p99),
-            "chart": chart([(hour.value, hour.is_capped) for hour in status.hours], clock.now()),
+            "chart": chart(status.hours, clock.now()),
         }
 
     def _buttons(self, request: HttpRequest, state: PolicyState) -> list[dict[str, str]]:
@@ -127,8 +123,6 @@ def _description(state: PolicyState) -> dict[str, Any]:
         "delay": render.delay_in_force(state),
         "counts_from": render.counts_from(policy),
         "condition": render.condition(policy),
-        "handler": render.handler(policy),
-        "queue": policy.queue,
         "stopped": render.stop(state),
     }
 
@@ -161,17 +155,16 @@ class Chart:
 
 def chart(hours: Sequence[tuple[int, bool]], now: datetime) -> Chart:
     """Return the drawing of `hours`: for each the number of due timeouts, and whether there are more than that."""
-    highest, is_capped = max(hours, default=(0, False)), any(capped for _value, capped in hours)
+    counts = [Count(*hour) for hour in hours]
+    highest, total = max(counts, default=NOTHING), sum(counts, NOTHING)
     bars = []
-    for number, (value, capped) in enumerate(hours):
-        height = max(1, round(value * CHART_HEIGHT / highest[0])) if value else 0
+    for number, count in enumerate(counts):
+        height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
         hour = now + timedelta(hours=number)
         hour = timezone.localtime(hour) if timezone.is_aware(hour) else hour
-        count = f"{value}{'+' if capped else ''}"
         is_labelled = number % HOURS_PER_LABEL == 0
-        bars.append(Bar(number * BAR_STEP, CHART_HEIGHT - height, height, f"{hour:%H:%M}", count, is_labelled))
-    total = f"{sum(value for value, _capped in hours)}{'+' if is_capped else ''}"
-    return Chart(tuple(bars), f"{highest[0]}{'+' if highest[1] else ''}", total, is_empty=not highest[0])
+        bars.append(Bar(number * BAR_STEP, CHART_HEIGHT - height, height, f"{hour:%H:%M}", str(count), is_labelled))
+    return Chart(tuple(bars), str(highest), str(total), is_empty=not highest.value)
 
 
 @admin.register(PolicyChange)

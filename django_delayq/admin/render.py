@@ -29,6 +29,9 @@ SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "c
 """A sign for each state, so that states do not differ by colour alone."""
 
 
+UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
 def duration_parts() -> dict[str, str]:
     """Return the parts of durations, in the order in which the script expects them."""
     return {
@@ -44,16 +47,17 @@ def duration_parts() -> dict[str, str]:
 
 def duration(seconds: int) -> str:
     """Render a duration in its two largest units, without seconds from ten minutes on."""
-    parts = duration_parts()
-    days, rest = divmod(abs(seconds), 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    counts = [("days", days), ("hours", hours), ("minutes", minutes)]
-    if abs(seconds) < 600:
-        counts.append(("seconds", rest))
-    first = next((place for place, (_unit, count) in enumerate(counts) if count), len(counts) - 1)
-    shown = counts[first : first + 2]
-    return " ".join(parts[unit].format(n=count) for unit, count in shown if count or len(shown) == 1) or parts["now"]
+    parts, shown = duration_parts(), _largest_units(abs(seconds))
+    return " ".join(parts[unit].format(n=count) for unit, count in shown.items() if count or len(shown) == 1)
+
+
+def _largest_units(seconds: int) -> dict[str, int]:
+    counts, rest = {}, seconds
+    for unit, size in UNIT_SECONDS.items():
+        counts[unit], rest = divmod(rest, size)
+    units = [unit for unit in counts if unit != "seconds" or seconds < 600]
+    first = next((place for place, unit in enumerate(units) if counts[unit]), len(units) - 1)
+    return {unit: counts[unit] for unit in units[first : first + 2]}
 
 
 def until(at: datetime, now: datetime) -> str:
@@ -105,17 +109,16 @@ def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeStri
 
 def deadline(row: Timeout) -> SafeString:
     """Render the deadline, the time left, and for a fired row how late it was."""
-    line = format_html("{}", time_tag(row.due_at))
-    if row.state == Timeout.State.PENDING:
-        left = pending_until(row.due_at, row.run_at, row.attempts)
-        return format_html('{}<br><span class="delayq-more">{}</span>', line, left)
-    if not row.is_settled:
-        return format_html('{}<br><span class="delayq-more">{}</span>', line, countdown(row.due_at))
     late = row.lateness()
-    if late is None:
-        return line
-    text = _("fired {seconds} s after it").format(seconds=precise(late))
-    return format_html('{}<br><bdi class="delayq-more">{}</bdi>', line, text)
+    if row.state == Timeout.State.PENDING:
+        more: SafeString | str = pending_until(row.due_at, row.run_at, row.attempts)
+    elif not row.is_settled:
+        more = countdown(row.due_at)
+    elif late is not None:
+        more = _("fired {seconds} s after it").format(seconds=precise(late))
+    else:
+        return format_html("{}", time_tag(row.due_at))
+    return format_html('{}<br><bdi class="delayq-more">{}</bdi>', time_tag(row.due_at), more)
 
 
 def next_attempt(row: Timeout) -> SafeString | str:
@@ -231,24 +234,13 @@ def delay(value: timedelta) -> str:
     """Render a delay in its two largest units, and in seconds too if those are not exact."""
     seconds = value.total_seconds()
     shown = duration(int(seconds))
-    if _is_exact(value):
+    if seconds == sum(count * UNIT_SECONDS[unit] for unit, count in _largest_units(int(seconds)).items()):
         return shown
     number = int(seconds) if seconds.is_integer() else 2  # the plural of a fraction
     rest = ngettext("{n} second", "{n} seconds", number).format(
         n=formats.number_format(float(f"{seconds:.6f}")) if seconds % 1 else f"{seconds:.0f}"
     )
     return f"{shown} ({rest})"
-
-
-def _is_exact(value: timedelta) -> bool:
-    """Whether the two largest units are all of it."""
-    seconds, part = divmod(value, timedelta(seconds=1))
-    if part or seconds == 0:
-        return seconds == 0 and not part
-    units = (86400, 3600, 60, 1)
-    first = next(place for place, unit in enumerate(units) if seconds >= unit)
-    smallest = units[min(first + 1, 3)]
-    return seconds % smallest == 0 and (seconds < 600 or smallest >= 60 or seconds % 60 == 0)
 
 
 def delay_in_force(state: PolicyState) -> str:
@@ -261,12 +253,6 @@ def delay_in_force(state: PolicyState) -> str:
     if state.after is None:
         return declared
     return _("{delay} (declared: {declared})").format(delay=delay(state.after), declared=declared)
-
-
-def handler(policy: TimeoutPolicy[Any]) -> str:
-    """Render the handler's dotted path."""
-    name = getattr(policy.handler, "__qualname__", type(policy.handler).__qualname__)
-    return f"{getattr(policy.handler, '__module__', '?')}.{name}"
 
 
 def counts_from(policy: TimeoutPolicy[Any]) -> str:

@@ -8,13 +8,13 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
-from django_delayq.admin.actions import buttons, operation_view, permitted_actions, timeout_actions
+from django_delayq.admin.actions import TimeoutOperationView, buttons, permitted_actions, timeout_actions
 from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadOnlyAdmin, WindowPaginator, column
 from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
 from django_delayq.ledger.locking import database_of
@@ -52,7 +52,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         return LedgerChangeList
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Return the columns; that of the objects depends on what the visitor may view."""
         shown = ObjectColumn(request, self.admin_site)
         return [shown if name == "object_shown" else name for name in self.list_display]
 
@@ -60,7 +59,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
-        """Return the fieldsets; the link to the object depends on what the visitor may view."""
         shown = ObjectColumn(request, self.admin_site)
         return [
             (title, {**options, "fields": [shown if name == "object_shown" else name for name in options["fields"]]})
@@ -112,12 +110,8 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     failures = column(_("failures"), render.failures)
 
     def get_urls(self) -> list[Any]:
-        """Return the pages, with those that ask for confirmation and then act."""
-
-        def operate(request: HttpRequest, operation: str) -> HttpResponse:
-            return operation_view(request, operation, self.admin_site)
-
         # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
+        operate = TimeoutOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
         return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
 

@@ -9,14 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from django_delayq.engine.engine import Engine
-    from django_delayq.engine.queue import DelayQueue
+    from django_delayq.engine.engine import DelayQueue, Engine
     from django_delayq.engine.records import Change, Entry, Lease, QueueStats, Reserved
     from django_delayq.engine.wakeup import Wakeup
 
 __all__ = ["Change", "DelayQueue", "Engine", "Entry", "Lease", "QueueStats", "Reserved", "Wakeup"]
 
-_HOMES = {"DelayQueue": "queue", "Engine": "engine", "Wakeup": "wakeup"}
+_HOMES = {"DelayQueue": "engine", "Engine": "engine", "Wakeup": "wakeup"}
 
 
 if not TYPE_CHECKING:  # to a type checker, a module with __getattr__ has every name there is

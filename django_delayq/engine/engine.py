@@ -1,19 +1,180 @@
-"""All queues and shards behind one client."""
+"""`DelayQueue`, whose methods are Lua commands, and `Engine`: all queues and shards behind one client."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import groupby
+from typing import Any
 from weakref import WeakSet
 
 from django_delayq.engine.faults import Client, translated
 from django_delayq.engine.keys import queue_keys, shard_of
-from django_delayq.engine.queue import DelayQueue
-from django_delayq.engine.records import Change
+from django_delayq.engine.records import (
+    MAX_BATCH,
+    MAX_LEASE_MS,
+    MAX_PEEK,
+    NO_LEASE,
+    Change,
+    Entry,
+    Lease,
+    QueueStats,
+    Reserved,
+    batches,
+    checked_ahead_ms,
+    checked_id,
+    checked_lease_ms,
+    checked_pair,
+)
 from django_delayq.engine.scripts import Call, Caller
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError
+
+
+class DelayQueue:
+    """The entries of one queue and shard: ids that are pending, or leased by a worker. Thread-safe.
+
+    They are hints: an entry may be lost, doubled or early, and the worker decides by the ledger. Ids are ints in
+    [1, 2**63), due times ints of milliseconds since 1970 in [0, 2**42), rounded up by the caller, by the clock of the
+    Redis server. More than 1,000 entries are sent as several commands in one round trip, which are not atomic
+    together. Nothing is sent if any argument is invalid (ValueError, TypeError).
+
+    Every method raises EngineUnavailable or EngineError, and may be repeated.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        prefix: str = "delayq",
+        queue: str = "default",
+        shard: int = 0,
+        shards: int = 1,
+        caller: Caller | None = None,
+    ) -> None:
+        self.name = queue
+        self.keys = queue_keys(prefix, queue, shard, shards)
+        self._caller = caller or Caller(client)
+
+    def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
+        """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
+
+        Never moves an entry back, and never changes a leased one.
+        """
+        return self._count(self.ensure_calls(entries))
+
+    def reschedule(self, entries: Iterable[tuple[int, int]]) -> int:
+        """Set the due time of each (id, due ms), and end its lease; return how many changed."""
+        return self._count(self.reschedule_calls(entries))
+
+    def remove(self, ids: Iterable[int]) -> int:
+        """Remove the ids; return how many existed."""
+        return self._count(self.remove_calls(ids))
+
+    def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
+        """Lease up to `limit` (at most 1,000) due entries to the caller for `lease_ms`.
+
+        Expired leases come first, then pending entries, each kind earliest first; with `ahead_ms` (at most 1,000) also
+        those that fall due within that time, for a caller that prepares them. No other caller gets them before the
+        lease ends. Works when Redis is out of memory. Invalid members are removed, counted in `discarded`, and logged
+        once for each queue.
+        """
+        if limit < 1:
+            raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
+        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), checked_ahead_ms(ahead_ms))
+        now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
+        if discarded:
+            self._caller.log_once(
+                "foreign_members",
+                self.name,
+                "Queue %r contained %d invalid members, which were removed. Later ones are removed without a log line",
+                self.name,
+                discarded,
+            )
+        return Reserved(
+            lease=Lease(token) if ids else None,
+            entries=tuple(Entry(int(id), count) for id, count in zip(ids, deliveries, strict=True)),
+            next_due_ms=_time_or_none(next_ms),
+            now_ms=now_ms,
+            discarded=discarded,
+        )
+
+    def acknowledge(self, lease: Lease, ids: Iterable[int] | None = None) -> int:
+        """Remove those of the ids that this lease still holds, None: all of them; return how many.
+
+        An expired lease holds its entries until another reserve takes them.
+        """
+        if ids is None:
+            return int(self._one("acknowledge_all", (lease.token,)))
+        members = [checked_id(id) for id in ids]
+        return self._count([Call("acknowledge", self.keys, (lease.token, *batch)) for batch in batches(members)])
+
+    def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
+        """Make each (id, due ms) that this lease still holds pending again; return how many.
+
+        The delivery is not counted.
+        """
+        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
+        return self._count(
+            [Call("release", self.keys, (self.keys.wake, lease.token, *_flat(batch))) for batch in batches(pairs)]
+        )
+
+    def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
+        """Move the entries of this lease to a new one that ends `lease_ms` from now.
+
+        Return the new lease and how many entries it holds. With 0 the old lease is returned, and it holds nothing. If
+        the reply is lost, so is the lease: its entries are due again when it ends.
+        """
+        token, count = self._one("extend", (lease.token, checked_lease_ms(lease_ms)))
+        return (Lease(token) if count else lease), count
+
+    def probe(self) -> None:
+        """Raise EngineUnavailable or EngineError unless entries can be reserved now. Changes none.
+
+        It writes, and needs both keys, as `reserve` does: while a slot of a cluster is being moved, a command on one
+        key may succeed although `reserve` is refused.
+        """
+        self._one("extend", (NO_LEASE, 1))
+
+    def stats(self) -> QueueStats:
+        """Return counts of entries, at a cost that does not depend on them."""
+        total, leased, due, next_ms, now_ms = self._one("stats")
+        return QueueStats(total, leased, due, _time_or_none(next_ms), now_ms)
+
+    def peek(self, limit: int = 100) -> list[tuple[int, int]]:
+        """Return the first `limit` (at most 500) entries as (id, due ms or lease expiry), by time."""
+        if limit < 1:
+            raise ValueError(f"the limit of a peek is 1 or more, not {limit}")
+        limit = min(int(limit), MAX_PEEK)
+        flat = self._one("peek", (limit,))
+        shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
+        return sorted(shown, key=lambda pair: pair[1])[:limit]
+
+    def ensure_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
+        """Return the commands of `ensure`, for a round trip over several queues."""
+        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
+        return [Call("ensure", self.keys, (self.keys.wake, MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
+
+    def reschedule_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
+        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
+        return [Call("reschedule", self.keys, (self.keys.wake, *_flat(batch))) for batch in batches(pairs)]
+
+    def remove_calls(self, ids: Iterable[int]) -> list[Call]:
+        return [Call("remove", self.keys, batch) for batch in batches(checked_id(id) for id in ids)]
+
+    def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
+        return self._caller.send([Call(command, self.keys, args)])[0]
+
+    def _count(self, calls: list[Call]) -> int:
+        return sum(self._caller.send(calls))
+
+
+def _flat(pairs: Iterable[tuple[int, str]]) -> list[int | str]:
+    return [word for pair in pairs for word in pair]
+
+
+def _time_or_none(ms: int) -> int | None:
+    return None if ms < 0 else ms
 
 
 class Engine:
@@ -35,17 +196,13 @@ class Engine:
 
     def queue(self, name: str, shard: int) -> DelayQueue:
         """Return a shard of a queue, always the same object. Raises ValueError unless 0 <= shard < shards."""
-        key = (name, shard)
-        found = self._queues.get(key)
+        found = self._queues.get((name, shard))
         if found is None:
-            made = DelayQueue(
-                self.client, prefix=self.prefix, queue=name, shard=shard, shards=self.shards, caller=self._caller
-            )
-            found = self._queues.setdefault(key, made)
+            place: dict[str, Any] = {"prefix": self.prefix, "queue": name, "shard": shard, "shards": self.shards}
+            found = self._queues.setdefault((name, shard), DelayQueue(self.client, **place, caller=self._caller))
         return found
 
     def shard_of(self, id: int) -> int:
-        """Return the shard that holds this id, in every queue."""
         return shard_of(id, self.shards)
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -58,8 +215,15 @@ class Engine:
         for change in changes:
             by_queue.setdefault((change.queue, self.shard_of(change.id)), []).append(change)
         calls: list[Call] = []
-        for (name, shard), wishes in by_queue.items():
-            calls += _calls(self.queue(name, shard), wishes)
+        for (name, shard), of_queue in by_queue.items():
+            queue = self.queue(name, shard)
+            # Adjacent changes of one kind are one command.
+            for (removal, earlier_only), run in groupby(of_queue, key=lambda c: (c.due_ms is None, c.earlier_only)):
+                pairs: list[Any] = [(change.id, change.due_ms) for change in run]
+                if removal:
+                    calls += queue.remove_calls(row_id for row_id, _ in pairs)
+                else:
+                    calls += queue.ensure_calls(pairs) if earlier_only else queue.reschedule_calls(pairs)
         self._caller.send(calls)
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
@@ -72,7 +236,6 @@ class Engine:
         return wakeup
 
     def ping(self) -> None:
-        """Raise EngineUnavailable or EngineError unless Redis answers."""
         with translated(self.client):
             self.client.ping()
 
@@ -85,15 +248,3 @@ class Engine:
             wakeup.close()
         with suppress(EngineError), translated(self.client):  # a broken connection needs no closing
             self.client.close()
-
-
-def _calls(queue: DelayQueue, changes: Iterable[Change]) -> list[Call]:
-    """Return the commands for one queue: adjacent changes of one kind are one command."""
-    calls: list[Call] = []
-    for (removal, earlier_only), run in groupby(changes, key=lambda c: (c.due_ms is None, c.earlier_only)):
-        if removal:
-            calls += queue.remove_calls(change.id for change in run)
-            continue
-        pairs = [(change.id, change.due_ms) for change in run if change.due_ms is not None]
-        calls += queue.ensure_calls(pairs) if earlier_only else queue.reschedule_calls(pairs)
-    return calls

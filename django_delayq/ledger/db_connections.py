@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error
 
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -59,11 +57,7 @@ class Limit(NamedTuple):
         )
 
     def threads(self, concurrency: int) -> int:
-        """Return how many handler threads fit, at least 1 and at most `concurrency`.
-
-        Raises:
-            ConfigError: not even one fits.
-        """
+        """Return how many handler threads fit, at most `concurrency`. Raises ConfigError if not even one fits."""
         least = 2 if self.is_pool else 1 + self.own  # threads that share the last connection of a pool take turns
         if self.size < least:
             raise ConfigError(

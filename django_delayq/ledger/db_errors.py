@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django.db import connections
-from django.db.utils import Error, InterfaceError, OperationalError
+from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
 from django_delayq.ledger.db_connections import discard, error_code, is_read_only, is_usable
 
@@ -42,7 +42,7 @@ def transient_reason(
     """
     causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
-    is_lost = any(isinstance(cause, OperationalError | InterfaceError) for cause in causes) and (
+    is_lost = any(map(_is_connection_error, causes)) and (
         driver_connection is None
         or driver_connection is not driver_connection_of(using)
         or not is_usable(connections[using])
@@ -59,6 +59,17 @@ def transient_reason(
 def driver_connection_of(using: str) -> object:
     """Return the open connection of this thread's driver, or None."""
     return connections[using].connection
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    """Return whether a lost connection may have caused the error.
+
+    psycopg raises InternalError if a server behind PgBouncer ends: a statement gets two replies. The server's own
+    internal errors have a code.
+    """
+    if isinstance(error, InternalError):
+        return error_code(error) is None
+    return isinstance(error, OperationalError | InterfaceError)
 
 
 def _is_contention(error: BaseException) -> bool:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from django.utils.module_loading import import_string
 
 from django_delayq.conf import ConfigError, get_settings
-
-if TYPE_CHECKING:
-    from django_delayq.models import Timeout
+from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq")
 
-Scrubber: TypeAlias = "Callable[[str, Timeout | None], str]"
+Scrubber: TypeAlias = Callable[[str, Timeout | None], str]
 UNREADABLE = "(its message cannot be read)"
 WITHHELD = "(withheld: the scrubber failed)"
 
@@ -30,11 +28,7 @@ class Scrubbed(Exception):
 
 
 def get_scrubber() -> Scrubber | None:
-    """Return the callable in `DELAYQ["SCRUB"]`, or None.
-
-    Raises:
-        ConfigError: it cannot be imported, or is not callable.
-    """
+    """Return the callable in `DELAYQ["SCRUB"]`, or None. Raises ConfigError."""
     found = get_settings().scrub
     if isinstance(found, str):
         try:

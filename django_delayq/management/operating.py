@@ -21,7 +21,7 @@ from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each, policy_named
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result
-from django_delayq.operations.registry import Operation
+from django_delayq.operations.registry import OPERATIONS, Operation
 
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
@@ -59,26 +59,28 @@ class AskingCommand(BaseCommand):
             raise CommandError("Nothing was changed.")
 
     def report(self, line: str, options: dict[str, Any]) -> None:
-        """Print `line`, with a note if this is a dry run."""
         self.stdout.write(f"{line} (dry run: nothing was changed)" if options["dry_run"] else line)
 
 
 class OperatorCommand(AskingCommand):
     """A command that runs an operation and stores who ran it and why."""
 
-    operation: ClassVar[Operation]
+    name: ClassVar[str]
+    """Of the operation in the registry."""
     done: ClassVar[str]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.name]
+
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters of the operation besides target, actor and reason."""
         return {}
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
-        """Run the operation on `target`. Raises CommandError."""
         parameters = self.parameters(options)
         try:
             return self.operation.call(target, by=actor(), reason=options["reason"], **parameters, **more)
@@ -163,18 +165,17 @@ def as_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, PolicyState):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        del fields["policy"]
-        own = {"label": value.label, "model": value.policy.concrete_model._meta.label, "delay": value.delay}
-        return _plain(own | fields)
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if hasattr(value, "_asdict"):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if isinstance(value, PolicyState):
+            model = fields.pop("policy").concrete_model._meta.label
+            fields = {"label": value.label, "model": model, "delay": value.delay, **fields}
+        value = fields
+    elif hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
         return {str(name): _plain(item) for name, item in value.items()}

@@ -101,13 +101,7 @@ def policy_named(label: str, model: type[Model] | None = None) -> TimeoutPolicy[
 
 
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
-    """Add the options that select timeouts.
-
-    Args:
-        parser: of the command.
-        states: the states that may be selected.
-        default: the states that are selected without `--state`.
-    """
+    """Add the options that select timeouts in any of `states`; without `--state`, in those of `default`."""
     group = parser.add_argument_group("which timeouts (all conditions together)")
     group.add_argument("--id", action="append", metavar="N", help="this one; may be repeated")
     group.add_argument(

@@ -26,8 +26,7 @@ from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.monitoring.redis import redis_status
-from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, workers_alive
+from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, redis_status, workers_alive
 from django_delayq.policies import get_policies
 from django_delayq.redis_clients import get_engine
 

@@ -9,11 +9,17 @@ Each takes the actor `by` (`admin:alice`) and a `reason` for people, and stores 
 if it is not declared.
 """
 
-from django_delayq.operations.delay import DelayPreview, change_delay, preview_delay
+from django_delayq.operations.policies import (
+    DelayPreview,
+    PolicyConflict,
+    change_delay,
+    hold,
+    pause,
+    preview_delay,
+    resume,
+)
 from django_delayq.operations.replan import continue_moves
-from django_delayq.operations.runner import Refusal, Refused, Result
-from django_delayq.operations.stops import PolicyConflict, hold, pause, resume
-from django_delayq.operations.timeouts import cancel, fire_now, postpone, retry
+from django_delayq.operations.timeouts import Refusal, Refused, Result, cancel, fire_now, postpone, retry
 
 __all__ = [
     "DelayPreview",

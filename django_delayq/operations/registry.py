@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
 from django_delayq import operations
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
-
-if TYPE_CHECKING:
-    from django_stubs_ext import StrPromise
-
-    from django_delayq.ledger.controls import PolicyState
 
 State, Stop = Timeout.State, PolicyControl.Stop
 
@@ -47,12 +43,12 @@ class Operation:
     states: frozenset[str]
     parameters: tuple[str, ...] = ()
     moves_rows: bool = False
-    label: StrPromise
-    action: StrPromise | None = None
-    question: StrPromise
-    explanation: StrPromise
+    label: Any
+    action: Any = None
+    question: Any
+    explanation: Any
     done: Any = None
-    log_message: StrPromise
+    log_message: Any
 
     def is_permitted(self, user: Any) -> bool:
         """Return whether `user` may see what this changes, and change it."""
@@ -60,7 +56,6 @@ class Operation:
         return all(user.has_perm(f"django_delayq.{name}") for name in (view, self.permission))
 
     def fits(self, subject: Timeout | PolicyState) -> bool:
-        """Return whether the operation can succeed in the present state of a timeout or policy."""
         if isinstance(subject, Timeout):
             return subject.state in self.states
         # A policy without a delay of its own has none that could be changed.

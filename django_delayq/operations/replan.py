@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 from django.db import connections, transaction
 
@@ -21,12 +21,10 @@ from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.policies import registry
+from django_delayq.policies import TimeoutPolicy, registry
 
-if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
-
-    Progress = Callable[[int], object]
+Progress: TypeAlias = Callable[[int], object]
+"""Called with the number of rows examined, page by page."""
 
 ABANDONED_AFTER: Final = timedelta(seconds=30)
 """After this time without progress the process of a change counts as dead, and a worker continues the change."""
@@ -110,7 +108,6 @@ def _move_page(change_id: int, using: str) -> int:
 
 
 def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str) -> int:
-    """Move those of `ids` that are still pending and get another deadline; return how many."""
     page = paging.read_page(ids, using)
     moves = []
     for row in page.rows:
@@ -127,7 +124,6 @@ def _move_rows(ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any],
 def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page
 ) -> tuple[datetime, datetime]:
-    """Return the deadline and the next attempt of `row` after `change`."""
     details = change.details
     if details["move"] == "thaw":
         held_from, held_until = (datetime.fromisoformat(details[name]) for name in ("frozen_at", "thawed_at"))

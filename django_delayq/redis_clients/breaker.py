@@ -77,7 +77,6 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call failed, and none has succeeded since."""
         return self._backoff.is_failing
 
     def call(self, work: Callable[[], T]) -> T:

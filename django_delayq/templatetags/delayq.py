@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django import template
 from django.db.models import Model
@@ -11,10 +11,8 @@ from django.utils import timezone
 from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
+from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, countdown_of
-
-if TYPE_CHECKING:
-    from django_delayq.policies import TimeoutPolicy
 
 register = template.Library()
 AT_ZERO = ("", "reload")

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from django_delayq.backoff import Backoff, StateLog
@@ -163,14 +163,14 @@ class Dispatch:
         self._resolve_again((id for id in deliveries if id not in self._works), RETRY_SECONDS)
 
     def collect(self) -> int:
-        """Resolve in the sources what has completed since the last call; return how many works that were."""
-        count = self._expire()
-        while True:
-            try:
-                work, report = self._finished.get_nowait()
-            except Empty:
-                return count
-            count += self._complete(work, report)
+        """Resolve in the sources what has completed since the last call; return how many works that were.
+
+        Reports that have arrived count, even if they are older than a lease: this thread may have been busy.
+        """
+        count = 0
+        while not self._finished.empty():
+            count += self._complete(*self._finished.get_nowait())
+        return count + self._expire()
 
     def _complete(self, work: Work, report: Report) -> int:
         """Resolve a work; return 1 if any of its timeouts was in flight, else 0.

@@ -3,7 +3,7 @@
     python tests/architecture/test_words.py django_delayq/firing README.md
 
 prints `file:line: "words" -> replacement` for each finding. Code, identifiers and anything between backticks are
-not checked. The list is a minimum: a text without findings may still be hard to read.
+not checked. The list is a minimum: a page without findings may still be hard to read.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ CHECKED = (
     "example_project",
     "tools",
     "benchmarks",
+    "tests",
 )
 SUFFIXES = (".py", ".md", ".lua", ".html")
 

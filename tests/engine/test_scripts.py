@@ -91,6 +91,6 @@ def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.
 
 
 def test_a_command_that_is_no_lua_is_an_error_reply(client: redis.Redis) -> None:
-    broken = Scripts({"stats": "-- KEYS entries\n-- ARGV\n-- RETURN\nthis is no Lua"})
+    broken = Scripts({"stats": "-- KEYS entries\n-- ARGV\n-- RETURN\nthis is not Lua"})
     (reply,) = broken.run(client, [Call("stats", KEYS)])
     assert isinstance(reply, redis.ResponseError)

@@ -1,4 +1,4 @@
-"""The ground the other tests stand on: the right server, keys of one's own, child processes that see the rows."""
+"""What the other tests rely on: the right server, own keys, child processes that see the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers in processes of their own, which may be killed, and what their ledger says afterwards."""
+"""Workers in processes of their own, which may be killed, and the ledger afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def effects(what: str) -> dict[int | None, int]:
 
 
 def due_now(policy: str, count: int = 1) -> list[Timeout]:
-    """Write timeouts of new orders, due now, of which Redis is not told: only a sweep finds them."""
+    """Write timeouts of new orders, due now, without entries in Redis: only a sweep finds them."""
     declared: Any = get_policy((Order, policy))
     subjects = [subject_at(declared, Order.objects.create(status="new").pk, "", "default") for _ in range(count)]
     Timeout.objects.bulk_create([writing.new_row(subject, clock.now(), None) for subject in subjects])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,6 +18,10 @@ from django_delayq.worker import Worker
 from tests.testapp.models import Order
 
 State = Timeout.State
+needs_more_connections = pytest.mark.skipif(
+    os.environ.get("DELAYQ_TEST_POOL") == "2",
+    reason="a pool of 2 has connections for one worker in the process, with one handler thread",
+)
 
 
 class RunningWorker:

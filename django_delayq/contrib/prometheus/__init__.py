@@ -73,7 +73,6 @@ class Gauges(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Return the gauges, at most `CACHE_SECONDS` old."""
         with self._lock:  # concurrent requests share one query
             if time.monotonic() >= self._until:
                 self._metrics = self._read()

@@ -1,8 +1,12 @@
 """The ledger by REST, and deadlines in your own serializers. Needs `django-delayq[rest]`."""
 
-from django_delayq.contrib.rest_framework.access import StaffWithPermission
-from django_delayq.contrib.rest_framework.countdown import CountdownView
 from django_delayq.contrib.rest_framework.fields import DeadlineField
-from django_delayq.contrib.rest_framework.views import PolicyViewSet, StatusView, TimeoutViewSet
+from django_delayq.contrib.rest_framework.views import (
+    CountdownView,
+    PolicyViewSet,
+    StaffWithPermission,
+    StatusView,
+    TimeoutViewSet,
+)
 
 __all__ = ["CountdownView", "DeadlineField", "PolicyViewSet", "StaffWithPermission", "StatusView", "TimeoutViewSet"]

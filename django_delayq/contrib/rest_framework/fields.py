@@ -51,7 +51,6 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         super().__init__(**{"source": "*", **options, "read_only": True})
 
     def to_representation(self, value: Any) -> dict[str, Any] | None:
-        """Return the JSON for `value`: the object, or the annotated datetime."""
         if not self.annotated and (not isinstance(value, Model) or value.pk is None):
             return None if self.default is serializers.empty else self.get_default()
         seen = Countdown(value, "pending", clock.now()) if self.annotated else self._look_up(value)

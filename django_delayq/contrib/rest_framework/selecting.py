@@ -156,11 +156,7 @@ class KeysetPagination(BasePagination):
         return self.page_of(queryset, Q(), request)
 
     def page_of(self, rows: TimeoutQuerySet, narrow: Q, request: Request) -> list[Timeout]:
-        """Return the next of `rows` that match `narrow`. The page may be short, or empty: see `search.page`.
-
-        Raises:
-            ValidationError: the cursor is not one of this list, or the size is not a number.
-        """
+        """Return the next of `rows` that match `narrow`, as `search.page` does. Raises ValidationError."""
         size = request.query_params.get("page_size") or str(self.page_size)
         if not size.isascii() or not size.isdigit() or len(size) > 6 or not int(size):
             raise serializers.ValidationError({"page_size": [_("Enter a number of at least 1.")]})
@@ -174,7 +170,6 @@ class KeysetPagination(BasePagination):
         return found
 
     def get_next_link(self) -> str | None:
-        """Return the address of the next page; None: this is the last."""
         if self.following is None:
             return None
         return replace_query_param(self.request.build_absolute_uri(), "cursor", self.following.encode())

@@ -19,13 +19,21 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.search import YEARS, Count
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring.redis import QueueStatus, RedisStatus
-from django_delayq.monitoring.snapshot import PolicyStatus, Snapshot, SyncStatus, WorkerStatus
+from django_delayq.monitoring.snapshot import (
+    PolicyStatus,
+    QueueStatus,
+    RedisStatus,
+    Snapshot,
+    SyncStatus,
+    WorkerStatus,
+)
 from django_delayq.operations import Refusal
 from django_delayq.scheduling.story import explain_timeout
 
 MAX_UNITS: Final = 1e9
 """More than any deadline allows in every unit, and less than Python's limit."""
+STOPS: Final = PolicyControl.Stop.choices[1:]
+"""How a policy is stopped; null: it is not."""
 
 
 class Moment(serializers.DateTimeField):
@@ -43,13 +51,6 @@ class NullableChoice(serializers.ChoiceField):
 
     def to_representation(self, value: Any) -> Any:
         return value or None
-
-
-class StopField(NullableChoice):
-    """How a policy is stopped; null: it is not."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(choices=PolicyControl.Stop.choices[1:], **options)
 
 
 class ObjectSerializer(serializers.Serializer[Timeout]):
@@ -152,11 +153,11 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         help_text=_("The field that it counts from; null: a function, or nothing.")
     )
     condition = serializers.SerializerMethodField(help_text=_("null: none."))
-    handler = serializers.SerializerMethodField()
+    handler = serializers.CharField(source="policy.handler_path")
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
-    stop = StopField(allow_null=True)
+    stop = NullableChoice(choices=STOPS, allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
     until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends automatically."))
     by = serializers.CharField(allow_blank=True)
@@ -177,10 +178,6 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
 
     def get_condition(self, state: PolicyState) -> str | None:
         return None if state.policy.when is None else str(state.policy.when)
-
-    def get_handler(self, state: PolicyState) -> str:
-        handler = state.policy.handler
-        return f"{getattr(handler, '__module__', '?')}.{getattr(handler, '__qualname__', state.policy.name)}"
 
 
 class CountdownSerializer(serializers.Serializer[Any]):
@@ -262,7 +259,7 @@ class PolicyStatusSerializer(StatusPart):
     shows = PolicyStatus
     leaves_out = ("state", "hours")
     is_declared = serializers.SerializerMethodField()
-    stop = StopField(source="state.stop", default=None, allow_null=True)
+    stop = NullableChoice(choices=STOPS, source="state.stop", default=None, allow_null=True)
 
     def get_is_declared(self, policy: PolicyStatus) -> bool:
         return policy.state is not None
@@ -298,7 +295,6 @@ class PostponeSerializer(VerbSerializer):
     at = Moment(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Require either units or `at`."""
         delay = attrs.keys() & {*UNITS, "at"}
         if not delay or ("at" in delay and len(delay) > 1):
             raise ValidationError({"delay": [_("Give either a duration or a time.")]})

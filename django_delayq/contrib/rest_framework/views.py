@@ -1,26 +1,34 @@
-"""The operator's addresses: timeouts, policies and status, for staff with the permissions of Django's admin."""
+"""The operator's addresses for staff (timeouts, policies and status), and the countdown of one object for its owner."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+import hashlib
+from typing import Any, ClassVar, Final, cast
 
 from django.db import DatabaseError
-from django.http import Http404
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpResponseBase
+from django.utils.cache import get_conditional_response, patch_cache_control
+from django.utils.http import quote_etag
 from django.utils.translation import gettext_lazy as _
 from rest_framework import status
 from rest_framework.decorators import action
-from rest_framework.exceptions import APIException, ValidationError
+from rest_framework.exceptions import APIException, NotAuthenticated, PermissionDenied, ValidationError
+from rest_framework.generics import GenericAPIView
 from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.settings import api_settings
 from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
-from django_delayq.contrib.rest_framework.access import OptionalScope, StaffWithPermission
+from django_delayq.clock import to_ms
 from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.contrib.rest_framework.selecting import KeysetPagination, Selection
 from django_delayq.contrib.rest_framework.serializers import (
     ActedSerializer,
+    CountdownSerializer,
     PauseSerializer,
     PolicyActedSerializer,
     PolicySerializer,
@@ -41,10 +49,12 @@ from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
 from django_delayq.operations import PolicyConflict, Refusal, Result
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
-from django_delayq.policies import TimeoutPolicy, registry
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.scheduling.queries import countdown_of
 
 REFUSED: Final = ("Refused", TroubleSerializer)
 POLICY_REFUSED: Final = ("PolicyRefused", TroubleSerializer)
+SERVER_TIME: Final = "X-Server-Time"
 LABEL: Final = ("label", "Like `shop.order.cancel_unpaid`.")
 
 
@@ -54,6 +64,32 @@ class Conflict(APIException):
     status_code = status.HTTP_409_CONFLICT
     default_detail = _("Another change happened at the same time. Read the current state and retry.")
     default_code = "conflict"
+
+
+class StaffWithPermission(BasePermission):
+    """Allow active staff with a permission for the view's action, as in Django's admin.
+
+    The method `permissions_of(action)` of the view returns these permissions, any of which is enough.
+    """
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        user = request.user
+        names = view.permissions_of(getattr(view, "action", None))
+        return user.is_active and user.is_staff and any(user.has_perm(f"django_delayq.{name}") for name in names)
+
+
+class OptionalScope:
+    """Set `throttle_scope` of a view only if `DEFAULT_THROTTLE_RATES` has a rate for it.
+
+    DRF answers 500 for a scope without a rate. A project that throttles its own views by scope need not name ours.
+    """
+
+    scope = "delayq"
+
+    @property
+    def throttle_scope(self) -> str | None:
+        """The scope of this request; None: not limited by scope."""
+        return self.scope if self.scope in api_settings.DEFAULT_THROTTLE_RATES else None
 
 
 class OperatorView(OptionalScope):
@@ -86,7 +122,6 @@ class OperatorView(OptionalScope):
             raise Conflict from error
 
     def sent(self: Any, body: type[ReasonSerializer]) -> dict[str, Any]:
-        """Return the checked body of the request. Raises ValidationError."""
         serializer = body(data=self.request.data)
         serializer.is_valid(raise_exception=True)
         return dict(serializer.validated_data)
@@ -251,3 +286,76 @@ class StatusView(OperatorView, APIView):
     def get(self, request: Request) -> Response:
         """Show the present state, as `delayq_status` does."""
         return Response(StatusSerializer(snapshot(database_of(Timeout))).data)
+
+
+class DenyAll(BasePermission):
+    """Refuse all users, also superusers, because the project has not set a permission yet."""
+
+    message = _("This view needs permission_classes of your project.")
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return False
+
+    def has_object_permission(self, request: Request, view: APIView, obj: Any) -> bool:
+        return False
+
+
+class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
+    """The time left for one object, for its owner.
+
+    Give it a policy, a permission, and an address that finds the object:
+
+        path("orders/<str:reference>/countdown/", CountdownView.as_view(
+            policy="shop.order.cancel_unpaid", lookup_field="reference", permission_classes=[IsBuyer]))
+
+    Without `permission_classes` it refuses all users. An object that the user may not see is answered like one that
+    does not exist.
+    """
+
+    policy: str | TimeoutPolicy[Any] | None = None
+    key = ""
+    serializer_class = CountdownSerializer
+    permission_classes = [DenyAll]
+    filter_backends = []
+    pagination_class = None
+    scope = "delayq-countdown"
+
+    def get_queryset(self) -> QuerySet[Model]:
+        """Return the view's own `queryset` or all objects of the policy's model.
+
+        They are read from the writer, because a replica may not have the object yet.
+        """
+        if self.queryset is not None:  # type: ignore[misc, arg-type, unused-ignore]
+            found: QuerySet[Model] = super().get_queryset()
+        else:
+            found = cast("Any", self._policy().model._default_manager).all()
+        return found.using(database_of(found.model, found))
+
+    def get_object(self) -> Model:
+        """Return the object. Raises Http404, also if the user may not see it."""
+        try:
+            return cast("Model", super().get_object())
+        except (PermissionDenied, NotAuthenticated, Http404):
+            # Different responses, even if only in their words, would reveal which objects exist.
+            raise Http404 from None
+
+    @describe("countdown", CountdownSerializer, has_etag=True)
+    def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
+        seen = countdown_of(self.get_object(), self._policy(), self.key)
+        shown = {"due_at": seen.due_at, "seconds_left": seen.seconds_left, "state": seen.state or None, "now": seen.now}
+        response = Response(self.get_serializer(shown).data)
+        # The tag changes with everything but the time. It is a digest, so that it reveals no id.
+        parts = f"{seen.timeout_id} {seen.state} {seen.due_at and to_ms(seen.due_at)}"
+        tag = quote_etag(hashlib.blake2b(parts.encode(), digest_size=12).hexdigest())
+        response["ETag"] = tag
+        patch_cache_control(response, private=True, no_cache=True)
+        answer = get_conditional_response(request._request, etag=tag, response=response)
+        assert answer is not None
+        answer[SERVER_TIME] = str(to_ms(seen.now))
+        return answer
+
+    def _policy(self) -> TimeoutPolicy[Any]:
+        if self.policy is None:
+            raise TypeError('CountdownView needs a policy: CountdownView.as_view(policy="shop.order.cancel_unpaid").')
+        return self.policy if isinstance(self.policy, TimeoutPolicy) else get_policy(self.policy)

@@ -1,14 +1,11 @@
 """`manage.py delayq_hold`: stop the clock of policies."""
 
-from __future__ import annotations
-
 from django_delayq.management.operating import PolicyCommand
-from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(PolicyCommand):
     """Hold policies, for an outage during which the objects cannot meet their deadlines."""
 
     help = "Stops policies until they are resumed, which then moves all pending deadlines by as long. Replaces a pause."
-    operation = OPERATIONS["hold"]
+    name = "hold"
     done = "held"

@@ -8,7 +8,6 @@ from django.core.management.base import CommandParser
 
 from django_delayq.management.operating import PolicyCommand
 from django_delayq.management.options import moment
-from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(PolicyCommand):
@@ -18,7 +17,7 @@ class Command(PolicyCommand):
         "Stops policies until they are resumed, or until a time. Timeouts that become due meanwhile fire then. "
         "A policy that is already paused keeps its end and reason unless given."
     )
-    operation = OPERATIONS["pause"]
+    name = "pause"
     done = "paused"
 
     def add_arguments(self, parser: CommandParser) -> None:

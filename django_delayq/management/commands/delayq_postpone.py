@@ -8,14 +8,13 @@ from django.core.management.base import CommandParser
 
 from django_delayq.management.operating import TimeoutCommand
 from django_delayq.management.options import duration, moment
-from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(TimeoutCommand):
     """Postpone by a duration or to a time."""
 
     help = "Gives timeouts a later deadline; never an earlier one."
-    operation = OPERATIONS["postpone"]
+    name = "postpone"
     done = "postponed"
 
     def add_arguments(self, parser: CommandParser) -> None:

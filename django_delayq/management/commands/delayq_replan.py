@@ -13,15 +13,14 @@ from django_delayq.ledger.search import Count
 from django_delayq.management.operating import OperatorCommand
 from django_delayq.management.options import duration, policy_named
 from django_delayq.operations import preview_delay
-from django_delayq.operations.delay import MODES
-from django_delayq.operations.registry import OPERATIONS
+from django_delayq.operations.policies import MODES
 
 
 class Command(OperatorCommand):
     """Change the delay in force, or replan with the present one."""
 
     help = "Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."
-    operation = OPERATIONS["delay"]
+    name = "delay"
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", nargs="?", metavar="LABEL", help="the policy")

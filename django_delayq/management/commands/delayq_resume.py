@@ -7,14 +7,13 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_delayq.management.operating import PolicyCommand
-from django_delayq.operations.registry import OPERATIONS
 
 
 class Command(PolicyCommand):
     """Resume policies; after a hold, deadlines are moved first."""
 
     help = "Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."
-    operation = OPERATIONS["resume"]
+    name = "resume"
     done = "resumed"
 
     def add_arguments(self, parser: CommandParser) -> None:

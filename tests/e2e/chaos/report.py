@@ -11,6 +11,8 @@ from tests.e2e.chaos.evidence import Evidence, Operation
 from tests.e2e.chaos.verdict import Violation
 
 SHOWN = 20
+PROMISES = ("lost", "doubled", "early", "after cancel")
+"""The kinds of violations that the verdict counts one by one."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,21 @@ class Result:
             *(f"  {one}" for one in self.violations[:SHOWN]),
         ]
         return "\n".join(lines)
+
+    @property
+    def verdict(self) -> str:
+        """Return one line, aligned with those of other runs."""
+        kinds = Counter(one.kind for one in self.violations)
+        counts = [
+            *((name, kinds[name]) for name in PROMISES),
+            ("other", len(self.violations) - sum(kinds[name] for name in PROMISES)),
+        ]
+        broken = ", ".join(f"{name} {count}" for name, count in counts)
+        return (
+            f"{'FAILED' if self.violations else 'passed'}  seed {self.seed:<10} {broken};"
+            f" timeouts {len(self.evidence.ledger):5}, effects {len(self.evidence.effects):5},"
+            f" faults {sum(self.faults.values()):3}, connections cut {sum(self.cuts.values()):4}"
+        )
 
     def _latest(self) -> str:
         """Return the timeout that fired latest after its deadline, to explain a slow run."""

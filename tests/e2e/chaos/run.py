@@ -1,6 +1,6 @@
 """A run: so much time of faults, then peace, then the verdict.
 
-python -m tests.e2e.chaos.run [--minutes 1] [--seed N] [--keep FOLDER]
+python -m tests.e2e.chaos.run [--minutes 1] [--seed N] [--runs 10] [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -101,32 +102,40 @@ def _number(connection: psycopg.Connection[Any], sql: str) -> float:
     return float(row[0] or 0) if row else 0.0
 
 
-def _say(words: str) -> None:
-    sys.stdout.write(words + "\n")
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
+    """Run the seeds one after another; print each result, and at the end a line for each run."""
     parser = argparse.ArgumentParser(description="Workers, producers and servers under seeded faults, and a verdict.")
-    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults happen (default 1)")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long faults happen in each run (default 1)")
     parser.add_argument("--seed", type=int, help="repeat the faults of a former run")
+    parser.add_argument("--runs", type=int, default=1, help="so many runs, with consecutive seeds (default 1)")
     parser.add_argument("--keep", type=Path, help="where logs, journals and the database's files stay")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.randrange(10**9)
-    _say(f"seed {seed}")
-    folder = options.keep or Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        result = run(folder, seed, 60 * options.minutes)
-    except BaseException:
-        _say(f"the run itself failed; its files: {folder}")
-        raise
-    _say(str(result))
-    if result.violations:
-        _say(f"logs, journals and the database's files: {folder}")
-    elif options.keep is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 1 if result.violations else 0
+    first = options.seed if options.seed is not None else random.randrange(10**9)
+    verdicts: list[str] = []
+    for seed in range(first, first + options.runs):
+        _print(f"seed {seed}")
+        folder = options.keep / str(seed) if options.keep else Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            result = run(folder, seed, 60 * options.minutes)
+        except Exception:
+            _print(f"{traceback.format_exc()}the run itself failed; its files: {folder}")
+            verdicts.append(f"FAILED  seed {seed:<10} the run itself failed")
+            continue
+        _print(str(result))
+        verdicts.append(result.verdict)
+        if result.violations:
+            _print(f"logs, journals and the database's files: {folder}")
+        elif options.keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    passed = sum(line.startswith("passed") for line in verdicts)
+    _print("\n".join([*verdicts, *([f"{passed} of {options.runs} runs passed"] if options.runs > 1 else [])]))
+    return 0 if passed == options.runs else 1
 
 
 if __name__ == "__main__":

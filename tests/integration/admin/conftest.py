@@ -29,7 +29,7 @@ def stored(pk: int | None = None) -> dict[str, Any]:
 @pytest.fixture
 def row() -> Timeout:
     order = Order.objects.create(status="new")
-    dq.schedule_timeout(order, "remind", minutes=5, key="k1", payload={"n": 1}, reason="<b>said so</b>")
+    dq.schedule_timeout(order, "remind", minutes=5, key="k1", payload={"n": 1}, reason="<b>on request</b>")
     dq.extend_timeout(order, "remind", key="k1", minutes=5, reason="asked for it")
     found: Timeout = Timeout.objects.get()
     return found

@@ -1,4 +1,4 @@
-"""The operator's verbs in the admin: who may, what is asked first, what is done, logged and told."""
+"""The operations in the admin: permissions, confirmation, effect, log entries and messages."""
 
 from __future__ import annotations
 

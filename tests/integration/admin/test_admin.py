@@ -1,4 +1,4 @@
-"""The ledger in the admin: readable by who may, changeable by nobody."""
+"""The ledger in the admin can be read with a permission, and cannot be changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_list_shows_policy_object_state_and_deadline(viewer: Client, row: Ti
     assert f"order {row.object_id}" in page
     assert '<span class="delayq-badge delayq-pending">' in page
     assert f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S}" in page
-    assert "&lt;b&gt;said so" in page
+    assert "&lt;b&gt;on request" in page
 
 
 def test_the_list_filters_by_state_and_policy_and_finds_ids_and_keys(viewer: Client, row: Timeout) -> None:
@@ -47,7 +47,7 @@ def test_the_list_filters_by_state_and_policy_and_finds_ids_and_keys(viewer: Cli
 
 def test_the_detail_page_tells_the_story(viewer: Client, row: Timeout) -> None:
     page = viewer.get(reverse(DETAIL, args=[row.pk])).content.decode()
-    for words in ("scheduled", "extended", "asked for it", "It is due at", "&lt;b&gt;said so"):
+    for words in ("scheduled", "extended", "asked for it", "It is due at", "&lt;b&gt;on request"):
         assert words in page
 
 

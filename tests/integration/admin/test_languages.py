@@ -40,7 +40,7 @@ def pages(row: Timeout) -> list[str]:
 
 
 def words_of(page: bytes) -> str:
-    """What a person reads of it, or hears: the texts, and those attributes that are read out."""
+    """Return what a reader or a screen reader gets: text, and the attributes that are read aloud."""
     text = re.sub(r"(?s)<(script|style)\b.*?</\1>", " ", page.decode())
     said = re.findall(r'\b(?:aria-label|title|alt|data-delayq-words)="([^"]*)"', text)
     said += re.findall(r'<input type="submit"[^>]*value="([^"]*)"', text)
@@ -48,7 +48,7 @@ def words_of(page: bytes) -> str:
 
 
 def english_of(language: str) -> set[str]:
-    """The English sentences of the catalogue that its language says otherwise."""
+    """Return the English sentences of the catalogue whose translation differs."""
     held = catalogue(file_of(language, "mo").read_bytes())
     return {
         text

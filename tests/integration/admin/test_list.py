@@ -1,4 +1,4 @@
-"""The list reads one window of the ledger, whatever it is asked for, and says what lies beyond."""
+"""The list reads one window of the ledger for every query, and states that there are more rows."""
 
 from __future__ import annotations
 

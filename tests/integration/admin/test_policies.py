@@ -17,7 +17,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import TimeoutPolicy, operations
-from django_delayq.admin import policy_pages, render
+from django_delayq.admin import actions, render
 from django_delayq.admin.policies import chart
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -287,7 +287,7 @@ def test_a_policy_or_operation_that_is_none_leads_nowhere(admin_client: Client) 
 def test_moving_for_too_long_is_left_to_a_worker(
     admin_client: Client, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_pages, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(actions, "MAX_SECONDS", -1.0)
     answer = admin_client.post(address("delay"), FIELDS)
     assert "Deadlines are still being moved" in told(answer)[0]
     assert PolicyChange.objects.get().finished_at is None

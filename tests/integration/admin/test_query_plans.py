@@ -102,7 +102,7 @@ def test_a_read_of_the_list_goes_through_its_index(
     assert looks
     for sql in looks:
         plan = _plan(sql)
-        if "Impossible WHERE" in plan:  # MariaDB has looked into the index already, and found nothing
+        if "Impossible WHERE" in plan:  # MariaDB has searched the index already, and found no row
             continue
         assert index in plan or "delayq_policy" in plan, (sql, plan)
         if index != "delayq_key":  # the few rows of one key may be sorted

@@ -1,4 +1,4 @@
-"""No page of the admin says a word that no catalogue could replace: each is read in a language that nobody speaks."""
+"""Every word on the admin's pages can be translated: each page is read in a pseudo-language."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def history() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def rows() -> list[Timeout]:
-    """Rows in each state: the first told in full, the last of a policy and a kind that are gone."""
+    """Rows in each state: the first with a full history, the last of a policy and a model that no longer exist."""
     ago, soon = timezone.now() - timedelta(days=2), timezone.now() + timedelta(minutes=20)
     return [
         row_in("cancelled", "superseded", reason=RENAMED, history=history(), payload={}, attempts=2, due_at=ago),

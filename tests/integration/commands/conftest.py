@@ -1,4 +1,4 @@
-"""A command, its output, and somebody at the terminal, or nobody."""
+"""Run a command with or without a terminal, and capture its output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_in_a_new_process() -> Iterator[None]:
 
 @pytest.fixture
 def do() -> Do:
-    """`do("delayq_cancel", "--all")` returns what the command said."""
+    """`do("delayq_cancel", "--all")` returns the output of the command."""
 
     def run(*arguments: str) -> Said:
         out, err = io.StringIO(), io.StringIO()
@@ -42,7 +42,7 @@ def do() -> Do:
 
 
 class Terminal(io.StringIO):
-    """Somebody types, or, with `None`, a program runs the command."""
+    """Answer the prompts of the command. With `None` there is no terminal."""
 
     def __init__(self, typed: str | None) -> None:
         super().__init__(typed or "")

@@ -156,7 +156,7 @@ def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatc
 
     hold(REMIND, by=BY)
     with monkeypatch.context() as patched:
-        patched.setattr("django_delayq.operations.stops.run_move", lambda change, *_: change)
+        patched.setattr("django_delayq.operations.policies.run_move", lambda change, *_: change)
         resume(REMIND, by=BY)
     assert found("changes") == []
     PolicyChange.objects.update(touched_at=timezone.now() - HOUR)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import InternalError, OperationalError, connection
 from django.utils import timezone
 
 import django_delayq as dq
@@ -200,3 +200,23 @@ def test_a_failure_that_cannot_be_recorded_is_repeated_and_not_counted(order: Or
     assert (state(row), row.attempts) == (("pending", ""), 1)
     make_due(row)
     assert settle_expired("default").again == {}
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="of psycopg")
+@pytest.mark.parametrize(("state_of_server", "counts"), [(None, False), ("XX000", True)])
+def test_two_replies_to_one_statement_are_a_lost_connection(
+    declare: Declare, state_of_server: str | None, counts: bool
+) -> None:
+    """As from PgBouncer when the server behind it has ended; an internal error of the server has a code."""
+    psycopg = pytest.importorskip("psycopg")
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        connection.connection.close()
+        error = psycopg.InternalError("received 2 results from command 'BEGIN'")
+        error.sqlstate = state_of_server
+        raise InternalError(str(error)) from error
+
+    row = due(Order.objects.create(), declare(Order, handler, name="cut"))
+    fire(row)
+    assert state(row) == ("pending", "")
+    assert Timeout.objects.get(pk=row.pk).attempts == counts

@@ -41,7 +41,7 @@ def test_without_its_mark_no_handler_runs_and_no_attempt_is_counted(
 def test_a_stop_that_this_process_has_not_heard_of_is_seen_with_the_row(
     order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache says for up to a second that nothing is stopped; the locking statement knows better."""
+    """The cache may omit a new stop for up to a second; the locking statement reads it."""
     row = due(order)
     works, _ = plan({row.pk: 1}, "default")
     with monkeypatch.context() as patched:

@@ -45,6 +45,6 @@ def dead(order: Order, policy: Any = "remind", **values: Any) -> Timeout:
 
 
 def said(row: Timeout) -> list[tuple[str, str, str]]:
-    """What the history of `row` says: what, by whom, why."""
+    """Return the events in the history of `row`: what, by, reason."""
     row.refresh_from_db()
     return [(event["what"], event.get("by", ""), event.get("reason", "")) for event in row.history]

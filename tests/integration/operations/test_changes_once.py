@@ -1,4 +1,4 @@
-"""A change of delay moves what was pending when it was asked for, once, and nothing that came later."""
+"""A change of delay moves the timeouts that were pending when it was requested, once, and no later ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another delay: for what is armed from now on, and for what is pending already."""
+"""A new delay applies to timeouts that are armed from now on, and to pending ones."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_preview_says_how_many_would_be_due_at_once() -> None:
 
 
 def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_delayq.operations.delay.MAX_COUNT", 2)
+    monkeypatch.setattr("django_delayq.operations.policies.MAX_COUNT", 2)
     for _ in range(3):
         unpaid()
     seen = preview_delay(UNPAID, MINUTE)

@@ -1,4 +1,4 @@
-"""The snapshot: what it says, that it is capped, and that a worker is in it while it lives."""
+"""The content of the snapshot, its limits, and that it lists each running worker."""
 
 from __future__ import annotations
 

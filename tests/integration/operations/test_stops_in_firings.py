@@ -1,7 +1,7 @@
 """A stop and a firing that meet: what was stopped when a firing locked its row does not fire.
 
-The stop is committed in another session, at a step of the firing that comes after all looks at what is remembered.
-On SQLite whoever fires is the only one who writes: there a stop comes before or after, never between.
+The stop is committed in another session, at a step of the firing that comes after all reads of the cache.
+On SQLite a firing is the only writer: a stop is committed before or after it, never between.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def nobody_looks_on() -> Iterator[None]:
 
 
 def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
-    """`act` is done by somebody else when a firing comes to `step` for so many times."""
+    """Another thread calls `act` when a firing reaches `step`, at most so many times."""
     coming = [0]
 
     def look(reached: str) -> None:
@@ -118,10 +118,10 @@ def test_what_is_undone_in_a_group_is_not_fired_one_by_one_after_a_pause(declare
 
 @needs_row_locks
 def test_whoever_pauses_does_not_wait_for_a_firing_nor_a_firing_for_him() -> None:
-    """A firing reads the control without locking it, or all firings of a policy would stand in line."""
+    """A firing reads the control without locking it, so that the firings of a policy do not wait for each other."""
     [row] = due_orders("remind")
     at("checked", lambda: pause(REMIND, by=BY))
-    assert fire(row).fired == (row.pk,), "it was taken up before"
+    assert fire(row).fired == (row.pk,), "it was resumed before"
     rows = due_orders("linger", 1)
     with another_session(lambda: pause("testapp.order.linger", by=BY)):
         assert fire(*rows).fired == (rows[0].pk,), "what is not committed is not in force"
@@ -171,7 +171,7 @@ def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypa
 
 
 def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_look() -> None:
-    """Not only when what is remembered is a second old: a worker looks once a second, and might miss it twice."""
+    """Also while the cache is under a second old: a worker reads it once a second, and might miss the change twice."""
     [row] = due_orders("remind")
     pause(REMIND, by=BY)
     assert not claiming.is_any_claimable("default", None)

@@ -36,7 +36,7 @@ REMIND = "testapp.order.remind"
 
 @pytest.fixture
 def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
-    """One that, left alone, would look at a stopped policy once an hour: what comes earlier was brought back."""
+    """A worker that rechecks a stopped policy once an hour: timeouts that fire earlier were requeued."""
     monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
     monkeypatch.setattr("django_delayq.recovery.sweep.DEFERRED", timedelta(hours=1))
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
@@ -50,7 +50,7 @@ def fires(label: str) -> int:
 
 
 def witness(label: str = "linger") -> None:
-    """A timeout of another policy, due later than all that is there, has fired: the worker has looked at everything."""
+    """A timeout of another policy that is due last has fired: the worker has checked all others."""
     row = due_orders(label)[0]
     wait_until(lambda: Timeout.objects.filter(pk=row.pk, state="fired").exists())
 
@@ -94,7 +94,7 @@ def test_a_worker_carries_on_with_a_release_whose_process_died(
     hold(REMIND, by=BY)
     rows = due_orders("remind", 3)
     with monkeypatch.context() as patched:
-        patched.setattr("django_delayq.operations.stops.run_move", lambda change, *_: change)
+        patched.setattr("django_delayq.operations.policies.run_move", lambda change, *_: change)
         resume(REMIND, by=BY)
     witness()
     assert fires(REMIND) == 0
@@ -133,7 +133,7 @@ def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
     pause(REMIND, by=BY)
     resume(REMIND, by=BY)
     again = claiming.claim("default", None, 10, timedelta(minutes=1))
-    assert set(again.claims) == {rows[0].pk}, "and what somebody holds stays his"
+    assert set(again.claims) == {rows[0].pk}, "and a claimed row stays claimed"
 
 
 @pytest.mark.usefixtures("without_redis")

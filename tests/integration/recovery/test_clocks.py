@@ -91,7 +91,7 @@ def test_redis_whose_clock_was_set_back_by_minutes_is_believed_after_a_few_answe
     look(clocks, redis_ahead_ms=0)
     clocks.note_redis(NOON_MS - 600_000)
     clocks.note_redis(NOON_MS - 600_000)
-    assert clocks.redis_ahead_ms() == 0, "it may have been the machine that stood still"
+    assert clocks.redis_ahead_ms() == 0, "the machine itself may have been suspended"
     clocks.note_redis(NOON_MS - 600_000)
     assert clocks.redis_ahead_ms() == -600_000
 

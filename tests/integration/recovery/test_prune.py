@@ -1,4 +1,4 @@
-"""Pruning deletes what was settled long ago, and nothing that still closes a round."""
+"""Pruning deletes rows that were settled long ago, except those that still close a round."""
 
 from __future__ import annotations
 

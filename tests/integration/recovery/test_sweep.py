@@ -1,4 +1,4 @@
-"""The sweep: what is due soon or overdue is in Redis, and nothing else of Redis is touched."""
+"""After the sweep Redis has an entry for each row that is overdue or due soon; other keys are unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def engine(with_redis: redis.Redis) -> Iterator[Engine]:
 
 @pytest.fixture
 def forgotten(engine: Engine) -> list[Timeout]:
-    """Rows of which Redis knows nothing, each a second later than the one before; the first is due now."""
+    """Create rows without entries in Redis, one second apart; the first is due now."""
     rows = due_orders("remind", 10, hours=2)
     now = database_now("default")
     for number, row in enumerate(rows):
@@ -95,7 +95,7 @@ def test_of_several_workers_one_sweeps_at_a_time_and_everybody_may_if_he_must(
 
 @pytest.mark.parametrize("seconds", [600, None], ids=["its clock was set back", "by hand"])
 def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int | None) -> None:
-    """Redis counts the end of a turn by its clock: set back by ten minutes, nobody would sweep for as long."""
+    """Redis ends a turn by its own clock: set back by ten minutes, it would block every sweep for as long."""
     key, interval = f"{engine.prefix}:turn:sweep", timedelta(seconds=5)
     engine.client.set(key, 1, ex=seconds)
     assert try_claim_turn(engine, "sweep", interval)
@@ -119,7 +119,7 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
 
 
 def restored(caplog: pytest.LogCaptureFixture) -> list[int]:
-    """The numbers of restored entries that the log tells of."""
+    """Return the numbers of restored entries in the log."""
     return [vars(r)["restored"] for r in caplog.records if getattr(r, "event", "") == "entries_restored"]
 
 
@@ -186,7 +186,7 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     assert (swept.checked, swept.changed) == (34, 34)
     assert made.run_once(everything=True).checked == 10, "Redis is as it should be: one pass is enough"
     engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
-    assert made.run_once(everything=True).checked == 24, "the next one goes on where that one ended"
+    assert made.run_once(everything=True).checked == 24, "the next one continues where that one ended"
     assert len(in_redis(engine)) == 34
 
 

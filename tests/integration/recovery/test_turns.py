@@ -1,4 +1,4 @@
-"""A turn that somebody forges for himself is not kept from the workers: without sweeps timeouts would never come."""
+"""A forged turn in Redis does not stop the workers from sweeping: without sweeps timeouts would be lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_turn_is_one_workers(engine: Engine) -> None:
     assert try_claim_turn(other, "sync", MINUTE)
 
 
-@pytest.mark.parametrize("forged", ["for ever", "for a year", "another type"])
+@pytest.mark.parametrize("forged", ["without end", "for a year", "another type"])
 def test_a_turn_that_lasts_longer_than_any_is_taken_back(
     engine: Engine, redis_client: redis.Redis, forged: str
 ) -> None:
@@ -42,7 +42,7 @@ def test_a_turn_that_lasts_longer_than_any_is_taken_back(
     if forged == "another type":
         redis_client.rpush(key, "x")
     else:
-        redis_client.set(key, 1, ex=None if forged == "for ever" else 365 * 86_400)
+        redis_client.set(key, 1, ex=None if forged == "without end" else 365 * 86_400)
     assert [try_claim_turn(engine, "sweep", MINUTE) for _ in range(3)] == [True, False, False]
 
 

@@ -1,4 +1,4 @@
-"""Whatever is sent, the API answers as its schema says, and never with a server error."""
+"""The API answers every request as its schema states, and never with a server error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def one_connection() -> Iterator[None]:
 
 @pytest.fixture
 def described(ledger: list[Timeout]) -> list[Any]:
-    """What the schema says that there is, as the running application hands it out."""
+    """Return the operations in the schema that the running application serves."""
     schema = schemathesis.openapi.from_wsgi("/schema/?format=json", get_wsgi_application())
     return [found.ok() for found in schema.get_all_operations()]
 
@@ -98,7 +98,7 @@ def cases(operation: Any, ledger: list[Timeout]) -> st.SearchStrategy[Any]:
 
 
 def ask_often(operation: Any, ledger: list[Timeout], headers: dict[str, str]) -> Counter[int]:
-    """Ask in many ways; gives how often each status came. Raises what schemathesis finds wrong with an answer."""
+    """Send many requests; return how often each status came. Raises what schemathesis finds wrong with an answer."""
     seen: Counter[int] = Counter()
 
     @examples(
@@ -121,7 +121,7 @@ def ask_often(operation: Any, ledger: list[Timeout], headers: dict[str, str]) ->
     return seen
 
 
-@pytest.mark.filterwarnings("default")  # the tool's own are not ours to mend
+@pytest.mark.filterwarnings("default")  # warnings of schemathesis itself
 def test_every_operation_answers_as_the_schema_says_whatever_is_asked(
     described: list[Any], ledger: list[Timeout], headers: dict[str, str]
 ) -> None:

@@ -67,7 +67,7 @@ def test_the_owner_learns_how_long_is_left_and_what_time_the_server_has(
 
 
 def test_nothing_is_told_but_moment_and_state(url: str, order: Order, schedule: Schedule) -> None:
-    schedule(order=order, reason="we do not trust him", payload={"secret": 1})
+    schedule(order=order, reason="not trusted", payload={"secret": 1})
     assert APIClient().get(url, **MINE).json().keys() == {"due_at", "seconds_left", "state", "server_time"}
 
 

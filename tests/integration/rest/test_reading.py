@@ -1,4 +1,4 @@
-"""Timeouts and policies are listed, found and told by REST; by whom, in how many queries, and in which order."""
+"""REST lists, finds and shows timeouts and policies: permissions, number of queries, and order."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_not_found(viewer: APIClient, pk: str) -> None:
 
 @pytest.fixture
 def many(schedule: Schedule) -> dict[str, Timeout]:
-    """One row of each kind that filters tell apart."""
+    """Create one row of each kind that filters distinguish."""
     now = timezone.now()
     order = Order.objects.create(status="new", created_at=now)
     rows = {

@@ -1,4 +1,4 @@
-"""REST says nothing to people that no catalogue could replace: it is asked in a language that nobody speaks."""
+"""Every message of REST to people can be translated: each is requested in a pseudo-language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs for many, what is pending, deadlines as columns, stories, signals and the async twins."""
+"""The bulk verbs, pending timeouts, deadlines as columns, stories, signals and the async twins."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def settle(row: Timeout, state: str, cause: str = "due") -> None:
 
 def test_a_scheduled_timeout_waits_as_a_row_with_its_deadline(order: Order) -> None:
     with clock.set_to(NOON):
-        row = dq.schedule_timeout(order, "remind", minutes=30, payload={"a": [1, None]}, reason="said so")
+        row = dq.schedule_timeout(order, "remind", minutes=30, payload={"a": [1, None]}, reason="on request")
     row.refresh_from_db()
     assert (row.state, row.due_at, row.run_at, row.first_due_at) == ("pending", *[NOON + timedelta(minutes=30)] * 3)
-    assert (row.policy, row.payload, row.reason) == ("testapp.order.remind", {"a": [1, None]}, "said so")
+    assert (row.policy, row.payload, row.reason) == ("testapp.order.remind", {"a": [1, None]}, "on request")
     assert row.content_object == order
     assert list(order.timeouts.all()) == [row]
 

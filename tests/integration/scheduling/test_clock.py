@@ -46,7 +46,7 @@ def test_djangos_own_now_would_fire_seven_hours_early_on_this_server() -> None:
 def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> None:
     """With `TIME_ZONE` in DATABASES, MySQL and SQLite hold local times: UTC beside them would be hours off."""
     if connection.vendor == "postgresql":
-        pytest.skip("its timestamps are moments, whatever the zone")
+        pytest.skip("its timestamps do not depend on a zone")
 
     # Not `connection`: that is a proxy with a `__dict__` of its own, and what is cached would stay for later tests.
     wrapper = connections["default"]

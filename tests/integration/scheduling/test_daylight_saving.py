@@ -1,4 +1,4 @@
-"""Clocks that are changed twice a year: `after` is time that passes, and a deadline is a moment."""
+"""Daylight saving: `after` is elapsed time, and a deadline does not depend on a zone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ evening = pytest.mark.parametrize("evening", EVENINGS.values(), ids=EVENINGS)
 
 
 def deadline() -> datetime:
-    """Of the one timeout there is, as the database gives it back."""
+    """Return the deadline of the only timeout, as the database returns it."""
     found: datetime = Timeout.objects.get().due_at
     return found
 
@@ -106,7 +106,7 @@ def test_an_hour_that_is_left_out_is_the_moment_that_python_says() -> None:
 @pytest.mark.parametrize("fold", [0, 1])
 @pytest.mark.usefixtures("told")
 def test_a_round_that_began_in_an_hour_that_comes_twice_is_one_round(fold: int) -> None:
-    """Python calls such a moment unequal to itself in another zone: each save would take it for a new one."""
+    """Python finds such a datetime unequal to itself in another zone: each save would treat it as a new one."""
     began = datetime(2025, 10, 26, 2, 30, tzinfo=BERLIN, fold=fold)
     with clock.set_to(datetime(2025, 10, 26, 3, tzinfo=UTC)):
         order = Order.objects.create(status="open", note=began.astimezone(UTC).isoformat(), customer=customer_in(began))

@@ -36,10 +36,10 @@ def test_in_time_the_block_runs_and_the_timeout_will_not(order: Order) -> None:
 
 
 def test_the_object_is_refreshed_from_the_locked_row(order: Order) -> None:
-    Order.objects.update(note="by somebody else")
+    Order.objects.update(note="by another process")
     order.note = "not saved"
     with dq.before_deadline(order, "cancel_unpaid"):
-        assert order.note == "by somebody else"
+        assert order.note == "by another process"
 
 
 @pytest.mark.parametrize("state", ["fired", "firing"])

@@ -1,4 +1,4 @@
-"""After each commit Redis has what the ledger says: an entry for each row that is due soon, and no other.
+"""After each commit Redis matches the ledger: it has an entry for each row that is due soon, and no other.
 
 Without the push a timeout would still fire, but late by up to one sweep; no other test would fail.
 """

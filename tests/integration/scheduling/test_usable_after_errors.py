@@ -1,4 +1,4 @@
-"""Whatever a verb raises, nothing is written, and the caller's transaction goes on: PostgreSQL forgives no error."""
+"""A verb that raises writes nothing, and the caller's transaction stays usable, also on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def test_a_verb_that_raises_leaves_the_transaction_usable_and_the_ledger_as_it_w
 
 
 def waiting() -> list[Any]:
-    """What waits, with all that a verb may write."""
+    """Return the pending rows, with every column that a verb may write."""
     columns = ("id", "slot", "due_at", "run_at", "extensions", "payload", "history", "reason", "idempotency_key")
     return list(Timeout.objects.filter(settled_at=None).order_by("id").values_list(*columns))

@@ -1,4 +1,4 @@
-"""Whoever writes to Redis can make a suspect of any timeout, and give it to several workers at once.
+"""A writer to Redis can mark any timeout as a suspect, and deliver it to several workers at once.
 
 That slows it down. It neither kills it, nor uses up attempts that never ran, nor fires it twice.
 """
@@ -65,7 +65,7 @@ def test_two_workers_that_get_one_suspect_do_not_bury_it(declare: Declare, retry
 
 
 class _LockTimeout(Exception):
-    """What each driver's error looks like that says so."""
+    """The error of a lock timeout, with the code of each driver."""
 
     sqlstate = "55P03"
     sqlite_errorcode = 5

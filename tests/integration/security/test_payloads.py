@@ -38,7 +38,7 @@ def _deep() -> list[Any]:
 
 REFUSED = {
     "an object": object(), "a class": Order, "a function": _loop, "bytes": b"x", "a set": {1}, "a model": Order(),
-    "a moment": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "a day": datetime.date(2026, 1, 1),
+    "a datetime": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "a day": datetime.date(2026, 1, 1),
     "a decimal": decimal.Decimal("1.1"), "a uuid": uuid.uuid4(), "an enum": Colour.RED, "complex": 1j,
     "NaN": float("nan"), "infinity": float("inf"), "minus infinity": [{"a": -float("inf")}],
     "a key that is a number": {1: "a"}, "a key that is None": {None: 1}, "NUL": "a\0b", "NUL in a key": {"\0": 1},
@@ -73,10 +73,10 @@ def test_json_comes_back_as_it_was(payload: Any) -> None:
 
 
 def test_a_payload_that_somebody_spoilt_in_the_database_stops_nobody() -> None:
-    """Only where a database keeps JSON as a text that it does not look at."""
+    """Only where a database stores JSON as a string that it does not parse."""
     row = schedule_timeout(Order.objects.create(), "remind", seconds=0, payload={"a": 1})
     if connection.vendor != "sqlite":
-        pytest.skip("this database refuses what is no JSON")
+        pytest.skip("this database refuses invalid JSON")
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA ignore_check_constraints = ON")
         cursor.execute("UPDATE django_delayq_timeout SET payload = 'cos\nsystem' WHERE id = %s", [row.pk])

@@ -1,4 +1,4 @@
-"""What errors say goes through `SCRUB` before anybody can read it; and if that fails, nothing is said at all."""
+"""Messages of errors pass `SCRUB` before they are stored or logged; if that fails, they are omitted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_messages_and_tracebacks_are_scrubbed_in_the_ledger_and_in_the_log(
     assert (row.state, row.reason) == ("dead", f"ValueError: {told}")
     assert row.errors[0]["message"] == told
     assert "in refuse" in row.errors[0]["traceback"]
-    assert "KeyError" in row.errors[0]["traceback"], "its cause is told too"
+    assert "KeyError" in row.errors[0]["traceback"], "its cause is included"
     assert SECRET not in kept(row)
     assert told in logged(caplog)
     assert "in refuse" in logged(caplog)

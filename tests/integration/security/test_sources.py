@@ -19,7 +19,7 @@ CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "mark_safe"
 
 
 def dangers(text: str) -> Iterator[str]:
-    """Whatever in a module's source could run what somebody else wrote."""
+    """Return what in a module's source could run foreign code."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from {alias.name.partition(".")[0] for alias in node.names} & MODULES
@@ -35,7 +35,7 @@ def dangers(text: str) -> Iterator[str]:
 
 
 def test_no_module_can_turn_data_into_code() -> None:
-    # `compiler.compile` is Django's, of SQL expressions; an order by the key is nobody's data.
+    # `compiler.compile` is Django's, of SQL expressions; an order by the key contains no data.
     modules = sorted((ROOT / "django_delayq").rglob("*.py"))
     assert len(modules) > 80
     known = {"compiler.compile(": "compiler.as_text(", '.extra(order_by=["pk"])': ""}

@@ -42,8 +42,8 @@ for (const name of ["delayq:due", "delayq:settled"])
   addEventListener(name, (event) => heard.push([name, event.detail && event.detail.state]));
 addEventListener("DOMContentLoaded", () => {
   new MutationObserver(() => {
-    const said = document.querySelector("[aria-live]");
-    if (said && said.textContent && said.textContent !== heard.at(-1)) heard.push(said.textContent);
+    const spoken = document.querySelector("[aria-live]");
+    if (spoken && spoken.textContent && spoken.textContent !== heard.at(-1)) heard.push(spoken.textContent);
   }).observe(document.body, {subtree: true, childList: true, characterData: true});
 });
 """
@@ -158,7 +158,7 @@ def test_it_shows_the_time_that_is_left_however_wrong_the_visitors_clock_is(visi
     before = left(row)
     shown = visit.seconds_shown()
     assert left(row) - 1 <= shown <= before + 5  # the page's way to the browser, on a busy machine
-    visit.wait_for(lambda: visit.seconds_shown() < shown, "the countdown stands still")
+    visit.wait_for(lambda: visit.seconds_shown() < shown, "the countdown does not move")
     assert not visit.complaints()
 
 
@@ -167,12 +167,12 @@ def test_a_clock_that_is_set_back_while_the_page_is_open_stops_nothing(visit: Vi
     visit.open(clock_is_off_by=timedelta(seconds=1))
     visit.ask("shiftClock(-7200000)")
     shown = visit.seconds_shown()
-    visit.wait_for(lambda: visit.seconds_shown() < shown, "the countdown stands still")
+    visit.wait_for(lambda: visit.seconds_shown() < shown, "the countdown does not move")
     assert visit.seconds_shown() <= left(row) + 6
 
 
 def test_a_machine_that_slept_shows_the_right_time_when_it_wakes(visit: Visit) -> None:
-    # Asleep, the page's own timer stood still and the clock on the wall went on.
+    # While the page slept, its timer did not run, but the clock did.
     due_in(visit.order, minutes=90)
     visit.open(clock_is_off_by=timedelta(seconds=1))
     shown = visit.seconds_shown()
@@ -184,7 +184,7 @@ def test_at_zero_it_says_so_once_and_tells_the_page(visit: Visit) -> None:
     due_in(visit.order, seconds=4)
     visit.open(clock_is_off_by=timedelta(hours=-1))
     visit.wait_for(lambda: visit.text == "too late", "it never ended")
-    visit.wait_for(lambda: len(visit.heard) >= 2, "nothing was said")
+    visit.wait_for(lambda: len(visit.heard) >= 2, "nothing was announced")
     assert sorted(map(str, visit.heard)) == ["Time left to pay: too late", "['delayq:due', None]"]
 
 
@@ -232,7 +232,7 @@ def test_screen_readers_are_told_at_marks_and_not_each_second(visit: Visit) -> N
     assert visit.ask("document.querySelector('delayq-countdown').getAttribute('role')") == "timer"
     assert visit.ask("document.querySelector('delayq-countdown [aria-live]')") is None
     first = visit.seconds_shown()
-    visit.wait_for(lambda: visit.seconds_shown() < first - 1, "the countdown stands still")
+    visit.wait_for(lambda: visit.seconds_shown() < first - 1, "the countdown does not move")
     assert visit.heard == []
     visit.ask("shiftClock(46000)")
     visit.wait_for(lambda: visit.seconds_shown() < 55, "the countdown has not noticed")

@@ -102,7 +102,7 @@ def test_a_burst_syncs_first(start_worker: StartWorker, settings: Settings) -> N
 
 
 class Handler:
-    """A handler that runs until it is told to end."""
+    """A handler that runs until the test ends it."""
 
     def __init__(self) -> None:
         self.begun, self.end = threading.Event(), threading.Event()
@@ -162,7 +162,7 @@ def test_what_is_resumed_is_fired_at_once(
     [other] = due_orders("linger")
     wait_until(lambda: Timeout.objects.filter(pk=other.pk, state="fired").exists())
     if by == "worker":
-        monkeypatch.setattr("django_delayq.operations.stops.requeue_due", lambda *_: None)
+        monkeypatch.setattr("django_delayq.operations.policies.requeue_due", lambda *_: None)
     operations.resume("testapp.order.remind", by="script:test")
     wait_until(lambda: states() == {"fired": 3}, seconds=20)
     assert {row.pk for row in rows} <= set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))

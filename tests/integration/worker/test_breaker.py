@@ -28,7 +28,7 @@ class Seconds:
 
 
 class Server:
-    """What the breaker stands before: answers, fails, or says nothing until it is told to. Counts who gets through."""
+    """The server behind the breaker: it answers, fails, or hangs until released. Counts the calls."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -150,7 +150,7 @@ def test_a_server_that_says_nothing_is_waited_for_once(seconds: Seconds, server:
 
 
 def test_an_answer_that_comes_when_nobody_waits_for_it_any_more_closes_it(seconds: Seconds, server: Server) -> None:
-    """A server far away, to which opening a connection takes longer than anybody waits: once one is open, it works."""
+    """A remote server: opening a connection takes longer than the timeout, but an open one works."""
     breaker = Breaker(clock=seconds, limit_seconds=0.05)
     server.speaks.clear()
     assert refused(breaker, server)
@@ -206,7 +206,7 @@ def test_a_server_that_fails_again_at_once_is_not_asked_more_often_for_it(
 
 
 def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: Seconds) -> None:
-    """Neither a failure, which would lengthen the pause, nor a success, which knows nothing of the failure since."""
+    """Neither a failure, which would lengthen the pause, nor a success, which began before the failure."""
     began, go = threading.Barrier(5), threading.Event()
 
     def late(error: Exception | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
+from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.models import Timeout
 from tests.support.workers import due_orders, states
 from tests.testapp.models import Order
@@ -26,7 +27,8 @@ def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.Capt
     assert states() == {"fired": 3}
     out = capsys.readouterr().out
     assert "serves default" in out
-    assert "2 threads" in out
+    limit = pool_limit("default")
+    assert f"{limit.threads(2) if limit else 2} threads" in out
     assert ("the ledger" in out) == (source == "ledger")
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from django_delayq import Snooze, schedule_timeout
@@ -29,7 +30,7 @@ LEASE = timedelta(seconds=1)
 
 
 class Scripted(Executor):
-    """Does with the first works what the test says, and runs the others in the worker's own thread."""
+    """Treats the first works as the test defines, and runs the others in the worker's own thread."""
 
     script: Callable[[Scripted, Work, Any], object] | None = None
     times = 1
@@ -57,7 +58,7 @@ class Scripted(Executor):
 
 @pytest.fixture
 def start(start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
-    """Start a worker whose executor does with the first `times` works what `script` says."""
+    """Start a worker whose executor treats the first `times` works as `script` defines."""
 
     def do(script: Any, times: int = 1, **options: Any) -> RunningWorker:
         Scripted.script, Scripted.times = script, times
@@ -151,9 +152,8 @@ def test_what_is_lost_is_handed_over_again_alone_and_as_a_suspect(start: Any) ->
     running = start(loses)
     wait_until(all_are("fired"))
     first, *others = Scripted.made[-1].seen
-    assert len(first.ids) == 3
     assert not first.suspect
-    assert [(len(work.ids), work.suspect) for work in others] == [(1, True)] * 3
+    assert sorted(work.ids for work in others if work.suspect) == [(id,) for id in sorted(first.ids)]
     running.stop()
 
 
@@ -240,8 +240,22 @@ def test_a_garbled_report_is_refused(data: Any) -> None:
         Report.from_dict(data)
 
 
+@pytest.fixture
+def new_pool() -> Iterator[None]:
+    """Open the pool again in the test and after it, because its connections keep the setting `USE_TZ`."""
+    pools: dict[str, Any] = getattr(connection, "_connection_pools", {})
+
+    def close() -> None:
+        if pool := pools.pop(connection.alias, None):
+            pool.close()
+
+    close()
+    yield
+    close()
+
+
 def test_without_time_zones_a_report_survives_json_and_a_snoozed_timeout_comes_again(
-    settings: Settings, declare: Callable[..., Any]
+    settings: Settings, declare: Callable[..., Any], new_pool: None
 ) -> None:
     settings.USE_TZ = False
     report = Report(again={1: datetime(2026, 1, 2, 3, 4, 5)}, now=datetime(2026, 1, 2))  # noqa: DTZ001

@@ -1,4 +1,4 @@
-"""How many handler threads fit into a pool or a limit of connections, and who says that they do not."""
+"""How many handler threads fit into a pool or a limit of connections, and what is logged if they do not."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from django.db import connection
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders
+from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def hangs(declare: Callable[..., Any]) -> Any:
     go_on.set()
 
 
+@needs_more_connections
 @pytest.mark.usefixtures("source")
 def test_a_slow_handler_is_logged_after_a_second_with_its_place(
     start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
@@ -109,6 +110,7 @@ def test_a_slow_handler_is_logged_after_a_second_with_its_place(
     assert "1 of 2 threads are busy" in record.getMessage()
 
 
+@needs_more_connections
 @pytest.mark.usefixtures("with_redis")
 def test_several_slow_handlers_of_a_policy_are_one_line(
     start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture
@@ -122,6 +124,7 @@ def test_several_slow_handlers_of_a_policy_are_one_line(
     assert {record.policy for record in slow(caplog)} == {first.label, second.label}
 
 
+@needs_more_connections
 @pytest.mark.usefixtures("with_redis")
 def test_when_all_threads_are_busy_it_is_a_warning(
     start_worker: StartWorker, hangs: Any, caplog: pytest.LogCaptureFixture

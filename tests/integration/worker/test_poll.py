@@ -99,12 +99,12 @@ def test_claims_are_extended_as_long_as_they_are_held() -> None:
     assert after[done.pk] == before[done.pk]
     one.resolve((), {kept.pk: clock.now()})
     one.flush()
-    assert poll().take(10).deliveries == {kept.pk: 1}, "it is given back under its new expiry"
+    assert poll().take(10).deliveries == {kept.pk: 1}, "it is released under its new expiry"
 
 
 @needs_row_locks
 def test_giving_back_waits_for_nobody_and_is_made_good_later() -> None:
-    """A row is put back because somebody holds it: a worker that waited for him would fire nothing else meanwhile."""
+    """A locked row is released: a worker that waited for the lock would fire nothing else meanwhile."""
     held, other = due_orders("remind", 2)
     one = poll()
     one.take(10)
@@ -113,12 +113,12 @@ def test_giving_back_waits_for_nobody_and_is_made_good_later() -> None:
         one.flush()
         assert poll().take(10).deliveries == {other.pk: 1}
     one.flush()
-    assert poll().take(10).deliveries == {held.pk: 1}, "the claim that was given back late is not counted either"
+    assert poll().take(10).deliveries == {held.pk: 1}, "the claim that was released late is not counted either"
 
 
 @needs_row_locks
 def test_extending_waits_for_no_handler_that_runs() -> None:
-    """It holds its row until it is through: the others' claims would lapse, and the worker stand still meanwhile."""
+    """A running handler keeps its row locked: a worker that waited for it would lose its other claims."""
     runs, other = due_orders("remind", 2)
     one = poll()
     one.take(10)
@@ -130,7 +130,7 @@ def test_extending_waits_for_no_handler_that_runs() -> None:
     assert after[other.pk] > before[other.pk]
     one.resolve((), dict.fromkeys([runs.pk, other.pk], clock.now()))
     one.flush()
-    assert poll().take(10).deliveries == {runs.pk: 1, other.pk: 1}, "each is given back under its own expiry"
+    assert poll().take(10).deliveries == {runs.pk: 1, other.pk: 1}, "each is released under its own expiry"
 
 
 def test_a_claim_of_a_row_that_is_gone_is_given_back_once() -> None:

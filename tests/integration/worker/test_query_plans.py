@@ -25,7 +25,7 @@ from django_delayq.worker.background import forgotten_queues
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]
 
-# A quarter is settled, a quarter due in the far future, a fiftieth at one and the same moment; the rest is spread
+# A quarter is settled, a quarter due in the far future, a fiftieth at one and the same time; the rest is spread
 # over the last hour.
 SERIES = {
     "postgresql": "(SELECT generate_series(1, {rows}) AS n) AS series",
@@ -76,7 +76,7 @@ def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]
 
 
 def plans_of(call: Callable[[], object]) -> str:
-    """How the database runs each look at the ledger that `call` makes, in its own words."""
+    """Return the plan of each query of the ledger that `call` makes."""
     with CaptureQueriesContext(
         connection,
     ) as queries:
@@ -109,7 +109,7 @@ def now() -> Any:
 
 
 def middle() -> Row:
-    """A row in the midst of many that are due at the same moment."""
+    """Return a row among many that are due at the same time."""
     rows = Timeout.objects.pending().filter(run_at__lt=now())
     crowded = rows.values("run_at").annotate(many=Count("id")).order_by("-many")[0]["run_at"]
     ids = list(rows.filter(run_at=crowded).order_by("id").values_list("id", flat=True))
@@ -133,7 +133,7 @@ def test_a_page_of_the_sweep_begins_where_the_last_one_ended() -> None:
     page: list[Row] = []
     plan = plans_of(lambda: page.extend(page_of("default", None, place, now())))
     check(plan, "delayq_unsettled")
-    assert connection.vendor != "mysql" or " range " in plan, "a page must not read what stands before it"
+    assert connection.vendor != "mysql" or " range " in plan, "a page must not read the rows before it"
     assert len(page) == PAGE
     assert all((row.run_at, row.id) > (place.run_at, place.id) for row in page)
     assert page == sorted(page)

@@ -1,4 +1,4 @@
-"""A worker beside a Redis that is away, in each way of being away: what it fires, what it asks, what it says."""
+"""A worker during each kind of outage of Redis: what it fires, its calls, and its log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledger(
     start_worker: StartWorker, own_redis: RedisProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If it did not drain it might be our own entries that keep it full, for ever."""
+    """Entries of the library might keep Redis full indefinitely if they were not drained."""
     caplog.set_level(logging.INFO, "django_delayq")
     due_orders("remind", 30, seconds=1)
     engine = get_worker_engine()
@@ -82,7 +82,7 @@ def test_beside_a_redis_that_is_away_a_worker_fires_and_neither_asks_often_nor_s
 def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_at_most(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, prefix: str
 ) -> None:
-    """So that with the look into the ledger, once a second, nothing is later than two seconds."""
+    """With a query of the ledger once a second, nothing is later than two seconds."""
     engine = get_worker_engine()
     assert engine is not None
     assert isinstance(engine.client, redis.Redis)
@@ -95,14 +95,14 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         running = start_worker()
         due_orders("remind", 1)
         wait_until(all_are("fired"))
-        with own_redis.client() as client:  # what it asks once, and what it has to tell still, is none of the outage's
+        with own_redis.client() as client:  # calls at the start and late acknowledgements do not count
             wait_until(lambda: client.exists(f"{prefix}:turn:prune") == 1)
             wait_until(lambda: not client.exists(engine.queue("default", 0).keys.entries))
         wire.go_silent()
         wire.asked = 0
         due_orders("remind", 20, seconds=0.5)
         wait_until(all_are("fired"))
-        assert wire.asked <= 3, "the look that found out, the producers', and an acknowledgement at the most"
+        assert wire.asked <= 3, "the probe that failed, the producers', and an acknowledgement at the most"
         running.stop()
 
 
@@ -131,7 +131,7 @@ def test_a_user_who_may_not_subscribe_does_not_connect_all_the_time(
 def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longest_wait(
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings
 ) -> None:
-    """No error ever comes, and the sweep is a minute away: only the worker's own look can find the new ones."""
+    """No error is raised, and the sweep is a minute away: only the worker's own query can find the new rows."""
     with Wire(own_redis.port) as wire:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url, "SWEEP_INTERVAL": timedelta(minutes=1)}
         start_worker()
@@ -141,7 +141,7 @@ def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longe
         for _ in range(3):
             dropped = wire.dropped
             due_orders("remind", 2)
-            # Ten seconds of silence would have the subscriber ask for a sign of life: what comes before was not its.
+            # After ten silent seconds the subscriber sends a ping: earlier calls were not its own.
             wait_until(all_are("fired"), seconds=9)
             assert wire.dropped > dropped, "Redis has called, and the call was lost"
     assert MAX_WAIT_SECONDS <= 1

@@ -1,4 +1,4 @@
-"""Who is behind asks the ledger for policies that get less than their share; who keeps up asks nothing."""
+"""A worker with a backlog searches the ledger for underserved policies; an idle one does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause between two looks, so that no test has to wait for one."""
+    """No pause between two searches, so that no test has to wait for one."""
     monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
 
@@ -61,7 +61,7 @@ def test_what_is_due_of_others_is_claimed_past_a_crowd() -> None:
     others = [*due_orders("linger", 2), *due_orders("cancel_unpaid", 3)]
     taken = behind().take(10, {REMIND: 90})
     assert taken == {row.pk: 1 for row in others}
-    assert poll().labels_with_due([REMIND, LINGER, UNPAID]) == [REMIND], "claimed, so that colleagues leave it alone"
+    assert poll().labels_with_due([REMIND, LINGER, UNPAID]) == [REMIND], "claimed, so that other workers skip it"
 
 
 def test_nobody_gets_more_than_there_is_room_for() -> None:

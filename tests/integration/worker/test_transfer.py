@@ -78,7 +78,7 @@ def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(en
     one = transfer(engine, "a", "b")
     assert MAX_WAIT_SECONDS * 0.9 < one.take(10).wait_seconds <= MAX_WAIT_SECONDS
     fill(engine, "b", range(1, 2), now_ms(engine) + 400)
-    assert one.take(10).deliveries == {}, "nobody has told it yet"
+    assert one.take(10).deliveries == {}, "it checks again only after `check_now`"
     one.check_now()
     assert 0 < one.take(10).wait_seconds <= (400 - AHEAD_MS) / 1000
 

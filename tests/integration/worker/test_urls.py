@@ -6,7 +6,7 @@ import pytest
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 from django_delayq.conf import ConfigError
-from django_delayq.redis_clients.urls import ClusterAddress, SentinelAddress, ServerAddress, parse_url
+from django_delayq.redis_clients.clients import ClusterAddress, SentinelAddress, ServerAddress, parse_url
 
 
 @pytest.mark.parametrize(

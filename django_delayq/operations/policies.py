@@ -1,8 +1,9 @@
-"""Pause, hold and resume policies: no timeout of a stopped policy fires.
+"""Pause, hold and resume policies, and change their delays.
 
-Its rows stay pending and can be cancelled or postponed. A worker that reserves a row after the commit does not fire it;
-rows reserved earlier are completed. A pause leaves deadlines where they are, so that timeouts that became due meanwhile
-fire when it ends. A hold stops the clock: when it ends, each pending deadline moves by its part of the hold.
+No timeout of a stopped policy fires. Its rows stay pending and can be cancelled or postponed. A worker that reserves a
+row after the commit does not fire it; rows reserved earlier are completed. A pause leaves deadlines where they are, so
+that timeouts that became due meanwhile fire when it ends. A hold stops the clock: when it ends, each pending deadline
+moves by its part of the hold.
 """
 
 from __future__ import annotations
@@ -10,29 +11,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal
 
 from django.db import connections, transaction
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.clock import database_now
-from django_delayq.delays import check_moment
+from django_delayq.delays import check_length, check_moment
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import database_of, for_update, transaction_of
-from django_delayq.models import PolicyChange, PolicyControl
-from django_delayq.operations.replan import begin_move, continue_moves, requeue_due, run_move, unfinished
-from django_delayq.operations.runner import checked_actor
+from django_delayq.ledger.search import count_each
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.replan import Progress, begin_move, continue_moves, requeue_due, run_move, unfinished
+from django_delayq.operations.timeouts import checked_actor
 from django_delayq.policies import TimeoutPolicy, get_policy
-
-if TYPE_CHECKING:
-    from django_delayq.operations.replan import Progress
 
 logger = logging.getLogger("django_delayq.steering")
 Stop, What = PolicyControl.Stop, PolicyChange.What
+Mode = Literal["keep", "recompute", "shift"]
+MODES: Final[tuple[Mode, ...]] = ("keep", "recompute", "shift")
+MAX_COUNT: Final = 100_000
+"""A preview counts at most this many rows."""
 
 
 class PolicyConflict(DelayqError):
@@ -86,9 +91,7 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
 
     A pause becomes a hold that begins now and has no end. Its reason remains unless another one is given. Holding a
     held policy again changes its reason only. Returns the change; None: the policy was held like this already.
-
-    Raises:
-        PolicyConflict: it is being released.
+    Raises PolicyConflict while it is being released.
     """
     with control_of(policy, by, reason) as (control, change):
         if control.stop == Stop.RELEASING:
@@ -210,7 +213,6 @@ def _is_stopped(control: PolicyControl, now: datetime) -> bool:
 
 
 def _previous(control: PolicyControl) -> dict[str, Any]:
-    """Return the stop that a change replaces, for its details."""
     return {
         "was": str(control.stop),
         "since": _iso(control.stopped_at),
@@ -221,3 +223,112 @@ def _previous(control: PolicyControl) -> dict[str, Any]:
 
 def _iso(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat()
+
+
+@dataclass(frozen=True, slots=True)
+class DelayPreview:
+    """The effect of another delay on pending timeouts.
+
+    Attributes:
+        before: the delay in force; None: it differs from object to object.
+        after: the new delay; None: as before.
+        pending: the number of pending timeouts, at most `MAX_COUNT`.
+        overdue: how many of their new deadlines have already passed; None: it cannot be computed beforehand.
+        is_capped: more than `MAX_COUNT` are pending.
+    """
+
+    before: timedelta | None
+    after: timedelta | None
+    mode: Mode
+    pending: int
+    overdue: int | None
+    is_capped: bool
+
+
+def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mode: Mode = "recompute") -> DelayPreview:
+    """Return what `change_delay` would do. Writes nothing, and raises the same."""
+    found = get_policy(policy)
+    using = database_of(found.concrete_model)
+    before, now = policy_state(found, using).delay, clock.now()
+    new = _new_delay(found, after, mode, before)
+    rows = Timeout.objects.using(using).filter(state=Timeout.State.PENDING).of_labels(found.labels)
+    rows = rows.order_by("policy", "state", "run_at", "id")
+    wanted = {"pending": rows}
+    if mode == "keep":
+        wanted["overdue"] = rows.filter(due_at__lte=now)
+    elif mode == "shift" and new is not None and before is not None:
+        wanted["overdue"] = rows.filter(due_at__lte=now - (new - before))
+    elif new is not None:
+        begun = now - new
+        wanted["overdue"] = rows.filter(Q(since_at__lte=begun) | Q(since_at__isnull=True, created_at__lte=begun))
+    counts = count_each(wanted, using, MAX_COUNT)
+    overdue = counts["overdue"].value if "overdue" in counts else None
+    return DelayPreview(before, new, mode, counts["pending"].value, overdue, counts["pending"].is_capped)
+
+
+def change_delay(
+    policy: str | TimeoutPolicy[Any],
+    after: timedelta | None,
+    *,
+    by: str,
+    reason: str = "",
+    mode: Mode = "keep",
+    progress: Progress | None = None,
+) -> PolicyChange:
+    """Make timeouts that are armed from now on due `after` their `since`; exempt objects stay exempt.
+
+    Inside a transaction the rows are moved after its commit. If this process dies meanwhile, a worker completes the
+    change; no row is moved twice.
+
+    Args:
+        policy, by, reason: see `operations`.
+        after: a delay for all objects; None: the declared one. The delay in force, with `mode="recompute"`, replans
+            pending timeouts, as after a change of the declaration.
+        mode: the effect on pending deadlines. `"keep"`: none. `"recompute"`: each becomes `since` plus the new delay,
+            also one that was set by hand; without `since` it counts from when it was scheduled. `"shift"`: each moves
+            by the difference, so that one set by hand keeps its distance. A retry that is due even later keeps its
+            time. Timeouts that are overdue then fire at once: see `preview_delay`.
+        progress: called with the number of rows examined, page by page.
+
+    Raises:
+        InvalidDelay: `after` is not a valid duration.
+        ValueError: the policy has no delay of its own, or `"shift"` where a delay differs from object to object.
+        PolicyConflict: an earlier change still moves rows.
+    """
+    found = get_policy(policy)
+    using = database_of(found.concrete_model)
+    with control_of(found, by, reason) as (control, change):
+        # Of the locked row: `policy_state` may show the state before a concurrent change that was waited for.
+        before = PolicyState(found, after=control.after).delay
+        new = _new_delay(found, after, mode, before)
+        control.after = after
+        change.what = What.DELAY
+        seconds = [None if delay is None else delay.total_seconds() for delay in (before, new)]
+        change.details = {"before": seconds[0], "after_seconds": seconds[1], "mode": mode}
+        if mode == "keep":
+            change.finished_at = change.at
+        else:
+            shift = new - before if mode == "shift" and new is not None and before is not None else timedelta(0)
+            microsecond = timedelta(microseconds=1)
+            change.details |= {"move": mode, "microseconds": shift // microsecond}
+            change.details["after"] = None if after is None else after // microsecond
+            begin_move(change, using)
+    return change if mode == "keep" else run_move(change, using, progress)
+
+
+def _new_delay(
+    policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode, before: timedelta | None
+) -> timedelta | None:
+    """Return the new delay, None if it differs from object to object. Raises ValueError, InvalidDelay."""
+    if mode not in MODES:
+        raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
+    if policy.after is None:
+        words = _("{policy} declares no delay that could be changed: each call sets its own.")
+        raise ValueError(words.format(policy=policy.label))
+    if after is not None:
+        check_length(after, "after")
+    new = PolicyState(policy, after=after).delay
+    if mode == "shift" and (new is None or before is None):
+        words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")
+        raise ValueError(words.format(policy=policy.label))
+    return new
