@@ -161,9 +161,9 @@ def _checked(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, p
             for pk, obj in objects.items()
         ]
         changes = diff(states, using, oldest, objects)
-        place = next(reversed(objects), place)
+        place = next(reversed(objects)) if len(objects) == PAGE else None
         yield Step(changes.pks, place, len(objects), changes.too_old)
-        if len(objects) < PAGE:
+        if place is None:
             return
 
 
@@ -182,10 +182,10 @@ class TableSync:
         self._failed = set[str]()
 
     def run(self, between: Callable[[], object] = lambda: None, *, at_once: bool = False) -> float:
-        """Sync one slice of what is due, or with `at_once` all of it; return in how many seconds to call again.
+        """Sync a slice of the policies that are due; return in how many seconds to call again.
 
-        Calls `between` after each page. Raises the errors of the database, and of callables of policies; the other
-        policies are then synced first.
+        `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database, and
+        of callables of policies; the other policies are then synced first.
         """
         policies = {policy.label: policy for policy in automatic_policies(self._using)}
         interval, now, spent = get_settings().sync_interval, database_now(self._using), 0.0

@@ -21,12 +21,11 @@ from django_delayq.scheduling.single import check_payload, may_extend, no_deadli
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime, timedelta
     from typing import Unpack
 
     from django.db.models import Model
 
-    from django_delayq.delays import DelayArgs, Span
+    from django_delayq.delays import Delay, DelayArgs, Span
     from django_delayq.models import TimeoutQuerySet
     from django_delayq.scheduling.single import OnConflict
 
@@ -63,15 +62,7 @@ def schedule_timeouts(
         return 0
     resolved, using, pks = found
     with transaction_of(using):
-        in_force = None if given is not None or resolved.after is None else read_delay(resolved, using)
-        due_at = None if given is None else given.due_from(clock.now())
-        rounds = []
-        for chunk in chunks(pks):
-            planned = _lock_and_plan(resolved, chunk, due_at, in_force, using)
-            for pk, object_id, slot in slots_of(resolved, resolved.label, chunk, key, using):
-                if pk not in planned:
-                    raise ValueError(f"{subject_at(resolved, pk, key, using)}: the object is not in the database.")
-                rounds.append(writing.Round(slot, object_id, *planned[pk]))
+        rounds = _lock_and_plan(resolved, pks, key, given, using)
         taken = _taken(resolved, rounds, key, using)
         if taken and on_conflict == "error":
             row = Timeout.objects.using(using).get(pk=taken[0].pk)
@@ -111,25 +102,31 @@ def _places(
 
 
 def _lock_and_plan(
-    policy: TimeoutPolicy[Any], pks: Sequence[Any], due_at: datetime | None, in_force: timedelta | None, using: str
-) -> dict[Any, tuple[datetime | None, datetime]]:
-    """Lock the objects `pks`; return since when the round of each counts, and when it is due (at `due_at` if given).
+    policy: TimeoutPolicy[Any], pks: Sequence[Any], key: str, given: Delay | None, using: str
+) -> list[writing.Round]:
+    """Lock the objects `pks` and return their rounds.
 
     Reads whole objects only for callables, because an instance costs more than everything else.
     """
-    rows, to_python = locking_rows(policy.model, pks, using), root_of_key(policy.model).to_python
-    if callable(policy.since) or (due_at is None and callable(policy.after)):
-        read = [(obj.pk, policy.since_of(obj), obj) for obj in rows]
-    else:
-        column, since_of = policy.since or "pk", policy.checked_since
-        read = [(pk, since_of(value) if policy.since else None, None) for pk, value in rows.values_list("pk", column)]
-    found = {}
-    for pk, since_at, obj in read:
-        due = due_at or policy.due_of(obj, clock.now() if policy.since is None else since_at, in_force)
-        if due is None:
-            raise no_deadline(subject_at(policy, pk, "", using))
-        found[to_python(pk)] = (since_at, due)
-    return found
+    in_force = None if given is not None or policy.after is None else read_delay(policy, using)
+    now, to_python, rounds = clock.now(), root_of_key(policy.model).to_python, []
+    due_at = None if given is None else given.due_from(now)
+    for chunk in chunks(pks):
+        rows = locking_rows(policy.model, chunk, using)
+        if callable(policy.since) or (due_at is None and callable(policy.after)):
+            read = {to_python(obj.pk): (policy.since_of(obj), obj) for obj in rows}
+        else:
+            values = rows.values_list("pk", policy.since or "pk")
+            read = {to_python(pk): (policy.checked_since(at) if policy.since else None, None) for pk, at in values}
+        for pk, object_id, slot in slots_of(policy, policy.label, chunk, key, using):
+            if pk not in read:
+                raise ValueError(f"{subject_at(policy, pk, key, using)}: the object is not in the database (any more).")
+            since_at, obj = read[pk]
+            due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
+            if due is None:
+                raise no_deadline(subject_at(policy, pk, key, using))
+            rounds.append(writing.Round(slot, object_id, since_at, due))
+    return rounds
 
 
 def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[writing.Round], key: str, using: str) -> list[Any]:

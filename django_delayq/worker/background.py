@@ -189,7 +189,7 @@ class Background:
             self._sweep.run_once(everything=True)
 
     def sync(self, between: Between = check_connections, *, at_once: bool = False) -> None:
-        """Update the ledger from the tables of automatic policies: a slice, or with `at_once` whatever is due.
+        """Update the ledger from the tables of automatic policies: a slice, or with `at_once` all policies.
 
         Raises the database's errors.
         """
