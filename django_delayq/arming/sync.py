@@ -258,7 +258,7 @@ def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> 
 
 
 def _candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:
-    """Return the rows that match `policy`, by key, without those that fit as far as the database can tell."""
+    """Return the rows that match `policy`, by key, without those that fit according to the database."""
     model = policy.concrete_model
     rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q()).order_by("pk")
     if not isinstance(policy.since, str):

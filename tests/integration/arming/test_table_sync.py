@@ -28,7 +28,7 @@ EXEMPT = "exempt"
 
 @pytest.fixture(params=["since", "after", "both"])
 def policy(request: pytest.FixtureRequest, declare: Any) -> dq.TimeoutPolicy[Order]:
-    """A policy of which the database cannot decide alone whom it concerns."""
+    """A policy with a callable, which the database cannot evaluate."""
     since: Any = "created_at" if request.param == "after" else lambda order: order.created_at
     after: Any = HOUR if request.param == "since" else lambda order: None if order.note == EXEMPT else HOUR
     return declare(Order, name="slow", since=since, after=after, when=Q(status="slow"))  # type: ignore[no-any-return]
