@@ -1,7 +1,5 @@
 """Start: discover and check the policies, and connect the receivers of saves and deletes."""
 
-from __future__ import annotations
-
 from django.apps import AppConfig
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +92,15 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
         return
     if words := refusal(policy.concrete_model, connections[using]):
         yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
-    for model, error_of in (
-        (ContentType, partial(Error, id="django_delayq.E020")),
-        (Timeout, partial(Error, id="django_delayq.E021")),
-    ):
+    for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
-            yield error_of(
+            yield Error(
                 f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
                 hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
                 f"--database {using}.",
                 obj=policy,
+                id=error_id,
             )
 
 

@@ -17,8 +17,6 @@ ledger row. An exception in a receiver is logged and affects nothing else. The b
 claims anything. Its receivers can serve metrics or health pages from the worker's process.
 """
 
-from __future__ import annotations
-
 from django.dispatch import Signal
 
 timeout_scheduled = Signal()

@@ -165,6 +165,7 @@ def _pytest(copy: Path, arguments: Sequence[str]) -> tuple[int, str]:
     options = ["-x", "-q", "--no-header", "--tb=no", f"--timeout={TEST_SECONDS}", "-p", "no:randomly"]
     command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "-m", "not browser", *arguments]
     environment = {**os.environ, "DELAYQ_TEST_DB": "sqlite"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "example_project")])
     try:
         done = subprocess.run(

@@ -106,6 +106,7 @@ class Job:
         self.computes = computes
         self.results = RESULTS / f"{stage.name}-{number}.xml"
         self.environment = {**os.environ, **stage.environment, "PYTHONPATH": PYTHONPATH}
+        self.environment.pop("PYTHONDONTWRITEBYTECODE", None)  # some 100 processes would compile all tests
         while "=" in command[0]:  # as in a shell
             name, _, value = command[0].partition("=")
             self.environment[name], command = value, command[1:]

@@ -5,8 +5,6 @@ loads the objects: with a million rows both take seconds, and rows whose object,
 too. `actions` and `policy_pages` run operations after a confirmation. `mixins` is for the admin of your own models.
 """
 
-from __future__ import annotations
-
 from django_delayq.admin.mixins import TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
 from django_delayq.admin.timeouts import TimeoutAdmin

@@ -76,32 +76,38 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
     def _policies(self, request: HttpRequest) -> list[dict[str, Any]]:
         using = database_of(Timeout)
         unfinished = PolicyChange.objects.using(using).filter(finished_at__isnull=True)
-        moving = {
-            policy.label if (policy := registry.get(label)) else label
-            for label in unfinished.values_list("policy", flat=True)
-        }
+        changing = {registry.get(label) for label in unfinished.values_list("policy", flat=True)}
         found = []
         for status in policy_statuses(using):
-            state, is_moving = status.state, status.label in moving
-            shown = {"label": status.label, "state": state, "is_moving": is_moving, **self._numbers(status)}
+            state, shown = status.state, self._numbers(status)
             if state is not None:
-                shown |= _description(state)
-                shown["buttons"] = [] if is_moving else self._buttons(request, state)
+                shown |= {
+                    "is_moving": state.policy in changing,
+                    "model_label": state.policy.model._meta.label,
+                    "delay": render.delay_in_force(state),
+                    "counts_from": render.counts_from(state.policy),
+                    "condition": render.condition(state.policy),
+                    "stopped": render.stop(state),
+                    "buttons": [] if state.policy in changing else self._buttons(request, state),
+                }
             found.append(shown)
         return found
 
     def _numbers(self, status: PolicyStatus) -> dict[str, Any]:
         timeouts = reverse(f"{self.admin_site.name}:django_delayq_timeout_changelist")
+        counts = [
+            {
+                "name": name,
+                "label": label,
+                "count": getattr(status, name),
+                "address": f"{timeouts}?{urlencode({'policy': status.label, **filters})}",
+            }
+            for name, (label, filters) in COUNTS.items()
+        ]
         return {
-            "counts": [
-                {
-                    "name": name,
-                    "label": label,
-                    "count": getattr(status, name),
-                    "address": f"{timeouts}?{urlencode({'policy': status.label, **filters})}",
-                }
-                for name, (label, filters) in COUNTS.items()
-            ],
+            "label": status.label,
+            "state": status.state,
+            "counts": counts,
             "lag_p50": render.lag(status.lag_p50),
             "lag_p99": render.lag(status.lag_p99),
             "chart": chart(status.hours, clock.now()),
@@ -114,17 +120,6 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
             for operation in POLICY_OPERATIONS.values()
             if operation.fits(state) and operation.is_permitted(request.user)
         ]
-
-
-def _description(state: PolicyState) -> dict[str, Any]:
-    policy = state.policy
-    return {
-        "model_label": policy.model._meta.label,
-        "delay": render.delay_in_force(state),
-        "counts_from": render.counts_from(policy),
-        "condition": render.condition(policy),
-        "stopped": render.stop(state),
-    }
 
 
 @dataclass(frozen=True, slots=True)

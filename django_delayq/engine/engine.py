@@ -11,6 +11,7 @@ from weakref import WeakSet
 from django_delayq.engine.faults import Client, translated
 from django_delayq.engine.keys import queue_keys, shard_of
 from django_delayq.engine.records import (
+    MAX_AHEAD_MS,
     MAX_BATCH,
     MAX_LEASE_MS,
     MAX_PEEK,
@@ -21,7 +22,6 @@ from django_delayq.engine.records import (
     QueueStats,
     Reserved,
     batches,
-    checked_ahead_ms,
     checked_id,
     checked_lease_ms,
     checked_pair,
@@ -81,7 +81,9 @@ class DelayQueue:
         """
         if limit < 1:
             raise ValueError(f"the limit of a reserve is 1 or more, not {limit}")
-        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), checked_ahead_ms(ahead_ms))
+        if not 0 <= ahead_ms <= MAX_AHEAD_MS:  # other workers could fire such entries meanwhile
+            raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
+        args = (min(int(limit), MAX_BATCH), checked_lease_ms(lease_ms), int(ahead_ms))
         now_ms, next_ms, token, discarded, ids, deliveries = self._one("reserve", args)
         if discarded:
             self._caller.log_once(

@@ -50,16 +50,6 @@ def is_wrong_type(error: object) -> bool:
     return isinstance(error, RedisError) and "WRONGTYPE" in str(error)
 
 
-def is_passing(error: Exception) -> bool:
-    """Return whether the same command may succeed later without any change."""
-    return isinstance(error, _PASSING) or bool(_PASSING_CODES.search(str(error)))
-
-
-def is_full(error: Exception) -> bool:
-    """Return whether the server refused for lack of memory."""
-    return isinstance(error, OutOfMemoryError) or bool(_FULL_CODE.search(str(error)))
-
-
 @contextmanager
 def translated(client: Client) -> Iterator[None]:
     """Raise every error of Redis as `EngineUnavailable` (retry later) or `EngineError`, with its cause.
@@ -69,17 +59,14 @@ def translated(client: Client) -> Iterator[None]:
     try:
         yield
     except (RedisError, RedisClusterException, OSError) as error:
-        if is_passing(error):
-            _forget_demoted_server(client, error)
-            kind = EngineFull if is_full(error) else EngineUnavailable
-            raise kind(f"Redis is not available: {_message_of(error)}") from error
-        raise EngineError(f"Redis refused: {error}") from error
-
-
-def _message_of(error: Exception) -> str:
-    if isinstance(error, ClusterError) and "TTL" in str(error):  # too many redirections or retries
-        return "a slot of the cluster is being moved to another node"
-    return str(error).rstrip(".")
+        message = str(error).rstrip(".")
+        if not isinstance(error, _PASSING) and not _PASSING_CODES.search(message):
+            raise EngineError(f"Redis refused: {error}") from error
+        _forget_demoted_server(client, error)
+        is_full = isinstance(error, OutOfMemoryError) or _FULL_CODE.search(message)
+        if isinstance(error, ClusterError) and "TTL" in message:  # too many redirections or retries
+            message = "a slot of the cluster is being moved to another node"
+        raise (EngineFull if is_full else EngineUnavailable)(f"Redis is not available: {message}") from error
 
 
 def _forget_demoted_server(client: Client, error: Exception) -> None:

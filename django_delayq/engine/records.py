@@ -113,13 +113,6 @@ def checked_lease_ms(lease_ms: int) -> int:
     return int(lease_ms)
 
 
-def checked_ahead_ms(ahead_ms: int) -> int:
-    """Return the time. Raises ValueError outside [0, 1 s]: other workers could fire such entries meanwhile."""
-    if not 0 <= ahead_ms <= MAX_AHEAD_MS:
-        raise ValueError(f"entries are reserved at most 1 second ahead of time, not {ahead_ms} ms")
-    return int(ahead_ms)
-
-
 def batches(items: Iterable[T], size: int = MAX_BATCH) -> Iterator[Sequence[T]]:
     """Yield the items in order, in tuples of at most `size`."""
     iterator = iter(items)

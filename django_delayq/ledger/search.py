@@ -10,7 +10,7 @@ Every list, sweep and count reads a bounded part of one index, in the order of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -248,14 +248,18 @@ def count_each(wanted: Mapping[K, QuerySet[Any, Any]], using: str, cap: int = MA
     found: dict[K, Count] = {}
     names = list(wanted)
     for start in range(0, len(names), COUNTS_PER_STATEMENT):
-        parts, params = [], []
-        for number, name in enumerate(names[start : start + COUNTS_PER_STATEMENT], start):
-            rows = wanted[name].using(using).values("pk")[: cap + 1]
-            sql, values = rows.query.get_compiler(using).as_sql()
-            parts.append(f"SELECT {number}, COUNT(*) FROM ({sql}) counted{number}")
-            params += values
+        part = names[start : start + COUNTS_PER_STATEMENT]
         with connections[using].cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(parts), params)
-            for number, value in cursor.fetchall():
-                found[names[number]] = Count(min(value, cap), value > cap)
+            cursor.execute(*counting([wanted[name] for name in part], using, cap))
+            found |= {part[number]: Count(min(value, cap), value > cap) for number, value in cursor.fetchall()}
     return found
+
+
+def counting(querysets: Sequence[QuerySet[Any, Any]], using: str, cap: int = MAX_COUNT) -> tuple[str, list[Any]]:
+    """Return the statement of `count_each` and its parameters: one row for each queryset, its number and its count."""
+    parts, params = [], []
+    for number, rows in enumerate(querysets):
+        sql, values = rows.using(using).values("pk")[: cap + 1].query.get_compiler(using).as_sql()
+        parts.append(f"SELECT {number}, COUNT(*) FROM ({sql}) counted{number}")
+        params += values
+    return " UNION ALL ".join(parts), params

@@ -147,6 +147,8 @@ class Selection:
             if state not in options["states"]:
                 raise OptionError("--state", state, f"must be one of {', '.join(options['states'])}")
         rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=states)
+        if not any(Timeout.State(state).is_settled for state in states):
+            rows = rows.unsettled()  # which has an index of its own
         labels = _labels(options, using)
         if labels:
             rows = rows.of_labels(labels)

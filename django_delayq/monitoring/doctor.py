@@ -71,8 +71,7 @@ def migrations(using: str) -> Iterator[CheckMessage]:
     own = {node for node in loader.graph.nodes if node[0] == "django_delayq"}
     missing = sorted(name for _, name in own - set(loader.applied_migrations))
     if missing:
-        text = f"Not applied: {', '.join(missing)}."
-        yield Error(text, hint="Run manage.py migrate django_delayq.", id="migrations")
+        yield Error(f"Not applied: {', '.join(missing)}.", hint="Run manage.py migrate django_delayq.", id="migrations")
     else:
         yield Info("All migrations are applied.", id="migrations")
 
@@ -106,8 +105,7 @@ def connection_limit(using: str) -> Iterator[CheckMessage]:
     settings = get_settings()
     shortage = limit and limit.shortage(0 if settings.executor else settings.concurrency)
     if shortage:
-        hint = "Raise the limit. Until then workers run fewer threads."
-        yield Warning(shortage, hint=hint, id="connections")
+        yield Warning(shortage, hint="Raise the limit. Until then workers run fewer threads.", id="connections")
     else:
         yield Info("A worker may open as many connections as it needs.", id="connections")
 
@@ -191,8 +189,7 @@ def workers(using: str) -> Iterator[CheckMessage]:
     """Check that workers run, that none hangs, and that every queue with overdue timeouts has one."""
     found = workers_alive(using)
     if not found:
-        hint = "Start one: manage.py delayq_worker."
-        yield Error("No worker is running: nothing fires.", hint=hint, id="workers")
+        yield Error("No worker is running: nothing fires.", hint="Start one: manage.py delayq_worker.", id="workers")
         return
     releases = sorted({worker.version for worker in found})
     names = ", ".join(worker.name for worker in found)
@@ -232,13 +229,13 @@ def policies(using: str) -> Iterator[CheckMessage]:
             hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
             yield (Error if waited > OVERDUE_ERROR else Warning)(text, hint=hint, id="overdue")
     if not is_late:
-        text = "No timeout that may fire has been overdue for longer than a minute."
-        yield Info(text, id="overdue")
+        yield Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")
     for policy in statuses:
         counts = (policy.pending, policy.firing, policy.dead)
         if policy.state is None and any(count.value for count in counts):
-            words = "{} pending, {} firing and {} dead timeouts".format(*counts)
-            text = f"{policy.label} is not declared, but has {words}."
+            text = "{} is not declared, but has {} pending, {} firing and {} dead timeouts.".format(
+                policy.label, *counts
+            )
             hint = "Declare it, name it in aliases= of its successor, or cancel them."
             yield Warning(text, hint=hint, id="unknown_policy")
         if policy.dead.value:

@@ -13,7 +13,8 @@ from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
-from django_delayq.ledger.search import NOTHING, Count, count_each, labels_in
+from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, labels_in
+from django_delayq.ledger.statements import Param, compiled, params
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
@@ -30,8 +31,8 @@ COMPARED: Final = 100
 """How many of the rows that are due next are looked up in Redis."""
 PEEKED: Final = 500
 
-COUNTED: Final = ("pending", "firing", "dead", "fired", "skipped")
-"""The counts of a policy that do not overlap."""
+COUNTS: Final = ("pending", "due", "overdue", "firing", "dead", "fired", "skipped")
+"""The counts of a policy."""
 
 State = Timeout.State
 
@@ -223,42 +224,72 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     ]
     unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
     left = [_status(label, [label], None, using, now, hours=hours) for label in unknown]
-    return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTED)]
+    return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTS)]
 
 
 def _status(
     label: str, labels: Sequence[str], state: PolicyState | None, using: str, now: datetime, *, hours: bool
 ) -> PolicyStatus:
-    rows: TimeoutQuerySet = Timeout.objects.using(using).of_labels(labels).order_by("policy", "state", "run_at", "id")
-    pending, recent = rows.filter(state=State.PENDING), rows.filter(run_at__gte=now - RECENT)
-    due, fired = pending.filter(run_at__lte=now), recent.filter(state=State.FIRED)
-    wanted = {
+    shape = (using, len(labels))
+    at = {"policy": labels, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT}
+    starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
+    rows: Any = _counts.rows(*shape, HOURS if hours else 0, **at, starts=starts)
+    numbers: dict[int, int] = dict(rows)
+    counts = [Count(min(numbers[place], MAX_COUNT), numbers[place] > MAX_COUNT) for place in range(len(numbers))]
+    named: dict[str, Any] = dict(zip(COUNTS, counts, strict=False))
+    oldest = _oldest_due.rows(*shape, **at)
+    last = _last_fired.rows(*shape, **at)
+    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for due_at, settled_at in last if settled_at)
+    return PolicyStatus(
+        label,
+        state,
+        **named,
+        oldest_due_at=oldest[0][0] if oldest else None,
+        lag_p50=lags[len(lags) // 2] if lags else None,
+        lag_p99=lags[min(len(lags) - 1, int(len(lags) * 0.99))] if lags else None,
+        hours=tuple(counts[len(COUNTS) :]),
+    )
+
+
+def _rows_of(using: str, labels: int) -> TimeoutQuerySet:
+    every: TimeoutQuerySet = Timeout.objects.using(using)
+    return every.filter(policy__in=params("policy", labels))
+
+
+def _time(name: str, index: int | None = None) -> Param:
+    return Param(Timeout._meta.get_field("run_at"), name, index)
+
+
+@compiled
+def _counts(using: str, labels: int, hours: int) -> tuple[str, list[Any]]:
+    """Count the rows of a policy, in the order of `COUNTS`, and then its pending rows of each hour."""
+    rows = _rows_of(using, labels).order_by("policy", "state", "run_at", "id")
+    pending, recent = rows.filter(state=State.PENDING), rows.filter(run_at__gte=_time("recent"))
+    counted = {
         "pending": pending,
-        "due": due,
-        "overdue": pending.filter(run_at__lte=now - OVERDUE),
+        "due": pending.filter(run_at__lte=_time("now")),
+        "overdue": pending.filter(run_at__lte=_time("overdue")),
         "firing": rows.filter(state=State.FIRING),
         "dead": rows.filter(state=State.DEAD),
-        "fired": fired,
+        "fired": recent.filter(state=State.FIRED),
         "skipped": recent.filter(state=State.SKIPPED),
     }
-    numbers = range(HOURS if hours else 0)
-    for number in numbers:
-        start, end = now + timedelta(hours=number), now + timedelta(hours=number + 1)
-        wanted[str(number)] = pending.filter(run_at__gt=start, run_at__lte=end)
-    counts: dict[str, Any] = {**count_each(wanted, using)}
-    by_hour = tuple(counts.pop(str(number)) for number in numbers)
-    oldest = due.order_by("run_at", "id").values_list("run_at", flat=True).first()
-    p50, p99 = _lags(fired)
-    return PolicyStatus(label, state, **counts, oldest_due_at=oldest, lag_p50=p50, lag_p99=p99, hours=by_hour)
+    by_hour = [
+        pending.filter(run_at__gt=_time("starts", hour), run_at__lte=_time("starts", hour + 1)) for hour in range(hours)
+    ]
+    return counting([*(counted[name] for name in COUNTS), *by_hour], using)
 
 
-def _lags(fired: TimeoutQuerySet) -> tuple[float | None, float | None]:
-    """Return the 50th and the 99th percentile of the seconds from deadline to firing of the last `MAX_LAGS` firings."""
-    last = fired.order_by("-run_at", "-id").values_list("due_at", "settled_at")[:MAX_LAGS]
-    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for due_at, settled_at in last if settled_at)
-    if not lags:
-        return None, None
-    return lags[len(lags) // 2], lags[min(len(lags) - 1, int(len(lags) * 0.99))]
+@compiled
+def _oldest_due(using: str, labels: int) -> Any:
+    due = _rows_of(using, labels).filter(state=State.PENDING, run_at__lte=_time("now"))
+    return due.order_by("run_at", "id").values_list("run_at")[:1]
+
+
+@compiled
+def _last_fired(using: str, labels: int) -> Any:
+    fired = _rows_of(using, labels).filter(state=State.FIRED, run_at__gte=_time("recent"))
+    return fired.order_by("-run_at", "-id").values_list("due_at", "settled_at")[:MAX_LAGS]
 
 
 def redis_status(using: str, now: datetime) -> RedisStatus:
@@ -268,26 +299,22 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
         if engine is None:
             return RedisStatus()
         swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)
-        fired = {label for policy in get_policies() for label in policy.labels} - set(
-            stop_cache.read(using).all_labels()
-        )
+        stopped = stop_cache.read(using).all_labels()
+        fired = {label for policy in get_policies() for label in policy.labels}.difference(stopped)
         pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
         rows = list(pending.of_labels(fired).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
         names = sorted({*declared_queues(), *(queue for _, queue in rows)})
-        queues = tuple(_queue_status(engine, name) for name in names)
+        queues = []
+        for name in names:
+            shards = [engine.queue(name, shard).stats() for shard in range(engine.shards)]
+            total, due, leased = (sum(getattr(each, field) for each in shards) for field in ("total", "due", "leased"))
+            queues.append(QueueStatus(name, total, due, leased))
         missing = _missing(engine, rows)
     except (EngineError, ConfigError) as error:
         return RedisStatus(is_configured=True, error=str(error))
     # Rows that were fired, moved or cancelled in the meantime are not missing.
     count = pending.filter(pk__in=missing).count() if missing else 0
-    return RedisStatus(True, True, "", queues, len(rows), count)
-
-
-def _queue_status(engine: Any, name: str) -> QueueStatus:
-    shards = [engine.queue(name, shard).stats() for shard in range(engine.shards)]
-    return QueueStatus(
-        name, sum(each.total for each in shards), sum(each.due for each in shards), sum(each.leased for each in shards)
-    )
+    return RedisStatus(True, True, "", tuple(queues), len(rows), count)
 
 
 def _missing(engine: Any, rows: Iterable[tuple[int, str]]) -> list[int]:

@@ -69,8 +69,7 @@ class Timeouts:
     `is_limit`: an address may ask for less, but not for more. Otherwise the timeouts of an address are used.
     """
 
-    connect: float
-    read: float
+    seconds: float
     health_check_interval: int = 0
     is_limit: bool = False
 
@@ -79,24 +78,22 @@ class Timeouts:
 
         `share`: the number of servers that are asked one after the other, and share the timeouts.
         """
+        timeouts = {}
+        for name in ("socket_connect_timeout", "socket_timeout"):
+            seconds = wanted.get(name) or self.seconds
+            timeouts[name] = (min(seconds, self.seconds) if self.is_limit else seconds) / share
         return {
             **wanted,
-            "socket_connect_timeout": self._seconds(wanted.get("socket_connect_timeout"), self.connect) / share,
-            "socket_timeout": self._seconds(wanted.get("socket_timeout"), self.read) / share,
+            **timeouts,
             "health_check_interval": self.health_check_interval,
             "retry": Retry(NoBackoff(), 0),
             "decode_responses": False,
         }
 
-    def _seconds(self, wanted: float | None, ours: float) -> float:
-        if not wanted:
-            return ours
-        return min(wanted, ours) if self.is_limit else wanted
 
-
-PRODUCER: Final = Timeouts(connect=LIMIT_SECONDS, read=LIMIT_SECONDS, is_limit=True)
+PRODUCER: Final = Timeouts(LIMIT_SECONDS, is_limit=True)
 """A web request must not wait for Redis."""
-WORKER: Final = Timeouts(connect=1.0, read=1.0, health_check_interval=30)
+WORKER: Final = Timeouts(1.0, health_check_interval=30)
 """A worker that waits for a silent Redis fires nothing meanwhile, and may be late by two seconds at most."""
 
 

@@ -56,7 +56,9 @@ def countdown(
     """
     if at_zero not in AT_ZERO:
         raise template.TemplateSyntaxError(f'countdown: at_zero is "reload" or "", not {at_zero!r}.')
-    shown = _countdown(target, policy, key)
+    if isinstance(target, datetime):
+        target = Countdown(target, "pending", clock.now())
+    shown = target if isinstance(target, Countdown) else deadline(target, policy, key)
     if shown.due_at is None or not shown:
         return {"due_at": None}
     return {
@@ -73,14 +75,6 @@ def countdown(
         "sync": sync,
         "announce": announce,
     }
-
-
-def _countdown(target: Any, policy: str | TimeoutPolicy[Any] | None, key: str) -> Countdown:
-    if isinstance(target, Countdown):
-        return target
-    if isinstance(target, datetime):
-        return Countdown(target, "pending", clock.now())
-    return deadline(target, policy, key)
 
 
 def _aware(at: datetime) -> datetime:

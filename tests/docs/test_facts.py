@@ -51,7 +51,7 @@ SOURCE_OF_CHECKS = inspect.getsource(checks) + inspect.getsource(relations)
 
 def test_every_system_check_is_documented() -> None:
     documented = [code(row[0])[0] for row in read(DOCS / "settings.md").table("id")]
-    assert set(documented) == set(re.findall(r'id="(django_delayq\.\w+)"', SOURCE_OF_CHECKS))
+    assert set(documented) == set(re.findall(r'"(django_delayq\.[A-Z]\d+)"', SOURCE_OF_CHECKS))
 
 
 def test_the_arguments_of_a_policy_are_those_of_the_code() -> None:

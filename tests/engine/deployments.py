@@ -68,4 +68,4 @@ def client_of(url: str) -> Client:
     """Return the client that the library makes for `url`, with time limits for a slow machine."""
     from django_delayq.redis_clients.clients import Timeouts, make_client  # reads Django's settings
 
-    return make_client(url, Timeouts(connect=SECONDS, read=SECONDS))
+    return make_client(url, Timeouts(SECONDS))

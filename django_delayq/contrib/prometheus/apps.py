@@ -1,7 +1,5 @@
 """The app: connect the counters and register the gauges."""
 
-from __future__ import annotations
-
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 from prometheus_client import REGISTRY

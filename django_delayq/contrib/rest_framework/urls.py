@@ -1,7 +1,5 @@
 """`path("api/delayq/", include("django_delayq.contrib.rest_framework.urls"))`."""
 
-from __future__ import annotations
-
 from django.urls import path
 from rest_framework.routers import SimpleRouter
 

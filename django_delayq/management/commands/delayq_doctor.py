@@ -1,7 +1,5 @@
 """`manage.py delayq_doctor`: what is wrong, and how to fix it."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`manage.py delayq_list`: list timeouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser

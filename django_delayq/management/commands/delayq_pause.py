@@ -1,7 +1,5 @@
 """`manage.py delayq_pause`: stop policies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.management.base import CommandParser

@@ -1,7 +1,5 @@
 """`manage.py delayq_policies`: list the policies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser

@@ -1,7 +1,5 @@
 """`manage.py delayq_prune`: delete timeouts that were settled long ago."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

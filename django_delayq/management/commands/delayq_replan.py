@@ -1,7 +1,5 @@
 """`manage.py delayq_replan`: change the delay of a policy, and choose what happens to pending timeouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser

@@ -1,7 +1,5 @@
 """`manage.py delayq_status`: show the state of workers, ledger and Redis."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """`manage.py delayq_sync`: synchronize the ledger with the tables of automatic policies."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any

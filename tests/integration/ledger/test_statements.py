@@ -115,6 +115,7 @@ def test_changed_settings_compile_statements_again(row: Timeout, settings: Setti
 
 def test_the_number_of_statements_is_limited(row: Timeout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statements, "MAX_STATEMENTS", 5)
+    statements._statements.clear()  # of other tests
     for count in range(1, 20):
         assert len(by_slot.rows("default", count, slot=[row.slot, *map(str, range(1, count))])) == 1
         assert len(statements._statements) <= 5 or count == 1
