@@ -88,7 +88,8 @@ def row_states(
             F(policy.since) if isinstance(policy.since, str) else Value(None, output_field=DateTimeField())
         )
     found = as_it_is(rows_of(model, using).filter(pk__in=pks).annotate(**shown), using).order_by("pk")
-    rows = list(found.values_list("pk", *shown))
+    to_python = root_of_key(model).to_python
+    rows = [(to_python(pk), *rest) for pk, *rest in found.values_list("pk", *shown)]
     rounds, states = Rounds(model, policies, pks, using), []
     for number, policy in enumerate(policies):
         after = None if policy.after is None else read_delay(policy, using)
@@ -113,7 +114,7 @@ class Rounds:
     ) -> None:
         self._label = {label: policy.label for policy in policies for label in policy.labels}
         self._field, self._text = root_of_key(model), key_type(model).text
-        ids = [self._text(self._field, pk) for pk in pks]
+        ids = [self._text(self._field, pk) for pk in map(self._field.to_python, pks)]
         rows = Timeout.objects.using(using).filter(
             CLOSING | Q(slot_taken=1), content_type=kind_of(model, using), object_id__in=ids, policy__in=self._label
         )

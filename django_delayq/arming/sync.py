@@ -153,8 +153,9 @@ def _checked(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, p
     """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
     rows = _candidates(policy, using, oldest)
     in_force = None if policy.after is None else read_delay(policy, using)
+    to_python = root_of_key(policy.concrete_model).to_python
     while True:
-        objects = {obj.pk: obj for obj in (rows if place is None else rows.filter(pk__gt=place))[:PAGE]}
+        objects = {to_python(obj.pk): obj for obj in (rows if place is None else rows.filter(pk__gt=place))[:PAGE]}
         rounds = Rounds(policy.concrete_model, [policy], objects if callable(policy.since) else (), using)
         states = [
             rounds.state(policy, pk, holds=True, since_at=policy.since_of(obj), after=in_force)

@@ -119,14 +119,14 @@ def check_key(key: str) -> None:
 def slots_of(
     policy: TimeoutPolicy[Any], label: str, pks: Iterable[Any], key: str, using: str
 ) -> Iterator[tuple[Any, str, str]]:
-    """Yield each of `pks`, which have the key's own type, with its text and its slot under `label`.
+    """Yield each of `pks`, in the key's own type, with its text and its slot under `label`.
 
     As `subject_at` does for one object, which takes ten times as long.
     """
     table = policy.concrete_model
     field, text = root_of_key(table), key_type(table).text
     common = blake2b(f"{label}\0{kind_of(table, using)}\0".encode(), digest_size=20)
-    for pk in pks:
+    for pk in map(field.to_python, pks):
         object_id, digest = text(field, pk), common.copy()
         digest.update(f"{object_id}\0{key}".encode())
         yield pk, object_id, digest.hexdigest()
