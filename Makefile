@@ -28,9 +28,9 @@ lint: ## Style, types, import rules, migrations
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tools/suite.py lint
 
-bench: ## Measure how late an idle worker is (DELAYQ_TEST_DB=postgresql or mariadb: on a server)
-	@$(PYTHON) tools/environment.py test
-	@PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/lag.py
+bench: ## Measure the library and seven task queues side by side (ONLY=schedule,lag QUICK=1 AGAINST=../checkout ORDERS=...)
+	@DELAYQ_VENV=$(CURDIR)/.venv-bench $(PYTHON) tools/environment.py bench
+	@.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(if $(AGAINST),--against "$(AGAINST)")
 
 chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, SEED=... to repeat one)
 	@$(PYTHON) tools/environment.py test
@@ -49,5 +49,5 @@ screenshots: ## Take the pictures of README and docs again (needs Chromium)
 	@$(BIN)/python tools/screenshots.py
 
 clean: ## Remove what the other commands created
-	rm -rf $(VENV) .venv-newest .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

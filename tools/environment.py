@@ -2,6 +2,7 @@
 
     python3 tools/environment.py demo        the package and the demo's table
     python3 tools/environment.py test        everything the suite needs on this machine
+    python3 tools/environment.py bench       the package and the task queues that `make bench` compares it with
 
 Standard library only, because it runs before anything is installed.
 """
@@ -31,7 +32,9 @@ PYTHON = HOME / "bin" / "python"
 PURPOSES = {
     "demo": ["-e", ".[demo,rest]"],
     "test": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "dev"],
+    "bench": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "bench"],
 }
+BULLMQ = ("bullmq@6.7.0", "ioredis@5")
 
 
 def prepare(purpose: str) -> int:
@@ -46,7 +49,9 @@ def prepare(purpose: str) -> int:
     # Dependency groups need pip 25.1, which is newer than the pip of Python 3.11.
     if not _pip("--upgrade", "pip>=25.1") or not _pip(*PURPOSES[purpose]):
         return _fail("pip could not install the packages; see its message above")
-    complete = _add_redis() and (purpose != "test" or _add_mysqlclient())
+    complete = _add_redis() and (purpose == "demo" or _add_mysqlclient())
+    if purpose == "bench" and not _add_bullmq():
+        _say("left out: bullmq (it needs node and npm, and the npm registry)")
     if purpose == "test":
         _add_versions_of_redis()
     if not complete and os.environ.get("CI") == "true":
@@ -76,6 +81,16 @@ def _add_mysqlclient() -> bool:
     return False
 
 
+def _add_bullmq() -> bool:
+    """Install BullMQ in a folder of the environment. It is measured only where Node is installed."""
+    folder, npm = HOME / "node", shutil.which("npm")
+    folder.mkdir(exist_ok=True)
+    (folder / "package.json").write_text('{"private": true}')
+    if not npm or not shutil.which("node"):
+        return False
+    return _succeeds([npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, *BULLMQ])
+
+
 def _create() -> bool:
     if PYTHON.exists() and _succeeds([PYTHON, "-c", "import pip"]):
         return True
@@ -98,7 +113,9 @@ def _succeeds(command: Sequence[str | Path]) -> bool:
 def _fingerprint() -> str:
     """Return a value that changes when an earlier environment must be set up again."""
     facts = [(ROOT / "pyproject.toml").read_text(), sys.version, str(ROOT)]
-    facts += [str(shutil.which(name)) for name in ("redis-server", "valkey-server", "mariadbd", "gcc", "pkg-config")]
+    facts += [
+        str(shutil.which(name)) for name in ("redis-server", "valkey-server", "mariadbd", "gcc", "pkg-config", "node")
+    ]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 

@@ -1,27 +1,16 @@
-"""Measure the commands for operators with 1,000,000 pending and 300,000 settled rows.
+"""The commands for operators, each as a whole but for the start of Python and Django: arguments, queries and output.
 
-DELAYQ_TEST_DB=postgresql python benchmarks/commands.py [--rows 1000000] [--times 3]
-
-Each figure is a whole command without the start of Python and Django: arguments, queries and output. Commands that
-change something run once, for about 8,000 rows (half a day of deadlines) and for one.
+Commands that change something run once, for about 8,000 rows (half a day of deadlines) and for one.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.admin import fill
-from benchmarks.ground import ground, show
 
 RARE, FREQUENT = "testapp.parcel.chase", "testapp.order.remind"
 SURE = ("--yes", "--reason", "benchmark")
@@ -86,24 +75,12 @@ def run(words: Sequence[str]) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--times", type=int, default=3)
-    options = parser.parse_args()
-    with ground():
-        from tests.testapp.models import Order
-
-        Order.objects.bulk_create([Order(pk=pk) for pk in range(1, 50_001)], batch_size=5_000)
-        fill(options.rows, options.rows * 3 // 10)
-        figures: dict[str, dict[str, object]] = {}
-        for name, words in reading().items():
-            taken = [run(words) for _ in range(options.times)]
-            figures[name] = {"ms p50": round(1000 * statistics.median(taken)), "max": round(1000 * max(taken))}
-        for name, words in changing().items():
-            figures[name] = {"ms once": round(1000 * run(words))}
-        show(f"commands with {options.rows} pending", figures)
-
-
-if __name__ == "__main__":
-    main()
+def figures(times: int) -> dict[str, dict[str, object]]:
+    """Return the milliseconds of each command."""
+    found: dict[str, dict[str, object]] = {}
+    for name, words in reading().items():
+        taken = [1000 * run(words) for _ in range(times)]
+        found[name] = {"p50": round(statistics.median(taken)), "max": round(max(taken))}
+    for name, words in changing().items():
+        found[name] = {"once": round(1000 * run(words))}
+    return found

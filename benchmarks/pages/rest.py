@@ -1,28 +1,12 @@
-"""Measure the REST API with 1,000,000 pending and 300,000 settled rows.
-
-The list with each filter, sixty pages of 500 in sequence, one timeout, the policies and the status.
-
-DELAYQ_TEST_DB=postgresql python benchmarks/rest.py [--rows 1000000] [--times 7]
-
-Each figure is a whole request through DRF's test client, without the network. `first` is the first request, `p50`
-and `max` are those of the repetitions.
-"""
+"""The REST API: the list with each filter, sixty pages of 500 in sequence, one timeout, the policies and the status."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.admin import fill
-from benchmarks.ground import ground, show
 
 LIST = "/api/timeouts/"
 PAGES = 60
@@ -78,9 +62,9 @@ def measure(client: Any, address: str, times: int) -> dict[str, Any]:
 
 
 def walk(client: Any, address: str) -> dict[str, Any]:
-    """Read pages in sequence, by their cursors."""
-    took = []
-    for _ in range(PAGES):
+    """Read pages in sequence, by their cursors, as far as there are any."""
+    took: list[float] = []
+    while address and len(took) < PAGES:
         began = time.perf_counter()
         answer = client.get(address)
         took.append((time.perf_counter() - began) * 1000)
@@ -92,28 +76,17 @@ def _summary(first: float, others: list[float]) -> dict[str, Any]:
     return {"first": round(first, 1), "p50": round(statistics.median(others), 1), "max": round(max(others), 1)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rows", type=int, default=1_000_000, help="pending rows; the number of settled ones is three tenths of it"
-    )
-    parser.add_argument("--times", type=int, default=7)
-    options = parser.parse_args()
-    with ground():
-        from django.contrib.auth.models import User
-        from django.test import override_settings
-        from rest_framework.test import APIClient
+def figures(times: int) -> dict[str, dict[str, Any]]:
+    """Return the figures of each request, through DRF's test client. `first` is the first request."""
+    from django.contrib.auth.models import User
+    from django.test import override_settings
+    from rest_framework.test import APIClient
 
-        fill(options.rows, options.rows * 3 // 10)
-        client = APIClient()
-        client.force_authenticate(User.objects.create_superuser("bench"))
-        with override_settings(ROOT_URLCONF="tests.integration.rest.urls"):
-            client.get(LIST)
-            results = {name: measure(client, address, options.times) for name, address in addresses().items()}
-            for name, query in (("all", ""), ("pending", "&state=pending")):
-                results[f"{PAGES} pages of {name}"] = walk(client, f"{LIST}?page_size=500{query}")
-        show(f"REST, ms, {options.rows} rows wait", results)
-
-
-if __name__ == "__main__":
-    main()
+    client = APIClient()
+    client.force_authenticate(User.objects.get_or_create(username="rest", is_superuser=True, is_staff=True)[0])
+    with override_settings(ROOT_URLCONF="tests.integration.rest.urls"):
+        client.get(LIST)
+        results = {name: measure(client, address, times) for name, address in addresses().items()}
+        for name, query in (("all", ""), ("pending", "&state=pending")):
+            results[f"{PAGES} pages of {name}"] = walk(client, f"{LIST}?page_size=500{query}")
+    return results

@@ -1,0 +1,127 @@
+"""Measure django-delayq and its rivals side by side: `make bench`, or `python -m benchmarks`.
+
+    make bench                        everything, in at most 25 minutes
+    make bench QUICK=1                everything with small sizes, in less than five minutes
+    make bench ONLY=schedule,lag      some works; the others keep their figures in docs/benchmarks.md
+    make bench AGAINST=../other       also another checkout of this project, as a contestant
+    make bench ORDERS=... REVIEWS=... also the replay of recorded orders
+
+`python -m benchmarks --report` writes the page again from the last results, after a change of its text.
+
+The servers and the databases are temporary. The page docs/benchmarks.md is written after every work, so that a run that
+is interrupted keeps the figures of the works that it has completed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.contestants import RIVALS, ROOT, Arena, Failed
+from benchmarks.harness import FULL, QUICK, Run, measure, say
+from benchmarks.works import WORKS
+from tools import processes
+
+RESULTS = ROOT / "benchmarks" / "results.json"
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine without its name: model of the CPU, cores, memory."""
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    return {"cpu": model[1] if model else platform.machine(), "cores": cores, "memory_gb": round(total / 2**30)}
+
+
+def versions(arena: Arena) -> dict[str, str]:
+    import redis
+
+    server = redis.Redis.from_url(arena.redis("delayq").url).info("server")["redis_version"]
+    postgres = str(arena.query("postgres", "SHOW server_version")[0]).partition(" ")[0]
+    packages = {
+        name: version(package)
+        for name, package in (("Django", "Django"), ("psycopg", "psycopg"), ("redis-py", "redis"))
+    }
+    return {"Python": platform.python_version(), **packages, "PostgreSQL": postgres, "Redis": server}
+
+
+def contestants(arena: Arena) -> list[dict[str, Any]]:
+    """Describe every contestant: title, version, settings with their sources."""
+    found = []
+    for name in ("delayq", *RIVALS, "procrastinate_pool"):
+        try:
+            found.append(arena.contestant(name).call("describe"))
+        except Failed as error:
+            found.append({"title": name, "version": f"failed: {error}", "settings": []})
+    return found
+
+
+def command_of(options: argparse.Namespace) -> str:
+    """Return the command that repeats the run, without the paths of this machine."""
+    given = [f"ONLY={options.only}" if options.only else "", "QUICK=1" if options.quick else ""]
+    named = [f"{name}=..." for name in ("AGAINST", "ORDERS") if os.environ.get(name)]
+    return " ".join(["make bench", *filter(None, given), *named])
+
+
+def run_works(chosen: Sequence[str], options: argparse.Namespace) -> int:
+    """Run the chosen works, and write the results after each."""
+    against = Path(options.against) if options.against else None
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="delayq-bench-") as folder,
+        Arena(_open_to_servers(folder), against) as arena,
+    ):
+        run = Run(arena, QUICK if options.quick else FULL, options.quick, dict(os.environ))
+        results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"works": {}}
+        results |= {"command": command_of(options), "machine": machine()}
+        results |= {"versions": versions(arena), "contestants": contestants(arena)}
+        for work in WORKS:
+            if work.key not in chosen or (work.needs and not os.environ.get(work.needs)):
+                continue
+            say(f"bench: {work.key}: {work.title} ({time.monotonic() - began:.0f} s)")
+            try:
+                results["works"][work.key] = measure(work, run)
+            except Exception as error:  # noqa: BLE001 - the other works are worth their time
+                say(f"bench: {work.key} failed: {type(error).__name__}: {error}")
+                continue
+            results["capacity"] = report.capacity(report.samples_of(results))
+            report.write(results, WORKS, ROOT)
+    say(f"bench: done in {time.monotonic() - began:.0f} s; see docs/benchmarks.md")
+    return 0
+
+
+def _open_to_servers(folder: str) -> Path:
+    Path(folder).chmod(0o711)  # database servers run as other accounts, and must reach their directories in it
+    return Path(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"of {','.join(work.key for work in WORKS)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--report", action="store_true", help="write the page again from the last results")
+    parser.add_argument("--against", help="another checkout of this project")
+    options = parser.parse_args()
+    keys = [work.key for work in WORKS]
+    chosen = options.only.split(",") if options.only else keys
+    if unknown := set(chosen) - set(keys):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(keys)}")
+    if options.report:
+        report.write(json.loads(RESULTS.read_text()), WORKS, ROOT)
+        return
+    sys.exit(processes.supervised(lambda: run_works(chosen, options)))
+
+
+if __name__ == "__main__":
+    main()

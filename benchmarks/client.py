@@ -1,0 +1,164 @@
+"""The process in which a contestant makes its calls: `python -m benchmarks.client NAME`.
+
+It reads requests from standard input, one JSON object a line, and answers each with a line: `{"result": ...}` or
+`{"error": ...}`. The harness is `benchmarks.contestants`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.rivals.base import Contestant, Meter
+
+AHEAD_SECONDS = 1800.0
+ROWS_A_STATEMENT = 5_000
+
+
+class Client:
+    """The operations that the harness may request, by name."""
+
+    def __init__(self, adapter: Contestant) -> None:
+        self.adapter = adapter
+        self.pks: dict[str, list[int]] = {}
+        self.handles: list[Any] = []
+
+    def describe(self) -> dict[str, Any]:
+        """Return title, version and settings of the contestant."""
+        from importlib.metadata import version
+
+        own = self.adapter
+        return {"title": own.title, "version": version(own.package), "settings": own.settings}
+
+    def clear(self) -> None:
+        """Delete all jobs and business rows."""
+        from benchmarks.rivals.base import empty
+
+        self.adapter.clear()
+        empty("shop_")
+        self.pks.clear()
+
+    def prepare(self, count: int, model: str = "Task") -> None:
+        """Replace the business rows of a model by `count` new ones."""
+        from django.apps import apps
+        from django.utils import timezone
+
+        from benchmarks.rivals.base import empty
+
+        table, now = apps.get_model("shop", model), timezone.now()
+        empty(table._meta.db_table)
+        rows = [table(created_at=now) for _ in range(count)]
+        self.adapter.rows = {row.pk: row for row in table.objects.bulk_create(rows, batch_size=ROWS_A_STATEMENT)}
+        self.pks[model] = list(self.adapter.rows)
+
+    def unit(self, count: int) -> dict[str, float]:
+        """Measure `BEGIN; SELECT 1; COMMIT` through Django."""
+        from django.db import connection, transaction
+
+        with Meter() as meter:
+            for _ in range(count):
+                with transaction.atomic(), connection.cursor() as cursor:
+                    cursor.execute("SELECT 1")
+        return _figures(meter, count)
+
+    def schedule_one(self, count: int) -> dict[str, float]:
+        at = time.time() + AHEAD_SECONDS
+        with Meter() as meter:
+            self.handles = [self.adapter.schedule("note", pk, at) for pk in self.pks["Task"][:count]]
+        return _figures(meter, count)
+
+    def cancel_one(self, count: int) -> dict[str, float] | None:
+        """Cancel what `schedule_one` has scheduled. None: the contestant cannot."""
+        if self.adapter.cancel is None:
+            return None
+        with Meter() as meter:
+            for handle in self.handles[:count]:
+                self.adapter.cancel(handle)
+        return _figures(meter, count)
+
+    def schedule_inside(self, count: int) -> dict[str, float]:
+        """Measure the CPU that scheduling adds to a transaction of the caller that updates one row."""
+        at, used = time.time() + AHEAD_SECONDS, {True: 0.0, False: 0.0}
+        pks = self.pks["Task"][:count]
+        for start in range(0, count, 20):
+            for with_schedule in (False, True):
+                with Meter() as meter:
+                    for pk in pks[start : start + 20]:
+                        self._transaction(pk, at, with_schedule)
+                used[with_schedule] += meter.cpu
+        return {"cpu_us": (used[True] - used[False]) * 1e6 / count}
+
+    def _transaction(self, pk: int, at: float, with_schedule: bool) -> None:
+        from django.apps import apps
+        from django.db import transaction
+
+        with transaction.atomic():
+            apps.get_model("shop", "Plain").objects.filter(pk=pk).update(note="seen")
+            if with_schedule and self.adapter.on_commit:
+                transaction.on_commit(lambda: self.adapter.schedule("note", pk, at) and None)
+            elif with_schedule:
+                self.adapter.schedule("note", pk, at)
+
+    def bulk(self, count: int) -> dict[str, float] | None:
+        """Schedule many with one call. None: the contestant has no function for it."""
+        if self.adapter.schedule_many is None:
+            return None
+        pks = self.pks["Task"][:count]
+        with Meter() as meter:
+            self.adapter.schedule_many("note", pks, time.time() + AHEAD_SECONDS)
+        return _figures(meter, count)
+
+    def fill(self, count: int) -> None:
+        """Schedule many, in whatever way the contestant has."""
+        self.prepare(count)
+        if self.bulk(count) is None:
+            self.schedule_one(count)
+
+    def enqueue(self, job: str, count: int) -> None:
+        """Create `count` business rows and make `job` due for each of them now."""
+        model = {"settle": "Order", "settle_batch": "Invoice"}.get(job, "Task")
+        self.prepare(count, model)
+        self.adapter.enqueue(job, self.pks[model])
+
+    def at_times(self, times: Sequence[float]) -> None:
+        """Schedule one `note` for each of these times."""
+        self.prepare(len(times))
+        for pk, at in zip(self.pks["Task"], times, strict=True):
+            self.adapter.schedule("note", pk, at)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.adapter, name)
+
+
+def _figures(meter: Meter, count: int) -> dict[str, float]:
+    return {"cpu_us": meter.cpu * 1e6 / count, "per_second": count / meter.seconds}
+
+
+def main(name: str) -> None:
+    replies, sys.stdout = sys.stdout, sys.stderr  # so that output of a rival is not read as a reply
+    os.environ["BENCH_NAME"] = name
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    adapter = importlib.import_module(f"benchmarks.rivals.{name}").Adapter()
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    adapter.set_up()
+    client = Client(adapter)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer: dict[str, Any] = {"result": getattr(client, request["operation"])(*request["args"])}
+        except Exception as error:  # noqa: BLE001 - the harness reports it and continues with the others
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(answer, default=str) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""The small Django project of every contestant: the same tables and the same two handlers."""

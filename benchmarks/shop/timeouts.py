@@ -1,0 +1,40 @@
+"""The same handlers as policies of django-delayq: the library locks and checks, the handler saves."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from django.db.models import Q
+
+from benchmarks.shop.jobs import record
+from benchmarks.shop.models import Invoice, Order, Task
+from django_delayq import timeout_policy
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+    from django_delayq.models import Timeout
+
+
+@timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
+def settle(order: Order, timeout: Timeout) -> None:
+    order.status = "cancelled"
+    order.save()
+    record(0.0)
+
+
+@timeout_policy(Invoice, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"), batch=500)
+def settle_batch(invoices: QuerySet[Invoice], timeouts: list[Timeout]) -> None:
+    invoices.update(status="cancelled")
+    record(0.0, len(timeouts))
+
+
+@timeout_policy(Task)
+def note(task: Task, timeout: Timeout) -> None:
+    record(timeout.due_at.timestamp())
+
+
+@timeout_policy(Task, batch=500)
+def note_batch(tasks: QuerySet[Task], timeouts: list[Timeout]) -> None:
+    record(0.0, len(timeouts))

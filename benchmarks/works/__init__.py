@@ -1,0 +1,7 @@
+"""What `make bench` measures, in this order."""
+
+from __future__ import annotations
+
+from benchmarks.works import calls, pages, pending, workers
+
+WORKS = (*calls.WORKS, *workers.WORKS, *pending.WORKS, *pages.WORKS)

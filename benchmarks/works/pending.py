@@ -1,0 +1,204 @@
+"""Works with many pending timeouts: memory, bytes, lag, and what an idle worker does in a minute."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from benchmarks.contestants import RIVALS, Contestant, Failed, Tree
+from benchmarks.harness import Column, Run, Samples, Work
+from benchmarks.works.workers import lag_of
+
+FEW = 1_000
+SETTLE_SECONDS = 8.0
+"""Until a started worker is idle, and its transactions are in pg_stat_database."""
+
+AllSamples = dict[str, dict[str, list[float]]]
+
+
+def _add(samples: AllSamples, name: str, figures: Samples) -> None:
+    for key, value in figures.items():
+        samples.setdefault(name, {}).setdefault(key, []).append(value)
+
+
+def grow(contestant: Contestant, count: int) -> None:
+    """Give the contestant this many pending timeouts, due in 40 to 60 minutes, unless it has them already."""
+    if contestant.pending != count:
+        contestant.call("clear")
+        contestant.call("grow", count)
+        contestant.pending = count
+
+
+def _growth(run: Run) -> AllSamples:
+    """Measure a worker and single calls, first with few pending timeouts, then with many."""
+    samples: AllSamples = {}
+    contestant = run.contestant("delayq")
+    for count in (FEW, run.sizes.pending):
+        contestant.call("clear")
+        before = contestant.call("bytes_stored")
+        grow(contestant, count)
+        after = contestant.call("bytes_stored")
+        name = f"{count:,} pending"
+        _add(samples, name, {key: (after[key] - before[key]) / count for key in after})
+        for _ in range(run.sizes.rounds):
+            _add(samples, name, _calls(run, contestant))
+        with contestant.working("lag") as tree:
+            contestant.warm_up("note")
+            time.sleep(SETTLE_SECONDS)
+            _add(samples, name, {"memory_mb": tree.memory_mb(), "connections": _connections(run, contestant)})
+    return samples
+
+
+def _calls(run: Run, contestant: Contestant) -> Samples:
+    contestant.call("prepare", run.sizes.calls)
+    return {
+        "schedule_us": contestant.call("schedule_one", run.sizes.calls)["cpu_us"],
+        "cancel_us": contestant.call("cancel_one", run.sizes.calls)["cpu_us"],
+    }
+
+
+def _connections(run: Run, contestant: Contestant) -> float:
+    """Return the number of connections to the contestant's database, without that of its client."""
+    name = contestant.database
+    return float(run.arena.query(name, f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}'")[0]) - 2
+
+
+def _lag_behind(run: Run) -> AllSamples:
+    """Measure the lag behind many pending timeouts; celery has nothing else pending, and serves for comparison."""
+    samples: AllSamples = {}
+    names = {"delayq": run.sizes.pending, "procrastinate": run.sizes.pending, "celery": 0}
+    for _ in range(run.sizes.rounds):
+        for name, count in names.items():
+            if name in run.failed:
+                continue
+            try:
+                contestant = run.contestant(name)
+                if count:
+                    grow(contestant, count)
+                with contestant.working("lag"):
+                    contestant.warm_up("note")
+                    p50, p99, ran = lag_of(run, contestant, 50, run.sizes.lag_seconds)
+                _add(samples, name, {"pending": count, "p50": p50, "p99": p99, "ran": ran})
+            except Failed as error:
+                run.note_failure(name, error)
+    return samples
+
+
+def _idle(run: Run) -> AllSamples:
+    """Run the idle workers of all contestants at the same time, and count what each does."""
+    samples: AllSamples = {}
+    trees: dict[str, Tree] = {}
+    with contextlib.ExitStack() as stack:
+        for name in ("delayq", *RIVALS):
+            try:
+                contestant = run.contestant(name)
+                if name == "delayq":
+                    grow(contestant, run.sizes.pending)
+                else:
+                    contestant.call("clear")
+                trees[name] = stack.enter_context(contestant.working("idle"))
+                contestant.warm_up("note")
+            except Failed as error:
+                run.note_failure(name, error)
+                trees.pop(name, None)
+        time.sleep(SETTLE_SECONDS)
+        seconds = run.sizes.idle_seconds
+        for _ in range(run.sizes.rounds):
+            before = {name: _counters(run, name, tree) for name, tree in trees.items()}
+            time.sleep(seconds)
+            for name, tree in trees.items():
+                after = _counters(run, name, tree)
+                changes = {key: (after[key] - before[name][key]) * 60 / seconds for key in after}
+                _add(samples, name, {"pending": run.contestant(name).pending, **changes, "memory_mb": tree.memory_mb()})
+    return samples
+
+
+def _counters(run: Run, name: str, tree: Tree) -> Samples:
+    """Return CPU seconds, Redis commands and transactions so far, without those of this function."""
+    import redis
+
+    contestant = run.contestant(name)
+    with redis.Redis.from_url(run.arena.redis(name).url) as client:
+        stats = client.info("stats")
+        done = client.info("commandstats")
+    handshakes = ("info", "client|setinfo", "client|setname", "hello", "ping", "select")
+    own = sum(done[f"cmdstat_{word}"]["calls"] for word in handshakes[:3] if f"cmdstat_{word}" in done)
+    statement = f"SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = '{contestant.database}'"
+    row = run.arena.query("postgres", statement)
+    return {
+        "cpu_s": tree.cpu(),
+        "commands": float(stats["total_commands_processed"] - own),
+        "transactions": float(row[0]) if row else 0.0,
+    }
+
+
+def _stored(run: Run, contestant: Contestant) -> Samples:
+    count = run.sizes.stored
+    contestant.call("clear")
+    before = contestant.call("bytes_stored")
+    contestant.call("fill", count)
+    after = contestant.call("bytes_stored")
+    contestant.call("clear")
+    return {key: (after[key] - before[key]) / count for key in after}
+
+
+WORKS = (
+    Work(
+        "stored",
+        "Bytes stored for a pending timeout",
+        "Memory of Redis, and heap plus indexes in PostgreSQL, before any worker has fetched them. Due in half an "
+        "hour.",
+        (Column("redis_bytes", "bytes in Redis"), Column("database_bytes", "bytes in PostgreSQL")),
+        ("delayq", "earlier", *RIVALS),
+        _stored,
+        rounds=lambda sizes: 1,
+        minutes=0.5,
+    ),
+    Work(
+        "growth",
+        "Growth: few and many pending timeouts",
+        "Everything is due within the hour, so that Redis holds all of it. Memory is the resident memory of one idle "
+        "worker with four threads.",
+        (
+            Column("schedule_us", "schedule one, CPU us"),
+            Column("cancel_us", "cancel one, CPU us"),
+            Column("memory_mb", "worker memory, MB"),
+            Column("redis_bytes", "bytes in Redis each"),
+            Column("database_bytes", "bytes in PostgreSQL each"),
+            Column("connections", "connections to the database"),
+        ),
+        whole=_growth,
+        minutes=2,
+    ),
+    Work(
+        "behind",
+        "Lag behind many pending timeouts",
+        "As the lag at 50 a second, with many other timeouts pending. Celery holds every pending message in the "
+        "memory of its workers, so it has nothing else pending here. The other rivals are omitted: filling their "
+        "Redis takes longer than the whole benchmark.",
+        (
+            Column("pending", "pending", "more"),
+            Column("p50", "p50 ms"),
+            Column("p99", "p99 ms"),
+            Column("ran", "ran, %", "more"),
+        ),
+        whole=_lag_behind,
+        minutes=1.5,
+    ),
+    Work(
+        "idle",
+        "An idle worker, per minute",
+        "The workers of all contestants run at the same time, and wait. django-delayq has many pending timeouts, "
+        "its rivals none. Memory is that of all processes of a worker, added up.",
+        (
+            Column("pending", "pending", "more"),
+            Column("cpu_s", "CPU seconds"),
+            Column("commands", "Redis commands"),
+            Column("transactions", "transactions"),
+            Column("memory_mb", "memory, MB"),
+        ),
+        whole=_idle,
+        plot="cpu_s",
+        minutes=1.6,
+    ),
+)

@@ -1,0 +1,188 @@
+"""Works of worker processes: lag, drain, idle, and the same with many pending timeouts."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from benchmarks.contestants import Contestant, Failed, Tree, pause, resume
+from benchmarks.figures import quantile
+from benchmarks.harness import LEAST_ROUNDS, Column, Run, Samples, Work, say
+from benchmarks.works.calls import ALL, FILES
+
+CUT_OFF_SECONDS = 3.0
+ATTEMPTS = 4
+RATES = {
+    "delayq": 5_000,
+    "earlier": 1_000,
+    "huey": 4_000,
+    "rq": 300,
+    "procrastinate": 300,
+    "django_q2": 300,
+    "celery": 800,
+    "dramatiq": 900,
+}
+"""Expected jobs per second, for the size of the first drain; later drains use the measured rate."""
+
+
+def lag_of(run: Run, contestant: Contestant, rate: int, seconds: float) -> tuple[float, float, float]:
+    """Return p50 and p99 of the lag in ms, and the percentage of timeouts that ran, with one idle worker running.
+
+    A timeout that has not run three seconds after the last deadline counts as that late. All are scheduled before the
+    first deadline: if that takes too long, they are scheduled again, with twice the time.
+    """
+    count = int(rate * seconds)
+    for _ in range(ATTEMPTS):
+        begin = time.time() + 0.3 + count * run.rates.get((contestant.name, "seconds a call"), 0.003)
+        times = sorted(begin + random.uniform(0, seconds) for _ in range(count))
+        contestant.forget()
+        contestant.call("at_times", times)
+        in_time = time.time() < begin
+        time.sleep(max(0.0, times[-1] - time.time()))
+        contestant.wait_for(count, CUT_OFF_SECONDS)
+        if in_time:
+            break
+        run.rates[contestant.name, "seconds a call"] = 2 * run.rates.get((contestant.name, "seconds a call"), 0.003)
+    else:
+        raise Failed("scheduling took longer than the time until the first deadline")
+    late = [(at - due) * 1000 for due, at in contestant.runs()]
+    ran = 100 * len(late) / count
+    late += [CUT_OFF_SECONDS * 1000] * (count - len(late))
+    return quantile(late, 0.5), quantile(late, 0.99), ran
+
+
+def _lag(run: Run, contestant: Contestant) -> Samples:
+    if run.rates.get((contestant.name, "ran"), 100.0) < 50:
+        return {}  # its scheduler does not run within seconds: one round shows it
+    contestant.call("clear")
+    with contestant.working("lag"):
+        contestant.warm_up("note")
+        slow = lag_of(run, contestant, 50, run.sizes.lag_seconds)
+        fast = lag_of(run, contestant, 200, run.sizes.lag_seconds / 4) if slow[2] == 100 else None
+    contestant.call("clear")
+    run.rates[contestant.name, "ran"] = slow[2]
+    figures = {"p50": slow[0], "p99": slow[1], "ran": slow[2]}
+    return figures | ({"fast_p50": fast[0], "fast_p99": fast[1]} if fast else {})
+
+
+def drain_once(run: Run, contestant: Contestant, tree: Tree, *, job: str, kind: str, most: int) -> Samples:
+    """Make jobs due while the workers are suspended, resume them, and measure until the last one has run."""
+    guess = RATES.get(contestant.name.partition("@")[0], 1_000) * (0.25 if job == "settle" else 1)
+    rate = run.rates.get((contestant.name, job + kind), guess)
+    count = max(50, min(most, int(rate * run.sizes.drain_seconds)))
+    contestant.warm_up(job)
+    pause(tree)
+    try:
+        contestant.call("enqueue", job, count)
+        cpu = tree.cpu()
+    finally:
+        began = time.time()
+        resume(tree)
+    if not contestant.wait_for(count, 60.0):
+        raise Failed(f"{contestant.recorded()} of {count} jobs ran in 60 s")
+    seconds = max(at for _, at in contestant.runs()) - began
+    run.rates[contestant.name, job + kind] = count / seconds
+    return {"per_second": count / seconds, "cpu_us": (tree.cpu() - cpu) * 1e6 / count, "jobs": float(count)}
+
+
+def _drains(run: Run, contestant: Contestant, kind: str, jobs: dict[str, tuple[str, int]]) -> Samples:
+    """Drain each of `jobs` with the same workers: key -> job and greatest count."""
+    figures: Samples = {}
+    contestant.call("clear")
+    with contestant.working(kind) as tree:
+        for key, (job, most) in jobs.items():
+            found = drain_once(run, contestant, tree, job=job, kind=kind, most=most)
+            figures |= {
+                f"{key}_per_second": found["per_second"],
+                f"{key}_us": found["cpu_us"],
+                f"{key}_jobs": found["jobs"],
+            }
+    contestant.call("clear")
+    return figures
+
+
+def _drain(run: Run, contestant: Contestant) -> Samples:
+    most = run.sizes.drain_jobs
+    jobs = {"nothing": ("note", most), "settle": ("settle", most * 3 // 10)}
+    if contestant.name == "bullmq":
+        del jobs["settle"]  # it has no ORM
+    if contestant.name.startswith(("delayq", "earlier")):
+        jobs |= {"batch": ("settle_batch", most)}
+    return _drains(run, contestant, "drain", jobs)
+
+
+def _steady(run: Run) -> dict[str, dict[str, list[float]]]:
+    """Drain with three arrangements of the same worker in turn, so that their ratios come from the same minutes."""
+    samples: dict[str, dict[str, list[float]]] = {}
+    kinds = {"1 thread": "1 thread", "4 threads": "4 threads", "2 processes of 1 thread": "drain"}
+    contestant = run.contestant("delayq")
+    job = {"nothing": ("note", run.sizes.drain_jobs)}
+    for number in range(run.sizes.steady_runs):
+        if number >= LEAST_ROUNDS and run.is_over(STEADY):
+            break
+        for title, kind in kinds.items():
+            try:
+                found = _drains(run, contestant, kind, job)
+            except Failed as error:
+                run.note_failure(f"{title}, run {number + 1}", error)
+                continue
+            for key, value in found.items():
+                samples.setdefault(title, {}).setdefault(key, []).append(value)
+        say(f"    run {number + 1}")
+    return samples
+
+
+STEADY = Work(
+    "steady",
+    "Steadiness of the drain, threads and processes",
+    "The drain of handlers that do nothing, one call for each object, repeated with three arrangements in turn.",
+    (Column("nothing_per_second", "per second", "more"), Column("nothing_us", "CPU us")),
+    whole=_steady,
+    plot="nothing_per_second",
+    minutes=2,
+)
+WORKS = (
+    Work(
+        "lag",
+        "Lag of an idle worker",
+        "The time from a deadline to the call of the handler, for random deadlines: 50 a second, and then 200 a "
+        "second for a quarter as long. One worker runs. A timeout that has not run three seconds after the last "
+        "deadline counts as that late; 200 a second is only measured if all of the first ones ran. A negative lag is "
+        "early.",
+        (
+            Column("p50", "50 /s, p50 ms"),
+            Column("p99", "50 /s, p99 ms"),
+            Column("ran", "ran, %", "more"),
+            Column("fast_p50", "200 /s, p50 ms"),
+            Column("fast_p99", "200 /s, p99 ms"),
+        ),
+        (*ALL, *FILES),
+        _lag,
+        slow=True,
+        plot="p99",
+        minutes=4.5,
+    ),
+    Work(
+        "drain",
+        "Drain a backlog",
+        "Jobs become due while the workers are suspended; then these are resumed. One call of the handler for each "
+        "object, except in the column `batch=`. Contestants use both cores: django-delayq with two processes of one"
+        " thread. The handlers do nothing, or cancel an unpaid order through the ORM: rivals lock and check in the "
+        "task, with `select_for_update`; django-delayq locks and checks before the call, and records the timeout as"
+        " fired. There are at most 10,000 jobs, and no more than run in about two seconds. CPU time is that of the "
+        "worker processes.",
+        (
+            Column("nothing_per_second", "nothing, per second", "more"),
+            Column("nothing_us", "nothing, CPU us"),
+            Column("settle_per_second", "lock, check and save, per second", "more"),
+            Column("settle_us", "lock, check and save, CPU us"),
+            Column("batch_per_second", "the same with `batch=500`, per second", "more"),
+        ),
+        (*ALL, *FILES),
+        _drain,
+        slow=True,
+        plot="settle_per_second",
+        minutes=4.5,
+    ),
+    STEADY,
+)

@@ -1,0 +1,149 @@
+"""The harness of `make bench`: statistics, rounds in turn, verdicts, and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import harness, report
+from benchmarks.contestants import Failed
+from benchmarks.figures import number, quantile, spread
+from benchmarks.harness import QUICK, Column, Run, Work
+from benchmarks.plots import bars
+from benchmarks.targets import TARGETS, Part, Target, judged
+from benchmarks.works import WORKS
+from tests.docs.pages import ROOT, read
+
+
+def test_a_spread_is_median_least_and_most() -> None:
+    assert spread([3.0, 1.0, 8.0]) == (3.0, 1.0, 8.0, 3)
+    assert spread([1.0, 2.0]).median == 1.5
+    with pytest.raises(ValueError, match="no samples"):
+        spread([])
+
+
+@pytest.mark.parametrize(("part", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (0.991, 100), (1.0, 100)])
+def test_a_quantile_is_the_nearest_rank(part: float, expected: int) -> None:
+    assert quantile(list(range(100, 0, -1)), part) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1234.5, "1,234"), (100, "100"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123"), (-86, "-86.0")],
+)
+def test_a_number_has_three_digits(value: float, shown: str) -> None:
+    assert number(value) == shown
+
+
+class Names:
+    """An arena whose contestants are names, of which "earlier" does not exist."""
+
+    def exists(self, name: str) -> bool:
+        return not name.startswith("earlier")
+
+    def contestant(self, name: str) -> Any:
+        return SimpleNamespace(name=name, title=name.upper())
+
+
+def run_of() -> Run:
+    arena: Any = Names()
+    return Run(arena, QUICK, False, {})
+
+
+def test_each_round_begins_with_another_contestant_and_a_failure_ends_only_its_own() -> None:
+    order: list[str] = []
+
+    def step(run: Run, contestant: Any) -> dict[str, float]:
+        order.append(contestant.name)
+        if contestant.name == "b" and len(order) > 3:
+            raise Failed("it broke")
+        return {"us": float(len(order))}
+
+    work = Work("w", "Work", "About.", (Column("us", "us"),), ("a", "earlier", "b", "c"), step, rounds=lambda sizes: 3)
+    found = harness.measure(work, run_of())
+    assert order == ["a", "b", "c", "b", "c", "a", "c", "a"]
+    assert found["samples"] == {"a": {"us": [1, 6, 8]}, "b": {"us": [2]}, "c": {"us": [3, 5, 7]}}
+    assert found["failed"] == {"b": "it broke"}
+    assert found["titles"] == {"a": "A", "b": "B", "c": "C"}
+
+
+def test_a_target_is_reached_missed_or_not_measured() -> None:
+    target = Target(
+        "w",
+        "g",
+        (Part("one", lambda s: s["w"]["a"]["x"][0], "at most", 2), Part("two", lambda s: 5.0, "shown", unit="us")),
+    )
+    assert target.verdict({"w": {"a": {"x": [2.0]}}}) == ("one 2.00x; two 5.00 us", "reached")
+    assert target.verdict({"w": {"a": {"x": [2.1]}}}) == ("one 2.10x; two 5.00 us", "**missed**")
+    assert {one["verdict"] for one in judged({})} == {"not measured"}
+
+
+def results_of(work: Work, found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "command": "make bench",
+        "machine": {"cpu": "A CPU", "cores": 2, "memory_gb": 4},
+        "versions": {"Python": "3.11"},
+        "contestants": [{"title": "rq", "version": "2.12.0", "settings": [["`x=1`", "https://example.org/"]]}],
+        "works": {work.key: found},
+        "capacity": {"worker_memory_mb": 67.0},
+    }
+
+
+def test_the_page_shows_medians_spreads_failures_and_every_target(tmp_path: Path) -> None:
+    work = Work("drain", "Drain", "About it.", (Column("x", "per second", "more"),), plot="x")
+    found = {
+        "date": "2026-01-01",
+        "quick": True,
+        "seconds": 3.0,
+        "noise_ms": {"p50": 0.1, "p99": 7.0},
+        "samples": {"delayq": {"x": [1.0, 3.0, 2.0]}, "delayq@sqlite": {"x": [5.0]}},
+        "failed": {"rq": "no `worker`"},
+        "titles": {"delayq": "django-delayq", "delayq@sqlite": "django-delayq on sqlite", "rq": "rq"},
+    }
+    (tmp_path / "benchmarks").mkdir()
+    report.write(results_of(work, found), [work], tmp_path)
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "| django-delayq | 2.00 (1.00 to 3.00) |" in page
+    assert "| django-delayq on sqlite | 5.00 |" in page
+    assert "* failed: `rq: no worker`" in page
+    assert "quick run" in page
+    assert "0.100 / 7.00 ms" in page
+    assert all(target.work in page for target in TARGETS)
+    assert "django-delayq" in (tmp_path / "docs" / "images" / "bench-drain.svg").read_text()
+    assert json.loads((tmp_path / "benchmarks" / "results.json").read_text())["works"]["drain"] == found
+
+
+def test_a_chart_escapes_names() -> None:
+    assert "a &lt;b&gt;" in bars("title", {"a <b>": spread([1.0])}, "a")
+
+
+def test_the_readme_has_the_figures_of_the_run_between_its_marks() -> None:
+    samples = {"lag": {"celery": {"p50": [1.5]}, "delayq": {"p50": [1.0, 3.0, 2.0]}}}
+    results = {"works": {work: {"samples": found} for work, found in samples.items()}}
+    readme = report.with_figures("a\n<!-- bench -->\nold\n<!-- /bench -->\nb\n", results)
+    assert readme.startswith("a\n<!-- bench -->\n|  | **django-delayq** | celery |\n")
+    assert "| lag of 50 a second, p50, ms | 2.00 | 1.50 |" in readme
+    assert readme.endswith("<!-- /bench -->\nb\n")
+    assert "old" not in readme
+    assert report.with_figures("no marks", results) == "no marks"
+
+
+RESULTS = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+
+
+def test_page_and_readme_are_those_of_the_results() -> None:
+    """After a change of the text: `python -m benchmarks --report`."""
+    measured = [work for work in WORKS if work.key in RESULTS["works"]]
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == "\n".join(report.page(RESULTS, measured)) + "\n"
+    readme = (ROOT / "README.md").read_text()
+    assert report.with_figures(readme, RESULTS) == readme
+
+
+def test_the_page_lists_every_target_with_its_verdict() -> None:
+    rows = list(read(ROOT / "docs" / "benchmarks.md").table("work", "target"))
+    assert [row[:2] for row in rows] == [[target.work, target.goal] for target in TARGETS]
+    assert {row[3] for row in rows} <= {"reached", "**missed**", "not measured"}
