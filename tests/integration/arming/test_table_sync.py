@@ -201,7 +201,7 @@ def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pyte
     calls = itertools.count()
     monkeypatch.setattr("django_delayq.arming.sync.time", SimpleNamespace(monotonic=lambda: next(calls) * 0.2))
     pause = TableSync("default").run()
-    spent = next(calls) / 2 * 0.2  # each step begins and ends with a look at the clock
+    spent = next(calls) / 2 * 0.2  # the clock is read before and after each step
     assert pause == pytest.approx(19 * spent)
 
 
