@@ -218,3 +218,21 @@ def test_the_status_shows_how_far_the_pass_is(declare: Any) -> None:
     (shown,) = (status.sync for status in policy_statuses("default") if status.label == policy.label)
     assert shown is not None
     assert (shown.is_running, shown.checked, shown.total) == (True, 2, 5)
+
+
+@pytest.mark.usefixtures("small")
+def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
+    TableSync("default").run(at_once=True)  # the rows exist
+    long_ago = timezone.now() - timedelta(hours=1)
+    PolicySync.objects.update(began_at=long_ago, finished_at=long_ago)
+    first, second, pauses = TableSync("default"), TableSync("default"), list[float]()
+
+    def claim_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql and not pauses:
+            assert in_thread(lambda: pauses.append(second.run())) == []
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(claim_first):
+        assert first.run() == 60.0
+    (pause,) = pauses
+    assert pause < 60.0, "the second one has synced a slice and goes on"
