@@ -17,7 +17,7 @@ from django.db.models.functions import Concat
 from django.utils import timezone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -109,6 +109,15 @@ class Dialect:
         """Return `sql`, a string, so that it can be compared with a column."""
         return sql
 
+    def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
+        """Return SQL for a JSON parameter, a list of objects, as the rows `name` of `columns` with their types."""
+        listed = ", ".join(f"{column} {kind} PATH '$.{column}'" for column, kind in columns.items())
+        return f"JSON_TABLE(%s, '$[*]' COLUMNS ({listed})) AS {name}"
+
+    def on_conflict(self, unique: Sequence[str], columns: Sequence[str]) -> str:
+        """Return the end of an INSERT that updates `columns` where the `unique` ones exist already."""
+        return f"ON CONFLICT ({', '.join(unique)}) DO UPDATE SET {', '.join(f'{x} = EXCLUDED.{x}' for x in columns)}"
+
 
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, with psycopg."""
@@ -154,6 +163,10 @@ class PostgreSQL(Dialect):
 
         level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", IsolationLevel.READ_COMMITTED)
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
+
+    def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
+        listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+        return f"json_to_recordset(%s) AS {name} ({listed})"
 
 
 class MySQL(Dialect):
@@ -220,6 +233,9 @@ class MySQL(Dialect):
         collation = _collation(connection.alias, table, column)
         return f"(CONVERT({sql} USING {collation.partition('_')[0]}) COLLATE {collation})"
 
+    def on_conflict(self, unique: Sequence[str], columns: Sequence[str]) -> str:
+        return f"ON DUPLICATE KEY UPDATE {', '.join(f'{column} = VALUES({column})' for column in columns)}"
+
 
 class SQLite(Dialect):
     """SQLite, of which a writing transaction holds the whole database."""
@@ -242,6 +258,10 @@ class SQLite(Dialect):
             return
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
+
+    def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
+        listed = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)
+        return f"(SELECT {listed} FROM json_each(%s)) AS {name} WHERE true"  # without WHERE, ON would begin a join
 
     def begins_as_reader(self, connection: BaseDatabaseWrapper) -> bool:
         mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", ""))

@@ -168,11 +168,16 @@ def round_of(
     counts_from = since_at if policy.since is not None else clock.now()
     due_at = policy.due_of(fresh, counts_from, in_force)
     if due_at is None:
-        raise InvalidDelay(
-            f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "
-            "empty. Give a delay, such as minutes=30."
-        )
+        raise no_deadline(subject)
     return since_at, due_at
+
+
+def no_deadline(subject: Subject) -> InvalidDelay:
+    """Return the error for an object whose policy gives it no deadline."""
+    return InvalidDelay(
+        f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "
+        "empty. Give a delay, such as minutes=30."
+    )
 
 
 def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = "") -> bool:

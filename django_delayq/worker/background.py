@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 
 import django_delayq
 from django_delayq import clock
-from django_delayq.arming.sync import sync_all
+from django_delayq.arming.sync import TableSync
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
@@ -137,6 +137,7 @@ class Background:
         self._queues_at = 0.0
         self._stopped = Stopped()
         self._followed_at = clock.now()
+        self._tables, self._sync_seconds = TableSync(using), 0.0
 
     def sweep_job(self, between: Between) -> Job:
         """Return the job that uses only the library's own tables and Redis. It calls `between` between two pages."""
@@ -151,7 +152,7 @@ class Background:
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         return [
             Job("moves", moves, 6 * settings.sweep_interval.total_seconds()),
-            Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
+            Job("sync", lambda: self.sync(between), lambda: self._sync_seconds),
             Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
 
@@ -193,12 +194,12 @@ class Background:
         if self._sweep is not None:
             self._sweep.run_once(everything=True)
 
-    def sync(self, between: Between = check_connections) -> None:
-        """Update the ledger from the tables of automatic policies, if it is this worker's turn.
+    def sync(self, between: Between = check_connections, *, at_once: bool = False) -> None:
+        """Update the ledger from the tables of automatic policies: a slice, or with `at_once` all policies.
 
         Raises the database's errors.
         """
-        self._in_turn("sync", get_settings().sync_interval, lambda: sync_all(self._using, progress=lambda _: between()))
+        self._sync_seconds = self._tables.run(between, at_once=at_once)
 
     def _prune(self, between: Between) -> None:
         self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))

@@ -182,7 +182,7 @@ class Worker:
         if self._only is not None:
             warn_of_unknown_queues(self._only, self.using)
         if self._is_burst:
-            background.sync()
+            background.sync(at_once=True)
             background.sweep_everything()
 
     def _pass(self, dispatch: Dispatch) -> float:
