@@ -11,22 +11,19 @@ a row that is due in seven hours would be due now.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DateTimeField, Expression
+from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
 from django_delayq.dialects import dialect_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models.sql.compiler import SQLCompiler
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _lock = threading.Lock()

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import datetime
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
-from django.db.models import CharField, ExpressionWrapper, Func, Value
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import CharField, ExpressionWrapper, Func, Model, Value
 from django.db.models.functions import Cast, Concat, Lower, Replace, Substr
+from django.db.models.sql.compiler import SQLCompiler
 
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
-
-if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models import Model
-    from django.db.models.sql.compiler import SQLCompiler
 
 LONGEST = 255
 BIGGEST_INTEGER = 2**63 - 1

@@ -31,15 +31,23 @@ from tools.newest import find_python
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
+IN_THREADS = str(3 * int(WORKERS))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
 THREADS = "tests/integration/worker"
 PROCESSES = ("tests/e2e", "tests/shop")
-NOT_OF_REPLICAS = ("firing/test_crashes", "matrix/test_conditions", "matrix/test_keys_swapped_user")
-"""Forms of conditions that are all read in one way, and tests about processes."""
-NOT_OF_PYTHON = ("acl", "cluster", "failovers", "mutants", "tls")
-"""Tests of servers and of Lua."""
+NOT_OF_REPLICAS = (
+    *("commands/test_status_and_doctor", "firing/test_crashes", "rest/test_contract"),
+    *("matrix/test_conditions", "matrix/test_keys_swapped_user"),
+)
+"""Forms of conditions that are all read in one way, tests about processes, and requests at random."""
+NOT_OF_PYTHON = (
+    *(f"engine/test_{name}" for name in ("acl", "cluster", "failovers", "mutants", "tls")),
+    *(f"integration/{room}/test_query_plans" for room in ("admin", "operations", "rest", "scheduling")),
+    *("integration/firing/test_crashes", "integration/matrix/test_keys_swapped_user", "integration/rest/test_contract"),
+)
+"""Tests of servers, of Lua, of query plans and of processes, and requests at random: they ran on the other Python."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -176,20 +184,20 @@ def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Com
 def _waiting(browser: bool) -> Sequence[Command]:
     """Return the commands for workers in threads, and for what starts and kills processes of its own.
 
-    The workers in threads mostly wait, so twice as many run at a time. More than two files of the other kind at a time
-    would fill the machine with workers, servers and browsers.
+    The workers in threads mostly wait, so three times as many run at a time. More than three files of the other kind at
+    a time would fill the machine with workers, servers and browsers.
     """
     marks = "not real_orders" if browser else "not real_orders and not browser"
     return [
-        ["pytest", "-n", str(2 * int(WORKERS)), "-m", marks, THREADS],
-        ["pytest", "-n", "2", "--dist", "loadfile", "-m", marks, *PROCESSES],
+        ["pytest", "-n", IN_THREADS, "-m", marks, THREADS],
+        ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *PROCESSES],
     ]
 
 
 def _stages() -> list[Stage]:
     """Return all stages. Their order is that within each lane; the two stages of one server are far from each other."""
-    of_redis = [f"tests/engine/test_{name}.py" for name in NOT_OF_PYTHON]
-    newest = _computing("tests/unit", "tests/engine", "tests/integration", options=NO_BROWSER, ignored=of_redis)
+    ignored = [f"tests/{name}.py" for name in NOT_OF_PYTHON]
+    newest = _computing("tests/unit", "tests/engine", "tests/integration", options=NO_BROWSER, ignored=ignored)
     return [
         Stage("lint", "style, types, import rules, migrations", LINT, (), {"DJANGO_SETTINGS_MODULE": "tests.settings"}),
         Stage(
@@ -235,7 +243,7 @@ def _routers() -> Stage:
         "routers",
         "decisions and answers behind a replica that is always stale, on SQLite",
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [["pytest", "-n", str(2 * int(WORKERS)), THREADS]],
+        [["pytest", "-n", IN_THREADS, THREADS]],
         {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
     )
 
@@ -243,7 +251,7 @@ def _routers() -> Stage:
 def _connections() -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["pytest", "-n", str(2 * int(WORKERS)), THREADS]
+    in_threads = ["pytest", "-n", IN_THREADS, THREADS]
     return Stage(
         "connections",
         "workers with pools of several sizes and through PgBouncer",

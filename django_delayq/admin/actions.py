@@ -150,14 +150,14 @@ class TimeoutOperationView(OperationView):
     """
 
     template_name = "admin/django_delayq/steer.html"
-    ids: Sequence[int] | None = None
+    ids: Sequence[int] = ()
     back = ""
     is_confirmed = False
 
     def setup(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         """Read the request. Raises Http404 without an operation or without rows."""
         super().setup(request, *args, **kwargs)
-        if self.ids is None:
+        if not self.ids:
             given = request.POST if request.method == "POST" else request.GET
             self.ids, self.back = ids_in(given.get("ids", "")), given.get("back", "")
             self.is_confirmed = "confirmed" in request.POST
@@ -175,7 +175,6 @@ class TimeoutOperationView(OperationView):
         return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        assert self.ids
         refused = {}
         if not self.operation.parameters:  # what is refused may depend on them
             refused = self.operation.call(self.rows, by=self.actor, dry_run=True).refused
@@ -203,7 +202,6 @@ class TimeoutOperationView(OperationView):
         )
 
     def act(self, form: ReasonForm) -> HttpResponse:
-        assert self.ids
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:

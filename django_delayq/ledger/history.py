@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.utils import timezone
 
 from django_delayq.ledger import scrubbing
-
-if TYPE_CHECKING:
-    from django_delayq.models import Timeout
+from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
 MAX_TRACEBACK = 6000

@@ -13,20 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from django.db import connections
 from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
+from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.models import TimeoutQuerySet
 from django_delayq.policies import registry
-
-if TYPE_CHECKING:
-    from django.db.models.sql.compiler import SQLCompiler
-
-    from django_delayq.models import TimeoutQuerySet
 
 MAX_EXAMINED: Final = 10_000
 """How many rows a page examines at most if no index answers the whole condition."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias, Unpack
 
 from django.db.models import QuerySet, TextChoices
@@ -99,7 +100,7 @@ Target: TypeAlias = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 Progress: TypeAlias = Callable[[Result], object]
 
 
-@dataclass(slots=True)
+@dataclass
 class Context:
     """What an operation knows about the page whose rows it changes."""
 
@@ -108,13 +109,16 @@ class Context:
     reason: str
     now: datetime
     """The time of the database."""
-    stopped: Stopped
     slots: set[str] = field(default_factory=set)
     """Slots that a row of this page takes."""
 
     @property
     def using(self) -> str:
         return self.page.using
+
+    @cached_property
+    def stopped(self) -> Stopped:
+        return stop_cache.read(self.using)
 
     @property
     def event(self) -> dict[str, Any]:
@@ -282,7 +286,7 @@ def _run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool,
         raise ValueError("This Timeout is not a row of the ledger.")
 
     def change(page: Page) -> Result:
-        context = Context(page, by, reason, clock.database_now(page.using), stop_cache.read(page.using))
+        context = Context(page, by, reason, clock.database_now(page.using))
         missing = set(page.ids) - {row.pk for row in page.rows}
         refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
         accepted, refused = [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.utils import formats, timezone
 from django.utils.dateparse import parse_datetime
@@ -21,9 +21,7 @@ from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
-
-if TYPE_CHECKING:
-    from django_delayq.policies import M, TimeoutPolicy
+from django_delayq.policies import M, TimeoutPolicy
 
 State = Timeout.State
 EVENT_LABELS = {

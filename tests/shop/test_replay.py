@@ -138,8 +138,8 @@ def test_a_file_of_another_kind_is_refused_in_words(shop: Shop, tmp_path: Path, 
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not os.environ.get("ORDERS"), reason="ORDERS and REVIEWS name no files")
 def test_real_orders_count_what_the_oracle_counts(shop: Shop) -> None:
-    """All of them on SQLite; on the servers, where each step takes a round trip, the first thousand."""
+    """All of them on SQLite; on the servers, where each step takes a round trip, the first 400."""
     orders, reviews = Path(os.environ["ORDERS"]), Path(os.environ["REVIEWS"])
-    limit = None if test_settings.DB == "sqlite" else 1000
+    limit = None if test_settings.DB == "sqlite" else 400
     more = () if limit is None else ("--limit", str(limit))
     assert _replay(shop, orders, reviews, *more) == expected_counts(orders, reviews, limit)
