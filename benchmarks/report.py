@@ -28,6 +28,8 @@ that of the servers.
 
 A contestant that fails is listed with the reason. `-` means that the contestant has no such function.
 """
+NOTES = Path(__file__).parent / "notes.md"
+"""What the page explains below the targets, written by hand."""
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 FIGURES = {
     "schedule one, CPU us": ("schedule", "cpu_us"),
@@ -88,7 +90,7 @@ def page(results: Mapping[str, Any], works: Sequence[Work]) -> Iterator[str]:
     """Yield the lines of the page."""
     yield from ("# Benchmarks", "", INTRODUCTION)
     yield from _machine(results)
-    yield from ("## Targets", "", *_targets(samples_of(results)), "")
+    yield from ("## Targets", "", *_targets(samples_of(results)), "", *NOTES.read_text().splitlines(), "")
     for work in works:
         yield from _work(work, results["works"][work.key])
     yield from ("## Capacity", "", *_capacity(results), "")

@@ -51,7 +51,7 @@ class Adapter(Contestant):
         Setting("`--without-gossip --without-mingle --without-heartbeat`", DOCS + "reference/cli.html#celery-worker"),
         Setting(
             "`CELERY_DB_REUSE_MAX`: without it each task opens a new database connection, whatever `CONN_MAX_AGE` is",
-            "https://github.com/celery/celery/blob/main/celery/fixups/django.py",
+            "https://github.com/celery/celery/issues/4116",
         ),
     )
 

@@ -66,14 +66,13 @@ class Adapter(Contestant):
         schedule_timeout(row, "note", at=datetime.fromtimestamp(time.time() + 3000, UTC))
         at = "date_trunc('milliseconds', now()) + (2400 + n % 1200) * interval '1 second'"
         digest = "encode(sha256(n::text::bytea), 'hex')"
-        replaced = {"object_id": "(n + 10000000)::text", "idempotency_key": f"left({digest}, 32)"}
-        slot = (
-            f"left({digest}, length(o.slot))"
-            if Timeout._meta.get_field("slot").get_internal_type() == "CharField"
-            else "sha256(n::text::bytea)"
-        )
+        replaced = {
+            "object_id": "(n + 10000000)::text",
+            "idempotency_key": f"left({digest}, 32)",
+            "slot": f"left({digest}, length(o.slot))",
+        }
         times = dict.fromkeys(("due_at", "run_at", "first_due_at"), at)
-        multiply("django_delayq_timeout", {**replaced, **times, "slot": slot}, count)
+        multiply("django_delayq_timeout", {**replaced, **times}, count)
         engine = get_worker_engine()
         assert engine is not None
         rows = Timeout.objects.pending().values_list("pk", "run_at").iterator(chunk_size=10_000)

@@ -37,7 +37,7 @@ class Adapter(Contestant):
     package = "rq"
     settings = (
         Setting("two workers, one per core, with `--with-scheduler`", "https://python-rq.org/docs/scheduling/"),
-        Setting("`SimpleWorker`: no fork for each job", "https://python-rq.org/docs/workers/#performance-notes"),
+        Setting("`SimpleWorker`: no fork for each job", "https://github.com/rq/rq/blob/master/docs/benchmark.md"),
         Setting("`result_ttl=0`", "https://python-rq.org/docs/results/"),
         Setting("bulk: one pipeline for 1,000 jobs", "https://python-rq.org/docs/#bulk-job-enqueueing"),
     )

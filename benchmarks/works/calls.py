@@ -94,7 +94,7 @@ WORKS = (
         ("delayq", "earlier", "rq", "procrastinate", "django_q2", "bullmq", *FILES),
         _bulk,
         plot="per_second",
-        minutes=3,
+        minutes=2.5,
     ),
     Work(
         "save",
