@@ -235,4 +235,4 @@ def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
     with connection.execute_wrapper(claim_first):
         assert first.run() == 60.0
     (pause,) = pauses
-    assert pause < 60.0, "the second one has synced a slice and goes on"
+    assert pause < 60.0, "the second one has synced a slice and continues"
