@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -16,6 +16,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import clock
 from django_delayq.firing import Work, plan, run
+from django_delayq.ledger.locking import begin_write
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, ExpressOrder, Order, OrderProxy, Parcel, Voucher
@@ -285,7 +286,17 @@ def test_on_sqlite_the_transaction_writes_before_it_reads(order: Order) -> None:
     at_once = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "  # MariaDB
     words = [query["sql"].removeprefix(at_once) for query in queries.captured_queries]
     begin = next(number for number, sql in enumerate(words) if sql.startswith("BEGIN"))
-    assert words[begin + 1].startswith("UPDATE")
+    assert words[begin].startswith("BEGIN IMMEDIATE") or words[begin + 1].startswith("UPDATE")
+
+
+def test_on_sqlite_a_transaction_that_begins_as_a_reader_writes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("about SQLite")
+    for mode, statements in (("IMMEDIATE", 0), ("DEFERRED", 1)):
+        monkeypatch.setitem(connection.settings_dict["OPTIONS"], "transaction_mode", mode)
+        with transaction.atomic(), CaptureQueriesContext(connection) as queries:
+            begin_write("default")
+        assert len([query for query in queries if query["sql"].startswith("UPDATE")]) == statements
 
 
 def test_a_row_whose_object_changed_hands_after_the_plan_is_planned_anew(order: Order) -> None:
