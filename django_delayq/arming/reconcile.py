@@ -22,7 +22,7 @@ from django.db import connections
 from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING, RowState, objects_of_policy, row_state, row_states
 from django_delayq.key_types import object_id_of
-from django_delayq.ledger import writing
+from django_delayq.ledger import many, writing
 from django_delayq.ledger.locking import (
     as_it_is,
     lock_in_slot_order,
@@ -197,7 +197,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         for policy in {policy for policy, *_ in changes.insert}:
             rounds = {pk: (since_at, due_at) for of, pk, since_at, due_at in changes.insert if of is policy}
             slots = slots_of(policy, policy.label, rounds, "", using)
-            writing.insert_rounds(policy, [writing.Round(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
+            many.insert_rounds(policy, [many.Round(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)

@@ -7,8 +7,7 @@ orders would deadlock.
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Exists, F, OuterRef
@@ -16,7 +15,6 @@ from django.db.models.constants import OnConflict
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
-from django_delayq.ledger import many
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import (
     as_it_is,
@@ -26,10 +24,9 @@ from django_delayq.ledger.locking import (
     lock_newest,
     locking_object,
 )
-from django_delayq.ledger.outbox import push_due, push_rows, withdraw
+from django_delayq.ledger.outbox import push_rows, withdraw
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import Raw, compiled, param, params, sql_of, update
-from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import Timeout, new_idempotency_key
 
 if TYPE_CHECKING:
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
 
     from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
-    from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -183,53 +179,6 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
             for row in chunk:
                 row.pk = ids.get(row.slot)
     push_rows(rows, using, earlier_only=earlier_only)
-
-
-class Round(NamedTuple):
-    """A round that begins: the values that differ between the rows of one call."""
-
-    slot: str
-    object_id: str
-    since_at: datetime | None
-    due_at: datetime
-
-
-def insert_rounds(
-    policy: TimeoutPolicy[Any],
-    rounds: Iterable[Round],
-    using: str,
-    *,
-    key: str = "",
-    payload: Any = None,
-    reason: str = "",
-    replace: bool = False,
-) -> None:
-    """Insert a pending row for each of `rounds`, one statement a page. The objects are locked.
-
-    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values.
-    """
-    common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
-    common |= {"queue": policy.queue, "state": "pending", "cause": "", "extensions": 0, "attempts": 0}
-    common |= {"payload": payload, "history": [], "reason": clipped(reason), "created_at": clock.now()}
-    common |= {"settled_at": None, "slot_taken": 1, "final_attempt": False, "claims": 0, "claimed_until": None}
-    overwritten = ROUND_FIELDS if replace else ("slot",)
-    for page in chunks(sorted(rounds)):
-        keys = os.urandom(16 * len(page)).hex()  # one call of the system for all
-        rows = [
-            {
-                "slot": slot,
-                "object_id": object_id,
-                "since_at": since_at,
-                "due_at": due_at,
-                "run_at": due_at,
-                "first_due_at": due_at,
-                "idempotency_key": keys[32 * number : 32 * number + 32],
-            }
-            for number, (slot, object_id, since_at, due_at) in enumerate(page)
-        ]
-        due = {each.slot: each.due_at for each in page}
-        written = many.upsert(rows, common, overwritten, using)
-        push_due(policy.queue, ((row_id, due[slot]) for slot, row_id in written), using, earlier_only=not replace)
 
 
 def upsert(new: Timeout, subject: Subject) -> Timeout:

@@ -10,7 +10,7 @@ from django_delayq import clock
 from django_delayq.delays import parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay, TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger import writing
+from django_delayq.ledger import many, writing
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import as_it_is, database_of, locking_rows, transaction_of
 from django_delayq.ledger.paging import Page, chunks, each_page
@@ -74,7 +74,7 @@ def schedule_timeouts(
             for object_id in {row.object_id for row in taken if row.policy != resolved.label}:
                 writing.adopt(subject_at(resolved, object_id, key, using))
         replace = bool(taken) and on_conflict == "replace"
-        writing.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        many.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
         return len(rounds)
 
 
@@ -103,7 +103,7 @@ def _places(
 
 def _lock_and_plan(
     policy: TimeoutPolicy[Any], pks: Sequence[Any], key: str, given: Delay | None, using: str
-) -> list[writing.Round]:
+) -> list[many.Round]:
     """Lock the objects `pks` and return their rounds.
 
     Reads whole objects only for callables, because an instance costs more than everything else.
@@ -125,11 +125,11 @@ def _lock_and_plan(
             due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
             if due is None:
                 raise no_deadline(subject_at(policy, pk, key, using))
-            rounds.append(writing.Round(slot, object_id, since_at, due))
+            rounds.append(many.Round(slot, object_id, since_at, due))
     return rounds
 
 
-def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[writing.Round], key: str, using: str) -> list[Any]:
+def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[many.Round], key: str, using: str) -> list[Any]:
     """Return id, policy and object of the pending rows in the slots of `rounds`, also under former labels.
 
     They need no lock: each caller that inserts or cancels one has locked its object first.
