@@ -36,7 +36,7 @@ chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, 
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) $(if $(SEED),--seed $(SEED))
 
-mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., about 10 minutes)
+mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., a few minutes)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/mutants.py $(if $(ONLY),--only "$(ONLY)")
 

@@ -17,7 +17,7 @@ from django.db.models.functions import Concat
 from django.utils import timezone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -36,6 +36,9 @@ class Dialect:
     The optimizer of such a database may read a small table from end to end, or by an index that does not identify the
     row, and then waits for rows that the statement does not name.
     """
+
+    locks_and_writes_at_once: bool = False
+    """Whether one statement can lock an object in a WITH clause, then insert or update a row, and return the row."""
 
     compares_rows_by_index: bool = True
     """Whether `(a, b) > (x, y)` searches an index.
@@ -106,12 +109,22 @@ class Dialect:
         """Return `sql`, a string, so that it can be compared with a column."""
         return sql
 
+    def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
+        """Return SQL for a JSON parameter, a list of objects, as the rows `name` of `columns` with their types."""
+        listed = ", ".join(f"{column} {kind} PATH '$.{column}'" for column, kind in columns.items())
+        return f"JSON_TABLE(%s, '$[*]' COLUMNS ({listed})) AS {name}"
+
+    def on_conflict(self, unique: Sequence[str], columns: Sequence[str]) -> str:
+        """Return the end of an INSERT that updates `columns` where the `unique` ones exist already."""
+        return f"ON CONFLICT ({', '.join(unique)}) DO UPDATE SET {', '.join(f'{x} = EXCLUDED.{x}' for x in columns)}"
+
 
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, with psycopg."""
 
     is_supported = True
     server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
+    locks_and_writes_at_once = True
     has_pool = True
     connection_limits = (
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
@@ -150,6 +163,10 @@ class PostgreSQL(Dialect):
 
         level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", IsolationLevel.READ_COMMITTED)
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
+
+    def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
+        listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
+        return f"json_to_recordset(%s) AS {name} ({listed})"
 
 
 class MySQL(Dialect):
@@ -216,11 +233,15 @@ class MySQL(Dialect):
         collation = _collation(connection.alias, table, column)
         return f"(CONVERT({sql} USING {collation.partition('_')[0]}) COLLATE {collation})"
 
+    def on_conflict(self, unique: Sequence[str], columns: Sequence[str]) -> str:
+        return f"ON DUPLICATE KEY UPDATE {', '.join(f'{column} = VALUES({column})' for column in columns)}"
+
 
 class SQLite(Dialect):
     """SQLite, of which a writing transaction holds the whole database."""
 
     is_supported = True
+    locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
     key_as_text: ClassVar[dict[str, str]] = {
         "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
@@ -229,9 +250,18 @@ class SQLite(Dialect):
     }
 
     def begin_write(self, connection: BaseDatabaseWrapper, table: str) -> None:
-        """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote."""
+        """Write nothing. A transaction that reads first and writes later fails without waiting if another wrote.
+
+        Not where the outermost `atomic()` has begun the transaction as a writing one.
+        """
+        if connection.commit_on_exit and not self.begins_as_reader(connection):
+            return
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
+
+    def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
+        listed = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)
+        return f"(SELECT {listed} FROM json_each(%s)) AS {name} WHERE true"  # without WHERE, ON would begin a join
 
     def begins_as_reader(self, connection: BaseDatabaseWrapper) -> bool:
         mode = str(connection.settings_dict.get("OPTIONS", {}).get("transaction_mode", ""))

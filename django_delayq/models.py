@@ -319,6 +319,35 @@ class PolicyChange(models.Model):
         return f"{self.policy}: {self.get_what_display()}"
 
 
+class PolicySync(models.Model):
+    """How far the sync of one automatic policy has come. One worker at a time claims all rows and continues."""
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(max_length=200, unique=True)
+    place = models.CharField(max_length=255, default="", blank=True)
+    """The key, as text, of the last object that the present pass has checked; empty: none yet."""
+    checked = models.PositiveBigIntegerField(default=0)
+    """The number of objects that the present pass has checked."""
+    total = models.PositiveBigIntegerField(null=True, default=None)
+    """The number of objects that the last complete pass has checked; None: there was none."""
+    began_at = models.DateTimeField(null=True, default=None)
+    """The start of the present pass, or of the last one."""
+    finished_at = models.DateTimeField(null=True, default=None)
+    """The end of the last complete pass."""
+    claimed_until = models.DateTimeField(null=True, default=None)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.policy
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether a pass has begun and is not complete."""
+        return self.began_at is not None and (self.finished_at is None or self.finished_at < self.began_at)
+
+
 class WorkerSeen(models.Model):
     """The heartbeat of a worker, written every few seconds and deleted when the worker stops.
 

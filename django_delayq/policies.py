@@ -96,7 +96,10 @@ class TimeoutPolicy(Generic[M]):
         """Return the datetime that `after` counts from, in UTC if aware; None: not yet, or no `since`."""
         if self.since is None:
             return None
-        value = getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj)
+        return self.checked_since(getattr(obj, self.since) if isinstance(self.since, str) else self.since(obj))
+
+    def checked_since(self, value: Any) -> datetime | None:
+        """Return a value of `since` in UTC if it is aware. Raises InvalidDelay for other types than datetime."""
         return None if value is None else check_moment(value, f"since of {self.label}")
 
     def due_of(self, obj: M | None, since_at: datetime | None, in_force: timedelta | None = None) -> datetime | None:

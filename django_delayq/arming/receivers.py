@@ -9,7 +9,8 @@ from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models.signals import post_delete, post_save, pre_delete
 
-from django_delayq.arming.reconcile import arm_one, cancel_of_deleted
+from django_delayq.arming.reconcile import arm_one, cancel_of_deleted, diff
+from django_delayq.arming.row_state import row_state
 from django_delayq.conf import get_settings
 from django_delayq.ledger.locking import database_of, has_ledger, writer_of
 from django_delayq.policies import get_policies, registry
@@ -77,7 +78,9 @@ def arm_saved(
     sender: type[Model],
     instance: Model,
     using: str,
+    *,
     raw: bool = False,
+    created: bool = False,
     update_fields: Collection[str] | None = None,
     **_: Any,
 ) -> None:
@@ -90,7 +93,12 @@ def arm_saved(
         if not _has_timeouts(sender, instance, using):
             return
         key: Any = table._meta.pk  # a multi-table child may have a different key of its own
-        arm_one(table, policies, getattr(instance, key.attname), using, get_settings().catch_up)
+        pk, oldest = getattr(instance, key.attname), get_settings().catch_up
+        # A save outside a transaction has committed already. Mostly nothing must change, which one query shows without
+        # a lock: a transaction that changes the row at the same time arms it itself.
+        may_differ = created or connections[using].in_atomic_block
+        if may_differ or diff(row_state(table, policies, pk, using, lock=False), using, oldest).size:
+            arm_one(table, policies, pk, using, oldest)
 
 
 def _has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:

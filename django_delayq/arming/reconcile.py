@@ -20,13 +20,19 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 
 from django_delayq import clock
-from django_delayq.arming.row_state import CLOSING, RowState, lock_row_state, row_states
+from django_delayq.arming.row_state import CLOSING, RowState, objects_of_policy, row_state, row_states
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_objects, transaction_of
+from django_delayq.ledger.locking import (
+    as_it_is,
+    lock_in_slot_order,
+    lock_row,
+    locking_rows,
+    transaction_of,
+)
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.subjects import subject_at
+from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
@@ -45,12 +51,15 @@ Cause = Timeout.Cause
 class Changes:
     """What must be written so that the ledger fits some rows of one model."""
 
-    insert: list[Timeout] = field(default_factory=list)
+    insert: list[tuple[TimeoutPolicy[Any], Any, datetime | None, datetime]] = field(default_factory=list)
+    """Policy, key of the object, `since_at` and deadline."""
     move: dict[int, tuple[datetime, datetime]] = field(default_factory=dict)
     """For each id the new `since_at` and deadline."""
     cancel: dict[int, tuple[Timeout.Cause, str]] = field(default_factory=dict)
     """For each id the cause and the queue of the policy."""
     too_old: int = 0
+    pks: list[Any] = field(default_factory=list)
+    """The keys of the objects of these changes."""
 
     @property
     def size(self) -> int:
@@ -64,14 +73,13 @@ def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any,
     Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed.
     """
     connection = connections[using]
-    # A save outside a transaction has released the row. If the query waits for its lock, it shows the row as it is
-    # afterwards, but the ledger as it was before, and a round closed in between would be armed again. PostgreSQL always
-    # does that; MySQL and MariaDB do since they read the delay in force, which they do before they wait.
-    may_be_stale = connection.features.has_select_for_update and not connection.in_atomic_block
+    # A save outside a transaction has released the row. A query that waits for the lock shows the row as it is
+    # afterwards, but the ledger as it was before, and a round closed in between would be armed again.
+    must_lock_first = connection.features.has_select_for_update and not connection.in_atomic_block
     with transaction_of(using):
-        changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
-        if may_be_stale and changes.size:
-            changes = diff(lock_row_state(model, policies, pk, using), using, oldest)
+        if must_lock_first:
+            lock_row(model, pk, using)
+        changes = diff(row_state(model, policies, pk, using, lock=not must_lock_first), using, oldest)
         apply(changes, using, signals=True)
 
 
@@ -81,42 +89,59 @@ def arm_many(
     pks: Collection[Any],
     using: str,
     oldest: timedelta | None,
-    *,
-    dry_run: bool = False,
 ) -> Changes:
     """Make the ledger fit the rows `pks` in one transaction, without signals; return what was written.
 
-    `dry_run`: only return what would be written. `oldest=None`: arm rounds of any age.
+    `oldest=None`: arm rounds of any age.
     """
     with transaction_of(using):
-        if not dry_run:
-            lock_objects(model, pks, using)
-        changes = diff(row_states(model, policies, pks, using), using, oldest)
-        if not dry_run:
-            apply(changes, using, signals=False)
+        list(locking_rows(model, pks, using).values_list("pk", flat=True))
+        changes = changes_of(model, policies, pks, using, oldest)
+        apply(changes, using, signals=False)
     return changes
 
 
-def diff(states: Sequence[RowState], using: str, oldest: timedelta | None) -> Changes:
-    """Return the changes that the table above requires for `states`."""
-    changes = Changes()
-    objects: dict[tuple[type[Model], Any], Any] = {}
+def changes_of(
+    model: type[Model],
+    policies: Sequence[TimeoutPolicy[Any]],
+    pks: Collection[Any],
+    using: str,
+    oldest: timedelta | None,
+) -> Changes:
+    """Return what `arm_many` would write; a hint unless the rows are locked."""
+    return diff(row_states(model, policies, pks, using), using, oldest)
 
-    def read_object(state: RowState) -> Any:
-        model, pk = place = (state.policy.model, state.pk)
-        if place not in objects:
-            objects[place] = as_it_is(model._base_manager.using(using).filter(pk=pk), using).get()
-        return objects[place]
+
+def diff(
+    states: Sequence[RowState], using: str, oldest: timedelta | None, objects: dict[Any, Any] | None = None
+) -> Changes:
+    """Return the changes that the table above requires for `states`.
+
+    `objects`: those of `states` by key, if the caller has read them, and all states are of one policy.
+    """
+    changes = Changes()
+    read: dict[type[Model], dict[Any, Any]] = {}
+
+    def object_of(state: RowState) -> Any:
+        if objects is not None:
+            return objects.get(state.pk)
+        model = state.policy.model
+        if model not in read:
+            pks = {each.pk for each in states if each.holds and each.policy.model is model}
+            read[model] = objects_of_policy(state.policy, pks, using)
+        return read[model].get(state.pk)  # None: deleted since `states` were read without a lock
 
     for state in states:
-        policy, since_at = state.policy, state.since_at
+        policy, since_at, before = state.policy, state.since_at, changes.size
         if state.holds:
-            if callable(policy.since):
-                since_at = policy.since_of(read_object(state))
+            if callable(policy.since) and state.closed is None:  # one row, which is locked
+                since_at = policy.since_of(object_of(state))
             if state.pending_id is None or state.pending_since != since_at:
-                _diff_round(changes, state, since_at, read_object, using=using, oldest=oldest)
+                _diff_round(changes, state, since_at, object_of, using=using, oldest=oldest)
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (Cause.CONDITION, policy.queue)
+        if changes.size > before:
+            changes.pks.append(state.pk)
     return changes
 
 
@@ -124,7 +149,7 @@ def _diff_round(
     changes: Changes,
     state: RowState,
     since_at: datetime | None,
-    read_object: Callable[[RowState], Any],
+    object_of: Callable[[RowState], Any],
     *,
     using: str,
     oldest: timedelta | None,
@@ -133,21 +158,19 @@ def _diff_round(
     policy, pending_id = state.policy, state.pending_id
 
     def is_closed() -> bool:
-        if state.closed is not None:
-            return state.closed
-        rounds = subject_at(policy, state.pk, "", using).rounds().filter(CLOSING, since_at=since_at)
-        return bool(as_it_is(rounds, using).values_list("pk")[:1])
+        return state.closed if state.closed is not None else _is_closed(state, since_at, using)
 
     if pending_id is None and (since_at is None or is_closed()):
         return
-    obj = read_object(state) if callable(policy.after) and since_at is not None else None
-    due_at = policy.due_of(obj, since_at, state.after)
+    obj = object_of(state) if callable(policy.after) and since_at is not None else None
+    is_gone = obj is None and callable(policy.after)
+    due_at = None if is_gone else policy.due_of(obj, since_at, state.after)
     is_too_old = due_at is not None and oldest is not None and clock.now() - due_at >= oldest
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
         elif due_at is not None:
-            changes.insert.append(writing.new_row(subject_at(policy, state.pk, "", using), due_at, since_at))
+            changes.insert.append((policy, state.pk, since_at, due_at))
     elif since_at is None or due_at is None:
         changes.cancel[pending_id] = (Cause.CONDITION, policy.queue)
     elif is_closed():
@@ -158,12 +181,23 @@ def _diff_round(
         changes.move[pending_id] = (since_at, due_at)
 
 
+def _is_closed(state: RowState, since_at: datetime | None, using: str) -> bool:
+    rounds = subject_at(state.policy, state.pk, "", using).rounds().filter(CLOSING, since_at=since_at)
+    return bool(as_it_is(rounds, using).values_list("pk")[:1])
+
+
 def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
-    moved, cancelled = list[Timeout](), list[Timeout]()
-    if changes.insert:
-        writing.insert(changes.insert, using)
+    armed, moved, cancelled = list[Timeout](), list[Timeout](), list[Timeout]()
+    if signals:  # of one object
+        armed = [writing.new_row(subject_at(policy, pk, "", using), due, at) for policy, pk, at, due in changes.insert]
+        writing.insert(armed, using)
+    else:
+        for policy in {policy for policy, *_ in changes.insert}:
+            rounds = {pk: (since_at, due_at) for of, pk, since_at, due_at in changes.insert if of is policy}
+            slots = slots_of(policy, policy.label, rounds, "", using)
+            writing.insert_rounds(policy, [writing.Round(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)
@@ -172,7 +206,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         if signals and timeout_cancelled.receivers:  # not has_listeners(), which ignores those of one sender
             cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
     if signals:
-        sent = ((timeout_scheduled, changes.insert), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
+        sent = ((timeout_scheduled, armed), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
         for signal, changed in sent:
             for row in changed:
                 announce(signal, row, using)

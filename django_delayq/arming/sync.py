@@ -7,31 +7,42 @@ no longer matches, after the same locked check as on saving. Several syncs may r
 from __future__ import annotations
 
 import operator
+import time
 from contextlib import suppress
 from datetime import timedelta
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.arming.receivers import groups_of
-from django_delayq.arming.reconcile import arm_many, cancel_of_deleted
-from django_delayq.arming.row_state import CLOSING
+from django_delayq.arming.reconcile import arm_many, cancel_of_deleted, changes_of, diff
+from django_delayq.arming.row_state import CLOSING, Rounds
+from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.search import Count
-from django_delayq.ledger.subjects import instances, key_of, object_id, objects_of
-from django_delayq.models import Timeout
+from django_delayq.ledger.subjects import instances, key_of, kind_of, object_id, objects_of
+from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
+    from datetime import datetime
 
 PAGE = 500
+LOCKED = 50
+"""The number of objects that one transaction of the sync locks, so that others wait at most some milliseconds."""
+SHARE = 0.05
+"""The part of one core that the regular sync may use, in this process and in the database, over all workers."""
+SLICE_SECONDS = 0.1
+EARLY = 0.9
+"""A pass may begin after this part of an interval, so that it is due when a worker comes back after one."""
+CLAIM = timedelta(seconds=60)
+"""How long a slice and the pause after it may take before another worker continues."""
 
 
 class Synced(NamedTuple):
@@ -68,27 +79,18 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     return changed
 
 
-def sync_all(using: str, progress: Callable[[int], object] | None = None) -> Synced:
-    """Sync every automatic policy whose table is in database `using`, as the worker does every `SYNC_INTERVAL`.
-
-    `progress`: as for `sync_policy`.
-    """
-    total = Synced()
-    for policy in get_policies():
-        if policy.is_automatic and database_of(policy.concrete_model) == using:
-            total += sync_policy(policy, using, progress=progress)
-    return total
+def sync_all(using: str) -> Synced:
+    """Sync every automatic policy whose table is in database `using`, at once."""
+    return sum((sync_policy(policy, using) for policy in automatic_policies(using)), Synced())
 
 
-def sync_policy(
-    policy: TimeoutPolicy[Any],
-    using: str,
-    *,
-    backfill: bool = False,
-    dry_run: bool = False,
-    progress: Callable[[int], object] | None = None,
-) -> Synced:
-    """Make the ledger fit the table of `policy`.
+def automatic_policies(using: str) -> list[TimeoutPolicy[Any]]:
+    """Return the automatic policies whose table is in database `using`."""
+    return [each for each in get_policies() if each.is_automatic and database_of(each.concrete_model) == using]
+
+
+def sync_policy(policy: TimeoutPolicy[Any], using: str, *, backfill: bool = False, dry_run: bool = False) -> Synced:
+    """Make the ledger fit the table of `policy`, at once.
 
     Args:
         policy: an automatic one.
@@ -96,47 +98,189 @@ def sync_policy(
         backfill: arm rounds of any age. Otherwise only those that are not yet due, or overdue by less than two sync
             intervals: the first start on an old table must not cancel ten thousand forgotten orders.
         dry_run: write nothing, only count.
-        progress: is called after each page with its number of objects.
     """
-    oldest = None if backfill else 2 * get_settings().sync_interval
-    done = Synced()
-    for page in chain(_unarmed(policy, using, oldest), _mismatched(policy, using)):
-        changes = arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=dry_run)
+    oldest = None if backfill else oldest_armed()
+    return sum(
+        (repair(policy, step, using, oldest, dry_run=dry_run) for step in steps(policy, using, oldest)), Synced()
+    )
+
+
+def oldest_armed() -> timedelta:
+    """Return how long overdue a round may be that the sync still arms."""
+    return 2 * get_settings().sync_interval
+
+
+def repair(
+    policy: TimeoutPolicy[Any], step: Step, using: str, oldest: timedelta | None, *, dry_run: bool = False
+) -> Synced:
+    """Change what `step` found, if that is still so: each object is locked and read again, a few at a time."""
+    done, table = Synced(too_old=step.too_old), policy.concrete_model
+    for pks in chunks(step.wrong, LOCKED):
+        arm = changes_of if dry_run else arm_many
+        changes = arm(table, [policy], pks, using, oldest)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
-        if not dry_run:
-            done += (0, 0, cancel_of_deleted(policy.concrete_model, page, using), 0)
-        if progress is not None:
-            progress(len(page))
+        if step.may_be_gone and not dry_run:
+            done += (0, 0, cancel_of_deleted(table, pks, using), 0)
     return done
+
+
+class Step(NamedTuple):
+    """What one page of a scan shows. It was read without locks, so `repair` decides again."""
+
+    wrong: list[Any]
+    """The keys of objects whose timeouts do not fit, most likely."""
+    place: Any = None
+    """The key of the last object of the page, after which another scan can continue; None: it cannot."""
+    checked: int = 0
+    too_old: int = 0
+    may_be_gone: bool = False
+
+
+def steps(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, after: Any = None) -> Iterator[Step]:
+    """Compare the table of `policy` with the ledger, page by page and without locks.
+
+    Where `since` and `after` are columns and constants, the database finds the few rows that do not fit. Where one of
+    them is a callable, each object is read, page by page from the one after the key `after`.
+    """
+    if callable(policy.since) or callable(policy.after):
+        yield from _checked(policy, using, oldest, after)
+    else:
+        yield from (Step(page) for page in _unarmed(policy, using, oldest))
+    yield from (Step(page, may_be_gone=True) for page in _mismatched(policy, using))
+
+
+def _checked(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, place: Any) -> Iterator[Step]:
+    """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
+    rows = _candidates(policy, using, oldest)
+    in_force = None if policy.after is None else read_delay(policy, using)
+    to_python = root_of_key(policy.concrete_model).to_python
+    while True:
+        objects = {to_python(obj.pk): obj for obj in (rows if place is None else rows.filter(pk__gt=place))[:PAGE]}
+        rounds = Rounds(policy.concrete_model, [policy], objects if callable(policy.since) else (), using)
+        states = [
+            rounds.state(policy, pk, holds=True, since_at=policy.since_of(obj), after=in_force)
+            for pk, obj in objects.items()
+        ]
+        changes = diff(states, using, oldest, objects)
+        place = next(reversed(objects)) if len(objects) == PAGE else None
+        yield Step(changes.pks, place, len(objects), changes.too_old)
+        if place is None:
+            return
+
+
+class TableSync:
+    """The regular sync of one worker, in slices; of many workers, one at a time has the claim to it.
+
+    Each policy is compared with its table every `SYNC_INTERVAL`. After each slice the worker pauses for so long that
+    reading and deciding take at most `SHARE` of one core; repairs are not slowed down. So a pass over a table that
+    takes longer than `SHARE` of an interval takes longer than the interval. Its progress is stored in `PolicySync`,
+    from which another worker continues it. Policies that are due begin before long passes continue.
+    """
+
+    def __init__(self, using: str) -> None:
+        self._using = using
+        self._claim: datetime | None = None
+        self._failed = set[str]()
+
+    def run(self, between: Callable[[], object] = lambda: None, *, at_once: bool = False) -> float:
+        """Sync a slice of the policies that are due; return in how many seconds to call again.
+
+        `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database, and
+        of callables of policies; the other policies are then synced first.
+        """
+        policies = {policy.label: policy for policy in automatic_policies(self._using)}
+        interval, now, spent = get_settings().sync_interval, database_now(self._using), 0.0
+        while spent < SLICE_SECONDS or at_once:
+            due = self._claim_due(list(policies), now, interval)
+            if not due:
+                return interval.total_seconds()
+            label = due[0].policy
+            self._failed.add(label)
+            spent += self._advance(policies[label], due[0], between, at_once=at_once)
+            self._failed.discard(label)
+        return spent / SHARE - spent
+
+    def _claim_due(self, labels: list[str], now: datetime, interval: timedelta) -> list[PolicySync]:
+        """Claim the policies, and return those of which a pass is to begin or to continue, in this order.
+
+        Empty if none is due, or if another worker has claimed them. If none is due, the claim ends.
+        """
+        rows = PolicySync.objects.using(self._using).filter(policy__in=labels)
+        found = list(rows)
+        if missing := sorted(set(labels) - {row.policy for row in found}):
+            new = [PolicySync(policy=label) for label in missing]
+            PolicySync.objects.using(self._using).bulk_create(new, ignore_conflicts=True)
+            found = list(rows.all())
+        free = [row for row in found if row.claimed_until in (None, self._claim) or row.claimed_until <= now]
+        due = [row for row in free if row.is_running or row.began_at is None or row.began_at <= now - interval * EARLY]
+        if not due and self._claim is None:
+            return []
+        is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until=self._claim)
+        self._claim = now + CLAIM if due else None
+        claimed = rows.filter(is_free, pk__in=[row.pk for row in free]).update(claimed_until=self._claim)
+        if claimed < len(free):  # by another worker, between the two statements
+            self._claim = None
+            return []
+        long_ago = now - timedelta(days=1)
+        return sorted(due, key=lambda row: (row.policy in self._failed, row.is_running, row.began_at or long_ago))
+
+    def _advance(
+        self, policy: TimeoutPolicy[Any], row: PolicySync, between: Callable[[], object], *, at_once: bool
+    ) -> float:
+        """Continue the pass of `policy`, or begin one; return how many seconds reading and deciding took."""
+        if not row.is_running:
+            row.began_at, row.place, row.checked = database_now(self._using), "", 0
+        spent, oldest = 0.0, oldest_armed()
+        place = pk_of(policy.concrete_model, row.place) if row.place else None
+        found = steps(policy, self._using, oldest, place)
+        while True:
+            began = time.monotonic()
+            step = next(found, None)
+            spent += time.monotonic() - began
+            if step is None:
+                row.place, row.total, row.finished_at = "", row.checked, database_now(self._using)
+                break
+            repair(policy, step, self._using, oldest)
+            row.checked += step.checked
+            between()
+            if step.place is not None:
+                row.place = object_id_of(policy.concrete_model, step.place)
+                if spent >= SLICE_SECONDS and not at_once:
+                    break
+        row.save(using=self._using, update_fields=("place", "checked", "total", "began_at", "finished_at"))
+        return spent
 
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by `oldest` or more."""
-    page = next(_unarmed(policy, using, None), [])
-    changes = arm_many(policy.concrete_model, [policy], page, using, oldest, dry_run=True)
+    page = list(_candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
+    changes = changes_of(policy.concrete_model, [policy], page, using, oldest)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
+
+
+def _candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:
+    """Return the rows that match `policy`, by key, without those that fit according to the database."""
+    model = policy.concrete_model
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q()).order_by("pk")
+    if not isinstance(policy.since, str):
+        return rows
+    rounds = Timeout.objects.using(using).filter(
+        content_type=kind_of(model, using),
+        object_id=object_id(OuterRef(cast("Any", model._meta.pk).name), model, using),
+        policy__in=policy.labels,
+        key="",
+    )
+    rows = rows.filter(**{f"{policy.since}__isnull": False})
+    if oldest is not None and isinstance(policy.after, timedelta):
+        in_force = read_delay(policy, using)
+        after = policy.after if in_force is None else in_force
+        rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
+    return rows.filter(~Exists(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
 
 
 def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
     """Yield pages of keys of rows that match `policy` and have no round. The database finds them."""
-    model = policy.concrete_model
-    pk = model._meta.pk
-    assert pk is not None
-    content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    own_id = object_id(OuterRef(pk.name), model, using)
-    rounds = Timeout.objects.using(using).filter(
-        content_type=content_type.pk, object_id=own_id, policy__in=policy.labels, key=""
-    )
-    present = Q(slot_taken=1)
-    rows = policy.model._base_manager.using(using).filter(policy.when or Q())
-    if isinstance(policy.since, str):
-        present |= CLOSING & Q(since_at=OuterRef(policy.since))
-        rows = rows.filter(**{f"{policy.since}__isnull": False})
-        if oldest is not None and isinstance(policy.after, timedelta):
-            in_force = read_delay(policy, using)
-            after = policy.after if in_force is None else in_force
-            rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
-    keys = rows.filter(~Exists(rounds.filter(present))).order_by("pk").values_list("pk", flat=True)
+    keys = _candidates(policy, using, oldest).values_list("pk", flat=True)
     page = list(keys[:PAGE])
     while page:
         yield page

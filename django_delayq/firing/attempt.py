@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
-from django.db.models import Model
+from django.db.models import Case, Model, Q, Value, When
 
 from django_delayq import signals
 from django_delayq.firing.checkpoints import reach
@@ -17,15 +17,20 @@ from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.report import MAX_ID, Candidate, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
-from django_delayq.ledger.locking import lock_objects
+from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
+from django_delayq.ledger.statements import Param, compiled, padded
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_rules import reads_other_rows
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
 
 Cause = Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
@@ -66,7 +71,7 @@ class Attempt:
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
         expired: rows that were `firing` too long.
-        seconds: how long the handlers took.
+        cost: what the handlers cost.
         is_committed: the transaction has committed.
     """
 
@@ -80,7 +85,8 @@ class Attempt:
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     expired: list[int] = field(default_factory=list)
-    seconds: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    cost: Cost = field(default_factory=Cost)
     is_committed: bool = False
 
     def fire(self, failed: Callable[[BaseException], ReportBuilder]) -> ReportBuilder:
@@ -106,7 +112,7 @@ class Attempt:
         reach("committed")
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:
-            sizes.record_success(len(self.ready), self.seconds)
+            sizes.record_success(len(self.ready), self.cost)
         if self.monitor and self.monitor.overlaps:  # only the last member did, which affected no other member
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         if self.expired:
@@ -133,7 +139,7 @@ class Attempt:
             report.release_rest((row.pk for row in due), stop_cache.read(using).recheck_at(policy.label, now))
             due = []
         places = {timeout_id: place for place, timeout_id in enumerate(objects)}
-        matching = _matching(policy, [objects[row.pk].pk for row in due if row.pk in objects], using)
+        matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
         gone, unmet = [], []
         for row in due:
             obj = objects.get(row.pk)
@@ -187,14 +193,18 @@ class Attempt:
         group = OverlapDetector(self.policy, self.ready, self.using) if is_group else None
         self.monitor = StatementMonitor(self.using, group)
         self.driver_connection = driver_connection_of(self.using)
-        with connections[self.using].execute_wrapper(self.monitor):
-            if self.policy.batch:
-                self._call_batch()
-            else:
-                for member in self.ready:
-                    if self.monitor.overlaps:
-                        raise Overlap
-                    self._call_one(member, member.obj, member.row)
+        began, cpu = time.monotonic(), time.thread_time()
+        try:
+            with connections[self.using].execute_wrapper(self.monitor):
+                if self.policy.batch:
+                    self._call_batch()
+                else:
+                    for member in self.ready:
+                        if self.monitor.overlaps:
+                            raise Overlap
+                        self._call_one(member, member.obj, member.row)
+        finally:
+            self.cost = Cost(began - self.began, time.monotonic() - began, time.thread_time() - cpu)
         reach("handled")
 
     def _call_batch(self) -> None:
@@ -218,11 +228,7 @@ class Attempt:
         self.turn = member
         if self.monitor.group:
             self.monitor.group.member = member
-        began = time.monotonic()
-        try:
-            call_handler(self.policy, target, timeouts)
-        finally:
-            self.seconds += time.monotonic() - began
+        call_handler(self.policy, target, timeouts)
         self.monitor.check_unbroken(member.row.pk)
 
     def _released(self, error: BaseException) -> ReportBuilder | None:
@@ -238,7 +244,7 @@ class Attempt:
             if reason is not None:
                 report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
         if reason is None or len(ids) > 1:
-            sizes.record_failure(self.seconds / max(len(self.ready), 1))
+            sizes.record_failure(len(self.ready), self.cost)
         return None if reason is None else report
 
 
@@ -252,7 +258,7 @@ def _lock_objects_of(
     """
     pks = {candidate.id: _readable_pk(policy, candidate.object_id) for candidate in candidates}
     asked = {pk for pk in pks.values() if pk is not None}
-    objects: dict[Any, Model] = lock_objects(policy.model, asked, using, wait=False) if asked else {}
+    objects: dict[Any, Model] = lock_free_objects(policy, asked, using) if asked else {}
     spelled = _spelled(policy, asked, set(objects), using)
     owners: dict[Any, int] = {}
     locked_elsewhere: set[int] = set()
@@ -299,9 +305,57 @@ def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
     return None if isinstance(pk, str) and "\0" in pk else pk
 
 
-def _matching(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:
-    """Return those of the locked `pks` for which `when` holds now; a set, because a to-many look-up repeats some."""
-    if not policy.when or not pks:
+def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> dict[Any, Model]:
+    """Lock the rows `pks` that no other transaction has locked; return them fresh, by key, in the order of their keys.
+
+    A condition on the object's own columns is read by the same statement, which evaluates it on the rows as they are
+    when they are locked.
+    """
+    if not is_compilable(policy.model):
+        return lock_objects(policy.model, pks, using, wait=False)
+    wanted, to_python = padded(pks), root_of_key(policy.model).to_python
+    return {to_python(obj.pk): obj for obj in _free_objects.objects(using, policy, len(wanted), pk=wanted)}
+
+
+@compiled
+def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
+    rows = rows_of(policy.model, using).filter(pk__in=_keys(policy, count)).order_by("pk")
+    if policy.when and not reads_other_rows(policy):
+        rows = rows.annotate(delayq_matches=Case(When(policy.when, then=Value(1)), default=Value(0)))
+    return for_update(rows, using, wait=False)
+
+
+def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str) -> set[Any]:
+    """Return the keys of those of the locked `objects` for which `when` holds now.
+
+    A set, because to-many look-ups find a row several times. They, and outer joins, need a statement of their own:
+    PostgreSQL refuses to lock their rows.
+    """
+    pks = [obj.pk for obj in objects]
+    if not policy.when or not objects:
         return set(pks)
-    rows = policy.model._base_manager.using(using).filter(pk__in=pks).filter(policy.when)
-    return set(rows.order_by().values_list("pk", flat=True))
+    if "delayq_matches" in vars(objects[0]):
+        return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
+    if not is_compilable(policy.model):
+        return set(_matching(using, policy, pks).values_list("pk", flat=True))
+    wanted = padded(pks)
+    return {pk for (pk,) in _matching_compiled.rows(using, policy, len(wanted), pk=wanted)}
+
+
+def _matching(using: str, policy: TimeoutPolicy[Any], pks: Sequence[Any]) -> QuerySet[Any]:
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(pk__in=pks)
+    return rows.filter(policy.when or Q()).order_by()
+
+
+@compiled
+def _matching_compiled(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any, Any]:
+    return _matching(using, policy, _keys(policy, count)).values_list("pk")
+
+
+def is_compilable(model: type[Model]) -> bool:
+    """Return whether statements on `model` can be kept: not with a manager of its own, which may change its mind."""
+    return not has_own_manager(model) and not cast("Any", model._meta.pk).is_relation
+
+
+def _keys(policy: TimeoutPolicy[Any], count: int) -> list[Param]:
+    return [Param(cast("Any", policy.model._meta.pk), "pk", index) for index in range(count)]

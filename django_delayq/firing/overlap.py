@@ -16,6 +16,7 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_delayq.ledger import settling
+from django_delayq.ledger.locking import LOCKING
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import TimeoutPolicy
 
@@ -125,6 +126,8 @@ class OverlapDetector:
             values = [value for row in values for value in (row.values() if isinstance(row, dict) else row)]
         if self._names_other_slot(values):
             return True  # its row is "fired" in this transaction, although its handler has yet to run
+        if sql.startswith(LOCKING):
+            return False
         verb = sql.lstrip(" (\n\t")[:12].split(" ", 1)[0].upper()
         if verb in _READS or (verb == "INSERT" and not any(words in sql for words in _REPLACES)):
             return False

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.firing.checkpoints import reach
@@ -14,8 +14,15 @@ from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+NEAR: Final = timedelta(milliseconds=2)
+"""How long the first of a work that is planned before its deadline may wait for the last one."""
 
 
 class _Row(NamedTuple):
@@ -37,19 +44,22 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     Args:
         deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect.
         using: the database.
-        ahead: timeouts due within this time count as due; `due_by` of the report is the last deadline among them.
+        ahead: timeouts due within this time count as due; `early` of the report has the deadlines of those that are not
+            due yet. Only those that are due at nearly the same time share a work.
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
     """
     ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= MAX_ID]
-    rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow())
-    found = [_Row(*row) for row in rows.order_by("run_at", "id").values_list(*_Row._fields)]
+    wanted = padded(ids)
+    found = [_Row(*row) for row in _read.rows(using, len(wanted), id=wanted)] if wanted else []
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
     stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
-    due: dict[tuple[str, str], list[_Row]] = defaultdict(list)
+    due: dict[tuple[str, str, datetime | None], list[_Row]] = defaultdict(list)
+    early: dict[int, datetime] = {}
+    begins: dict[tuple[str, str], datetime] = {}
     for row in found:
         policy = policies[row.policy]
         if Timeout.State(row.state).is_settled:
@@ -61,12 +71,21 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         elif policy.label in stopped:
             report.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
         else:
-            due[policy.label, row.queue].append(row)
+            begin = None
+            if row.run_at > row.database_now:
+                begin = begins.get((policy.label, row.queue), row.run_at)
+                begin = begins[policy.label, row.queue] = begin if row.run_at <= begin + NEAR else row.run_at
+                early[row.id] = row.run_at
+            due[policy.label, row.queue, begin].append(row)
     reach("planned")
-    works = [work for (label, _), waiting in due.items() for work in _works(label, waiting, deliveries)]
-    last = max((waiting[-1].run_at for waiting in due.values()), default=None)
-    due_by = None if last is None or last <= found[0].database_now else last
-    return works, replace(report.report(), due_by=due_by)
+    works = [work for (label, *_), waiting in due.items() for work in _works(label, waiting, deliveries)]
+    return works, replace(report.report(), early=early)
+
+
+@compiled
+def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
+    rows = Timeout.objects.using(using).filter(pk__in=params("id", count)).annotate(database_now=DatabaseNow())
+    return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 
 def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int]) -> Iterator[Work]:

@@ -42,8 +42,8 @@ class Report:
     """Those of `done` whose handler ran now and succeeded."""
     now: datetime | None = None
     """The time by the database clock that `again` counts from; None: unknown."""
-    due_by: datetime | None = None
-    """Of a plan with `ahead`: when the last of its works may be run; None: all may be run now."""
+    early: Mapping[int, datetime] = field(default_factory=dict)
+    """Of a plan with `ahead`: the deadlines of the timeouts in its works that are not due yet."""
     lost: tuple[int, ...] = ()
     """From an executor: their outcome is not known. They are delivered again after a lease."""
     refused: tuple[int, ...] = ()

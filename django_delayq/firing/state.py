@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import random
 import threading
 import time
@@ -19,10 +21,19 @@ logger = logging.getLogger("django_delayq.firing")
 
 MAX_GROUP: Final = 50
 LOCK_SECONDS: Final = 0.02
-"""A group should hold its locks no longer than this."""
+MAX_LOCK_SECONDS: Final = 0.1
+"""A group should hold its locks no longer than `LOCK_SECONDS`; on a busy machine, where even the transaction itself is
+slow, no longer than `MAX_HANDLERS_PER_OVERHEAD` times its overhead, and than this."""
 WORK_SECONDS: Final = 0.2
 """How long one piece of work should take, so that threads share a backlog and the worker can stop soon."""
-_WEIGHT: Final = 0.1
+_WEIGHT: Final = 0.4
+_SLOWER_WEIGHT: Final = 0.7
+"""Of the latest measurement: groups shrink at once where handlers become slow, and recover within a few groups."""
+MAX_HANDLERS_PER_OVERHEAD: Final = 4
+MAX_IDLE_OF_BUSY: Final = 0.5
+MIN_IDLE_OF_WAITING: Final = 0.8
+CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_FAILURE_WEIGHT: Final = 0.1
 _ACCEPTED_FAILURE_RATE: Final = 0.3
 """The rate of groups that may be rolled back because a member raises."""
 
@@ -37,6 +48,17 @@ _LOG_INTERVAL_SECONDS: Final = 30.0
 _MAX_BACKOFFS: Final = 10_000
 
 
+class Cost(NamedTuple):
+    """What one transaction cost, in seconds."""
+
+    overhead: float = 0.0
+    """Wall time until its first handler began."""
+    handlers: float = 0.0
+    """Wall time of its handlers."""
+    cpu: float = 0.0
+    """CPU time of its handlers."""
+
+
 @dataclass(slots=True)
 class GroupSize:
     """How many timeouts of one policy share a transaction: many if its handlers are quick and rarely fail.
@@ -46,6 +68,10 @@ class GroupSize:
 
     seconds: float | None = None
     """What one handler took recently; None: none has run."""
+    overhead: float = 0.0
+    """What a transaction took recently until its first handler began."""
+    idle_share: float = 0.0
+    """The part of their time in which handlers recently used no CPU: they waited, for a server or for the GIL."""
     failure_rate: float = 0.0
     proven: int = 1
     """Four times the size of the largest group that committed, which the next group may have."""
@@ -53,10 +79,17 @@ class GroupSize:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def size(self) -> int:
-        """Return how many to fire in one transaction."""
+        """Return how many to fire in one transaction.
+
+        On a busy machine, or where threads wait for each other, handlers and the transaction itself become slower
+        alike. Groups would collapse there if they were bounded by a fixed time. It stays fixed for handlers that wait.
+        """
         if self.is_alone or self.seconds is None:
             return 1
-        by_time = LOCK_SECONDS / max(self.seconds, 1e-6)
+        seconds = LOCK_SECONDS
+        if self.threads < math.inf:
+            seconds = min(max(seconds, MAX_HANDLERS_PER_OVERHEAD * self.overhead), MAX_LOCK_SECONDS)
+        by_time = seconds / max(self.seconds, 1e-6)
         by_failures = _ACCEPTED_FAILURE_RATE / max(self.failure_rate, 1e-6)
         return max(1, min(MAX_GROUP, int(by_time), int(by_failures), self.proven))
 
@@ -71,20 +104,37 @@ class GroupSize:
         """Return whether each timeout is fired in a transaction of its own for now."""
         return time.monotonic() < self.alone_until
 
-    def record_success(self, count: int, seconds: float) -> None:
-        """Note that a transaction with `count` handlers, which took `seconds`, committed."""
+    @property
+    def threads(self) -> float:
+        """Return how many threads of one process may run its handlers at once.
+
+        Handlers that use the CPU only wait for each other's GIL. Those that mostly wait do not, and nothing is known
+        of those that have not run yet. A part between the two may also come from threads that wait for each other.
+        """
+        if self.seconds is None or self.idle_share > MIN_IDLE_OF_WAITING:
+            return math.inf
+        return CORES if self.idle_share > MAX_IDLE_OF_BUSY else 1
+
+    def record_success(self, count: int, cost: Cost) -> None:
+        """Note what a transaction with `count` handlers cost that committed."""
         with self._lock:
-            each = seconds / count
-            before = each if self.seconds is None else self.seconds
-            self.seconds = max(each, before + _WEIGHT * (each - before))  # adapt to slow handlers at once
-            self.failure_rate *= (1 - _WEIGHT) ** min(count, MAX_GROUP)
+            self._record(cost.handlers / count, cost)
+            self.failure_rate *= (1 - _FAILURE_WEIGHT) ** min(count, MAX_GROUP)
             self.proven = max(self.proven, min(MAX_GROUP, 4 * count))
 
-    def record_failure(self, seconds: float) -> None:
-        """Note that a handler, which took `seconds`, raised."""
+    def record_failure(self, count: int, cost: Cost) -> None:
+        """Note what a transaction with `count` members cost of which a handler raised."""
         with self._lock:
-            self.failure_rate += _WEIGHT * (1 - self.failure_rate)
-            self.seconds = max(self.seconds or 0.0, seconds)
+            self._record(max(self.seconds or 0.0, cost.handlers / max(count, 1)), cost)
+            self.failure_rate += _FAILURE_WEIGHT * (1 - self.failure_rate)
+
+    def _record(self, each: float, cost: Cost) -> None:
+        before = each if self.seconds is None else self.seconds
+        self.seconds = before + (_SLOWER_WEIGHT if each > before else _WEIGHT) * (each - before)
+        weight = _WEIGHT if self.overhead else 1.0
+        self.overhead += weight * (cost.overhead - self.overhead)
+        if cost.handlers:
+            self.idle_share += weight * (max(0.0, 1 - cost.cpu / cost.handlers) - self.idle_share)
 
     def fire_alone_for(self, seconds: float) -> None:
         """Fire each timeout in a transaction of its own for the next `seconds`."""

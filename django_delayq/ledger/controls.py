@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db.models import BooleanField, DurationField, Expression, ExpressionWrapper, Q, Subquery, Value
 
 from django_delayq.clock import DatabaseNow
+from django_delayq.ledger.statements import compiled
 from django_delayq.models import PolicyControl
 from django_delayq.policies import get_policies, get_policy, registry
 
@@ -79,7 +80,13 @@ def delay_in_force(policy: TimeoutPolicy[Any], using: str) -> Any:
 
 def read_delay(policy: TimeoutPolicy[Any], using: str) -> timedelta | None:
     """Return the same as `delay_in_force`, from a query of its own. Raises the errors of the database."""
-    return _controls_of(policy, using).values_list("after", flat=True).first()
+    found = _delay.rows(using, policy)
+    return found[0][0] if found else None
+
+
+@compiled
+def _delay(using: str, policy: TimeoutPolicy[Any]) -> QuerySet[PolicyControl, Any]:
+    return _controls_of(policy, using).values_list("after")[:1]
 
 
 def policy_states(using: str) -> list[PolicyState]:

@@ -16,14 +16,18 @@ from django.db.models import Manager, Model, QuerySet
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import root_of_key
+from django_delayq.ledger.statements import Param, compiled, param, params, sql_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
 
 M = TypeVar("M", bound=Model)
+LOCKING = "WITH locked AS MATERIALIZED "
+"""How a statement begins that locks an object, and writes only the row of the ledger in its slot."""
 
 
 def database_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
@@ -220,7 +224,48 @@ def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
 
 def lock_object(model: type[M], pk: Any, using: str) -> M | None:
     """Lock the business row `pk` and return it fresh; None if it does not exist any more."""
-    return next(iter(locking_rows(model, [pk], using)), None)
+    if has_own_manager(model):
+        return next(iter(locking_rows(model, [pk], using)), None)
+    lock_parents(model, [pk], using)
+    return next(iter(_locked.objects(using, model, False, pk=pk)), None)
+
+
+def lock_row(model: type[Model], pk: Any, using: str) -> None:
+    """Lock the business row `pk` without reading it."""
+    lock_parents(model, [pk], using)
+    _locked.rows(using, model, True, pk=pk)
+
+
+@compiled
+def _locked(using: str, model: type[Model], only_key: bool) -> QuerySet[Any, Any]:
+    rows = for_update(rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), using)
+    return rows.values_list("pk") if only_key else rows
+
+
+def can_lock_and_write(model: type[Model], using: str) -> bool:
+    """Return whether `locking_object` can lock a row of `model` in the statement that writes the ledger.
+
+    Not for multi-table children, whose parents are locked first, and not if the base manager may hide the row. Outside
+    a transaction not under REPEATABLE READ, for the reason given in `transaction_of`.
+    """
+    connection, dialect = connections[using], dialect_of(connections[using])
+    return (
+        dialect.locks_and_writes_at_once
+        and connection.features.can_return_columns_from_insert
+        and not has_own_manager(model)
+        and not cast("Any", model._meta.concrete_model)._meta.parents
+        and (connection.in_atomic_block or not dialect.repeats_reads(connection))
+    )
+
+
+def locking_object(model: type[Model], using: str, **columns: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return a WITH clause that locks the object `pk`, and selects `columns` of it as `locked`; and its parameters."""
+    rows = rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")).annotate(**columns)
+    sql, parameters = sql_of(rows.values_list("pk", *columns), using)
+    connection = connections[using]
+    if connection.features.has_select_for_update:  # not by for_update(): outside a transaction Django refuses it
+        sql += f" {connection.ops.for_update_sql(no_key=connection.features.has_select_for_no_key_update)}"
+    return f"{LOCKING}({sql})", parameters
 
 
 def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
@@ -238,15 +283,27 @@ def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
     return [*found.values(), *(row for row in waited_for if row is not None)]
 
 
-def lock_newest(rows: TimeoutQuerySet, using: str) -> Timeout | None:
-    """Wait for the newest of `rows`, all of one subject, and lock it; return None if there are none.
+def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
+    """Wait for the newest row of `subject`, or for the pending one, and lock it; return None if there is none.
 
     A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
     the ids alone, it reads them from the index of slots.
     """
-    if dialect_of(connections[using]).locks_what_it_reads:
-        ids = list(for_update(rows.order_by(), using).values_list("pk", flat=True))
+    using, slots, row_id = subject.using, subject.slots, subject.row_id
+    if row_id is None and dialect_of(connections[using]).locks_what_it_reads:
+        ids = _rounds.rows(using, len(slots), pending, True, slot=slots)
         if not ids:
             return None
-        rows = rows.filter(pk=max(ids))
-    return for_update(rows, using).first()
+        row_id = max(row[0] for row in ids)
+    found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
+    return found[0] if found else None
+
+
+@compiled
+def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
+    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
+    rows = rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id"))
+    if pending:
+        rows = rows.filter(slot_taken=1)
+    rows = for_update(rows, using)
+    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]

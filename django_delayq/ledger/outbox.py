@@ -60,6 +60,15 @@ def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False
     push(using, [change for change in changes if change is not None])
 
 
+def push_due(queue: str, due: Iterable[tuple[int, datetime]], using: str, *, earlier_only: bool) -> None:
+    """Push when these pending rows of `queue`, ids with their `run_at`, are due; as `push_rows` does for instances."""
+    if get_settings().redis is None:
+        return
+    end, in_ms = clock.now() + get_settings().horizon, functools.cache(due_ms_of)
+    near = [(row_id, in_ms(at) if at <= end else None) for row_id, at in due]
+    push(using, [Change(queue, row_id, ms, earlier_only) for row_id, ms in near if ms is not None or not earlier_only])
+
+
 def withdraw(rows: Iterable[tuple[str, int]], using: str) -> None:
     """Remove these (queue, id) from Redis. This only saves a worker a check."""
     push(using, [Change(queue, row_id, None) for queue, row_id in rows])
@@ -74,12 +83,12 @@ def push(using: str, changes: Iterable[Change]) -> None:
     if not changes or get_settings().redis is None:
         return
     connection = connections[using]
-    if not connection.in_atomic_block and not connection.get_autocommit():
-        # The caller manages the transaction itself, and its end is not known here. A hint before its row costs a
-        # worker one check, and the sweep finds the row. Without a hint the timeout would always be late.
+    if connection.in_atomic_block:
+        transaction.on_commit(_Push(connection, changes), using=using, robust=True)
+    else:
+        # Committed already, or the caller manages the transaction itself, and its end is not known here. A hint before
+        # its row costs a worker one check, and the sweep finds the row. Without it the timeout would always be late.
         _send(changes)
-        return
-    transaction.on_commit(_Push(connection, changes), using=using, robust=True)
 
 
 def change_for(timeout: Timeout, *, earlier_only: bool = False) -> Change | None:

@@ -16,11 +16,16 @@ from django_delayq import clock
 from django_delayq.clock import DatabaseNow
 from django_delayq.ledger.controls import IsStopped
 from django_delayq.ledger.locking import for_update, in_state, raising_instead_of_waiting, transaction_of
+from django_delayq.ledger.statements import compiled, padded, param, params, update
 from django_delayq.models import Timeout, slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from django.db.models import QuerySet
+    from django.db.models.sql import UpdateQuery
+
+    from django_delayq.models import TimeoutQuerySet
     from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
@@ -36,12 +41,19 @@ def lock_rows(
     attribute `is_stopped`: whether that policy is stopped. The statement reads it after its time, so nothing that was
     committed before that time is missed.
     """
-    rows = Timeout.objects.using(using).filter(pk__in=ids).annotate(database_now=DatabaseNow()).order_by("pk")
-    if policy is not None:
-        rows = rows.annotate(is_stopped=IsStopped(policy))
-    found = list(for_update(rows if history else rows.defer("history"), using, wait=False))
+    wanted = padded(ids)
+    found = _locked.objects(using, len(wanted), history, policy, id=wanted) if wanted else []
     now: datetime = vars(found[0])["database_now"] if found else clock.now()
     return {row.pk: row for row in found}, now
+
+
+@compiled
+def _locked(using: str, count: int, history: bool, policy: TimeoutPolicy[Any] | None) -> QuerySet[Any]:
+    rows: Any = Timeout.objects.using(using).filter(pk__in=params("id", count)).order_by("pk")
+    rows = rows.annotate(database_now=DatabaseNow())
+    if policy is not None:
+        rows = rows.annotate(is_stopped=IsStopped(policy))
+    return for_update(rows if history else rows.defer("history"), using, wait=False)
 
 
 def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: bool = False) -> bool:
@@ -49,22 +61,28 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
 
     `counted`: the attempt has been counted already.
     """
-    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
-    attempts = 0 if counted else 1
+    ids, attempts = padded([row.pk for row in rows]), 0 if counted else 1
     with raising_instead_of_waiting(using):
-        count = _due(rows, using).update(**values, attempts=F("attempts") + attempts)
+        count = _mark_fired.execute(using, len(ids), attempts, id=ids, settled_at=now)
     if count != len(rows):
         return False
+    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
     for row in rows:
         _assign(row, {**values, "attempts": row.attempts + attempts})
     return True
+
+
+@compiled
+def _mark_fired(using: str, count: int, attempts: int) -> UpdateQuery:
+    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": param("settled_at"), "slot_taken": None}
+    return update(_due(params("id", count), using), **values, attempts=F("attempts") + attempts)
 
 
 def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
     """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due."""
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
     with raising_instead_of_waiting(using):
-        if not _due([row], using).filter(attempts=row.attempts).update(**values):
+        if not _due([row.pk], using).filter(attempts=row.attempts).update(**values):
             return False
     _assign(row, values)
     return True
@@ -151,8 +169,7 @@ def delete_settled(using: str, before: datetime, start: datetime | None) -> tupl
     return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
 
 
-def _due(rows: Sequence[Timeout], using: str) -> Any:
-    ids = [row.pk for row in rows]
+def _due(ids: Sequence[Any], using: str) -> TimeoutQuerySet:
     # Not by the state: see `in_state`.
     return Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, run_at__lte=DatabaseNow())
 

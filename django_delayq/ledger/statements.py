@@ -16,24 +16,25 @@ query logs and instrumentation see them like any other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from django.core.signals import setting_changed
 from django.db import connections, transaction
-from django.db.models import Expression, QuerySet
-from django.db.models.sql import InsertQuery, Query, UpdateQuery
+from django.db.models import CharField, Expression, QuerySet
+from django.db.models.sql import Query, UpdateQuery
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Field
     from django.db.models.sql.compiler import SQLCompiler
 
+T = TypeVar("T")
 MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
@@ -44,7 +45,7 @@ class Param(Expression):
 
     def __init__(self, field: Field[Any, Any], name: str = "", index: int | None = None) -> None:
         super().__init__(output_field=field)
-        self.name, self.index = name or field.name, index
+        self.name, self.index = name or field.attname, index
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Compile to a placeholder; the parameter is this object itself."""
@@ -56,52 +57,81 @@ def param(name: str) -> Param:
     return Param(cast("Any", Timeout._meta.get_field(name)))
 
 
-def params(name: str, count: int) -> list[Param]:
+def params(name: str, count: int) -> list[Any]:
     """Return parameters for a sequence of so many values of one column of the ledger."""
     field: Any = Timeout._meta.get_field(name)
     return [Param(field, name, index) for index in range(count)]
 
 
-Built: TypeAlias = "QuerySet[Any, Any] | Query | tuple[str, Sequence[Any]]"
+def padded(values: Collection[T]) -> list[T]:
+    """Return `values` with the last one repeated up to a power of two, so that few shapes serve lists of any length."""
+    listed = list(values)
+    return listed + listed[-1:] * ((1 << (len(listed) - 1).bit_length()) - len(listed)) if listed else listed
+
+
+class Raw(NamedTuple):
+    """SQL that Django cannot build: one statement that does the work of several."""
+
+    sql: str
+    parameters: Sequence[Any]
+    returning: Sequence[Field[Any, Any]] = ()
+    """The columns of one model that it returns."""
+
+
+Built: TypeAlias = "QuerySet[Any, Any] | UpdateQuery | Raw | tuple[str, Sequence[Any]]"
+
+
+def sql_of(built: QuerySet[Any, Any] | UpdateQuery, using: str) -> tuple[str, tuple[Any, ...]]:
+    """Return SQL and parameters of a part of a `Raw`."""
+    with clock.evaluated_at_execution():
+        query: Any = built.query if isinstance(built, QuerySet) else built
+        return cast("tuple[str, tuple[Any, ...]]", query.get_compiler(using).as_sql())
 
 
 class Statement:
     """SQL, its parameters, and how to read the rows that it returns."""
 
     def __init__(self, built: Built, using: str) -> None:
-        self.converters: list[tuple[int, Any, Any]] = []
         self.model: Any = None
         self.columns: list[str] = []
         """The names of the model's columns, which come first, and then those of `annotations`."""
         self.annotations: list[tuple[str, int]] = []
         self.is_read = isinstance(built, QuerySet)
-        query: Any = built.query if isinstance(built, QuerySet) else built
-        self.locks = getattr(query, "select_for_update", False)
-        self.sql, found = query if isinstance(query, tuple) else self._compile(query.get_compiler(using))
-        self.constants = [None if isinstance(each, Param) or callable(each) else each for each in found]
-        self.given = [(at, each) for at, each in enumerate(found) if isinstance(each, Param)]
-        self.late = [(at, each) for at, each in enumerate(found) if callable(each)]
-
-    def _compile(self, compiler: Any) -> tuple[str, Sequence[Any]]:
-        with clock.evaluated_at_execution():
-            compiled = compiler.as_sql()
-        if isinstance(compiler.query, InsertQuery):
-            return cast("tuple[str, Sequence[Any]]", compiled[0])
-        if self.is_read:
-            expressions = [column[0] for column in compiler.select[: compiler.col_count]]
-            self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
-            if compiler.klass_info:
-                self.model = compiler.klass_info["model"]
-                self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
-                self.annotations = list(compiler.annotation_col_map.items())
-        return cast("tuple[str, Sequence[Any]]", compiled)
+        self.locks = isinstance(built, QuerySet) and built.query.select_for_update
+        expressions: list[Any] = []
+        if isinstance(built, tuple):
+            built = Raw(*built)
+            self.sql, parameters = built.sql, built.parameters
+            expressions = [field.get_col(field.model._meta.db_table) for field in built.returning]
+            if built.returning:
+                self.model, self.columns = built.returning[0].model, [field.attname for field in built.returning]
+            query: Any = Query(self.model)
+            compiler = query.get_compiler(using)
+        else:
+            query = built.query if isinstance(built, QuerySet) else built
+            compiler = query.get_compiler(using)
+            with clock.evaluated_at_execution():
+                self.sql, parameters = compiler.as_sql()
+            if self.is_read:
+                expressions = [column[0] for column in compiler.select[: compiler.col_count]]
+                if compiler.klass_info:
+                    self.model = compiler.klass_info["model"]
+                    self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
+                    self.annotations = list(compiler.annotation_col_map.items())
+        self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
+        self.constants = [None if isinstance(each, Param) or callable(each) else each for each in parameters]
+        given = [(at, each) for at, each in enumerate(parameters) if isinstance(each, Param)]
+        self.given = [
+            (at, each.name, each.index, each.output_field, type(each.output_field) is CharField) for at, each in given
+        ]
+        self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
         """Return the parameters of one execution."""
         parameters = self.constants.copy()
-        for at, each in self.given:
-            value = values[each.name] if each.index is None else values[each.name][each.index]
-            parameters[at] = each.output_field.get_db_prep_save(value, connection)
+        for at, name, index, field, is_text in self.given:
+            value = values[name] if index is None else values[name][index]
+            parameters[at] = value if is_text and type(value) is str else field.get_db_prep_save(value, connection)
         for at, evaluate in self.late:
             parameters[at] = evaluate(connection)
         return parameters

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
@@ -80,31 +81,55 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
     """
     if isinstance(target, Timeout):
         return _subject_of_row(target)
-    if not isinstance(target, Model):
-        words = f"the class {target.__name__}" if isinstance(target, type) else type(target).__name__
+    resolved, using, pk = place_of(target, policy)
+    return subject_at(resolved, pk, key, using)
+
+
+def place_of(obj: Model, policy: str | TimeoutPolicy[Any] | None) -> tuple[TimeoutPolicy[Any], str, Any]:
+    """Return the policy, the database and the key, of its own type, of an object. Raises what `subject_of` raises."""
+    if not isinstance(obj, Model):
+        words = f"the class {obj.__name__}" if isinstance(obj, type) else type(obj).__name__
         raise TypeError(f"Expected a model instance or a Timeout, not {words}.")
     if policy is None:
-        raise TypeError(f"Which policy of {type(target).__name__}? Name one: the policy, its label or its name.")
-    resolved = resolve_policy(policy, type(target))
-    pk = resolved.pk_of(target)
-    if pk is None or target._state.adding:
-        raise ValueError(f"{target!r} is not saved: save it first, its timeouts are kept by its primary key.")
-    return subject_at(resolved, pk, key, database_of(type(target), target))
+        raise TypeError(f"Which policy of {type(obj).__name__}? Name one: the policy, its label or its name.")
+    resolved = resolve_policy(policy, type(obj))
+    pk = resolved.pk_of(obj)
+    if pk is None or obj._state.adding:
+        raise ValueError(f"{obj!r} is not saved: save it first, its timeouts are kept by its primary key.")
+    table = resolved.concrete_model
+    return resolved, database_of(type(obj), obj), pk_of(table, object_id_of(table, pk))
 
 
 def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:
-    """Return the subject of the object with the primary key `pk`.
-
-    Raises:
-        ValueError: `key` is not a string, is longer than 200 characters, or contains NUL, which PostgreSQL refuses.
-    """
-    if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
-        raise ValueError(f"key must be a string of at most {MAX_KEY} characters without NUL, not {key!r}.")
+    """Return the subject of the object with the primary key `pk`. Raises what `check_key` raises."""
+    check_key(key)
     object_id = object_id_of(policy.concrete_model, pk)
     pk = pk_of(policy.concrete_model, object_id)  # of the key's own type, also for an object made with a string
     content_type_id = kind_of(policy.concrete_model, using)
     slots = tuple(slot_of(label, content_type_id, object_id, key) for label in policy.labels)
     return Subject(policy, policy.model, pk, policy.labels, content_type_id, object_id, key, using, slots)
+
+
+def check_key(key: str) -> None:
+    """Raise ValueError unless `key` is a string of at most 200 characters without NUL, which PostgreSQL refuses."""
+    if not isinstance(key, str) or len(key) > MAX_KEY or "\0" in key:
+        raise ValueError(f"key must be a string of at most {MAX_KEY} characters without NUL, not {key!r}.")
+
+
+def slots_of(
+    policy: TimeoutPolicy[Any], label: str, pks: Iterable[Any], key: str, using: str
+) -> Iterator[tuple[Any, str, str]]:
+    """Yield each of `pks`, in the key's own type, with its text and its slot under `label`.
+
+    As `subject_at` does for one object, which takes ten times as long.
+    """
+    table = policy.concrete_model
+    field, text = root_of_key(table), key_type(table).text
+    common = blake2b(f"{label}\0{kind_of(table, using)}\0".encode(), digest_size=20)
+    for pk in map(field.to_python, pks):
+        object_id, digest = text(field, pk), common.copy()
+        digest.update(f"{object_id}\0{key}".encode())
+        yield pk, object_id, digest.hexdigest()
 
 
 def _subject_of_row(row: Timeout) -> Subject:

@@ -7,27 +7,41 @@ orders would deadlock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.models import Exists, F, OuterRef
+from django.db.models.constants import OnConflict
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.ledger import many
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, in_state, lock_in_slot_order
-from django_delayq.ledger.outbox import push_rows, withdraw
+from django_delayq.ledger.locking import (
+    as_it_is,
+    can_lock_and_write,
+    in_state,
+    lock_in_slot_order,
+    lock_newest,
+    locking_object,
+)
+from django_delayq.ledger.outbox import push_due, push_rows, withdraw
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import compiled, param, update
+from django_delayq.ledger.statements import Raw, compiled, param, params, sql_of, update
+from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import Timeout, new_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from django.db.models import Model
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
+    from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 
@@ -50,6 +64,17 @@ ROUND_FIELDS = (
     "claimed_until",
 )
 SETTLED_FIELDS = ("state", "cause", "settled_at", "slot_taken", "reason", "history")
+# Columns of which every new row has the same value, as SQL: fewer parameters take less time.
+_NEW = {
+    "state": "'pending'",
+    "cause": "''",
+    "extensions": "0",
+    "attempts": "0",
+    "settled_at": "NULL",
+    "slot_taken": "1",
+    "claims": "0",
+    "claimed_until": "NULL",
+}
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
 REVIVED_FIELDS = ("run_at", "attempts", "final_attempt", "claims", "claimed_until")
 
@@ -75,6 +100,65 @@ def new_row(
     )
 
 
+def insert_if_free(row: Timeout, subject: Subject, *, lock: bool = False) -> bool:
+    """Insert `row` if no row is pending in its slot; return whether it was inserted.
+
+    With `lock` the same statement locks the object, and gives `row` the value of the policy's `since` column. Then
+    False, after which nothing is written, may also mean that the object is gone, or that one statement cannot do this
+    here: the caller locks the object and proceeds step by step.
+    """
+    policy, using = subject.policy, subject.using
+    if len(subject.slots) > 1:  # a row under a former label has another slot
+        return False
+    if not lock:
+        return _insert_if_free(row, using)
+    if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
+        return False
+    return _insert_if_free(row, using, policy.model, policy.since, subject.pk)
+
+
+def _insert_if_free(
+    row: Timeout, using: str, model: type[Model] | None = None, since: str | None = None, pk: Any = None
+) -> bool:
+    if connections[using].features.can_return_columns_from_insert:
+        found = _inserted.rows(using, model, since, **vars(row), pk=pk)
+        if found:
+            row.pk, row.since_at = found[0] if since else (*found[0], row.since_at)
+    elif _inserted.execute(using, model, since, **vars(row)):
+        row.pk = Timeout.objects.using(using).values_list("pk", flat=True).get(slot=row.slot, slot_taken=1)
+    if row.pk is None:
+        return False
+    row._state.adding, row._state.db = False, using
+    push_rows([row], using, earlier_only=True)
+    return True
+
+
+@compiled
+def _inserted(using: str, model: type[Model] | None, since: str | None) -> Raw:
+    connection = connections[using]
+    quoted = connection.ops.quote_name
+    columns: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
+    known = {**_NEW, "since_at": "delayq_since"} if since else _NEW
+    values = [known.get(field.name, "%s") for field in columns]
+    parameters: list[Any] = [param(field.name) for field, value in zip(columns, values, strict=True) if value == "%s"]
+    lock, source = "", f"VALUES ({', '.join(values)})"
+    if model is not None:
+        lock, first = locking_object(model, using, **({"delayq_since": F(since)} if since else {}))
+        parameters = [*first, *parameters]
+        # WHERE, because SQLite would read ON as the condition of a join.
+        source = f"SELECT {', '.join(values)} FROM locked WHERE 1 = 1"
+    insert_into = connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
+    ignore = connection.ops.on_conflict_suffix_sql(columns, OnConflict.IGNORE, [], [])
+    sql = (
+        f"{lock} {insert_into} {quoted(Timeout._meta.db_table)} ({', '.join(quoted(each.column) for each in columns)})"
+        f" {source} {ignore}"
+    )
+    if not connection.features.can_return_columns_from_insert:
+        return Raw(sql, parameters)
+    returning: Any = [Timeout._meta.get_field(name) for name in (["id", "since_at"] if since else ["id"])]
+    return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
+
+
 def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlier_only: bool = True) -> None:
     """Insert `rows` where their slots are free, and set the id of each to that of the pending row in its slot.
 
@@ -82,6 +166,8 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
     `earlier_only`: no slot was taken, so Redis has no wrong entry. An upsert, because an IntegrityError would leave
     the caller's PostgreSQL transaction unusable.
     """
+    if len(rows) == 1 and not replace and _insert_if_free(rows[0], using):
+        return
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
         Timeout.objects.using(using).bulk_create(
@@ -99,12 +185,67 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
     push_rows(rows, using, earlier_only=earlier_only)
 
 
-def replace(row: Timeout, new: Timeout, using: str) -> None:
-    """Begin a new round in the pending, locked `row`, with the values of `new`."""
+class Round(NamedTuple):
+    """A round that begins: the values that differ between the rows of one call."""
+
+    slot: str
+    object_id: str
+    since_at: datetime | None
+    due_at: datetime
+
+
+def insert_rounds(
+    policy: TimeoutPolicy[Any],
+    rounds: Iterable[Round],
+    using: str,
+    *,
+    key: str = "",
+    payload: Any = None,
+    reason: str = "",
+    replace: bool = False,
+) -> None:
+    """Insert a pending row for each of `rounds`, one statement a page. The objects are locked.
+
+    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values.
+    """
+    common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
+    common |= {"queue": policy.queue, "state": "pending", "cause": "", "extensions": 0, "attempts": 0}
+    common |= {"payload": payload, "history": [], "reason": clipped(reason), "created_at": clock.now()}
+    common |= {"settled_at": None, "slot_taken": 1, "final_attempt": False, "claims": 0, "claimed_until": None}
+    overwritten = ROUND_FIELDS if replace else ("slot",)
+    for page in chunks(sorted(rounds)):
+        keys = os.urandom(16 * len(page)).hex()  # one call of the system for all
+        rows = [
+            {
+                "slot": slot,
+                "object_id": object_id,
+                "since_at": since_at,
+                "due_at": due_at,
+                "run_at": due_at,
+                "first_due_at": due_at,
+                "idempotency_key": keys[32 * number : 32 * number + 32],
+            }
+            for number, (slot, object_id, since_at, due_at) in enumerate(page)
+        ]
+        due = {each.slot: each.due_at for each in page}
+        written = many.upsert(rows, common, overwritten, using)
+        push_due(policy.queue, ((row_id, due[slot]) for slot, row_id in written), using, earlier_only=not replace)
+
+
+def upsert(new: Timeout, subject: Subject) -> Timeout:
+    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row."""
+    using = subject.using
+    if insert_if_free(new, subject):
+        return new
+    row = adopt(subject)
+    if row is None:
+        insert([new], using, replace=True)
+        return new
     for name in ROUND_FIELDS:
         setattr(row, name, getattr(new, name))
     update_each([row], ROUND_FIELDS, using)
     push_rows([row], using)
+    return row
 
 
 def move_rows(
@@ -161,12 +302,58 @@ def cancel(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason:
     """Cancel the pending rows among `entries`, ids with their queues; return how many there were."""
     if not entries:
         return 0
-    rows = Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1)
-    cancelled: int = rows.update(
-        state=State.CANCELLED, cause=cause, reason=clipped(reason), settled_at=clock.now(), slot_taken=None
-    )
+    ids = list(entries)
+    ids += ids[-1:] * ((1 << (len(ids) - 1).bit_length()) - len(ids))  # few lengths, so that few statements are kept
+    now, reason = clock.now(), clipped(reason)
+    cancelled = _cancelled_ids.execute(using, len(ids), id=ids, cause=cause, reason=reason, settled_at=now)
     withdraw(((queue, row_id) for row_id, queue in entries.items()), using)
     return cancelled
+
+
+@compiled
+def _cancelled_ids(using: str, count: int) -> UpdateQuery:
+    rows = Timeout.objects.using(using).filter(pk__in=params("id", count), slot_taken=1)
+    given = {name: param(name) for name in ("cause", "reason", "settled_at")}
+    return update(rows, state=State.CANCELLED, slot_taken=None, **given)
+
+
+def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Timeout | None:
+    """Cancel the pending round of `subject` by hand, in one statement, if it is the newest; return its row.
+
+    None, and nothing is written: there is none, or one statement cannot do this here.
+
+    Args:
+        subject: what to cancel.
+        reason: is stored.
+        lock: lock the object in the same statement; otherwise the transaction has locked it.
+    """
+    policy, using = subject.policy, subject.using
+    if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
+        return None
+    values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
+    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), **values)
+    if not found:
+        return None
+    withdraw([(found[0].queue, found[0].pk)], using)
+    return cast("Timeout", found[0])
+
+
+@compiled
+def _cancelled(using: str, model: type[Model] | None, slots: int) -> Raw:
+    """While the statement waits for the object, the row may be fired; then it does not match any more."""
+    rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
+    newer = rounds.filter(pk__gt=OuterRef("pk"))
+    values = {"state": State.CANCELLED, "cause": Cause.HAND, "slot_taken": None}
+    pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
+    sql, parameters = sql_of(update(pending, **values, settled_at=param("settled_at"), reason=param("reason")), using)
+    if model is not None:
+        lock, first = locking_object(model, using)
+        sql, parameters = f"{lock} {sql} AND EXISTS (SELECT 1 FROM locked)", (*first, *parameters)
+    fields: Any = Timeout._meta.concrete_fields
+    quoted = connections[using].ops.quote_name
+    table = quoted(Timeout._meta.db_table)
+    columns = ", ".join(f"{table}.{quoted(field.column)}" for field in fields)
+    return Raw(f"{sql} RETURNING {columns}", parameters, fields)
 
 
 def cancel_rows(rows: Sequence[Timeout], using: str, reason: str, now: datetime) -> None:
@@ -200,11 +387,13 @@ def note_condition(row: Timeout) -> None:
 
 
 def adopt(subject: Subject) -> Timeout | None:
-    """Give the pending row of `subject` the present label of its policy, if it has a former one; return the row.
+    """Lock the pending row of `subject`; give it the present label of its policy, if it has a former one; return it.
 
     Without this, renaming a policy would let one object have two pending timeouts. If there are two already, which
     old and new code armed side by side during a deployment, the one under the former label is cancelled.
     """
+    if len(subject.slots) == 1:
+        return lock_newest(subject, pending=True)
     rows = lock_in_slot_order(subject.pending(), subject.using)
     present = next((row for row in rows if row.slot == subject.slots[0]), None)
     for row in rows:

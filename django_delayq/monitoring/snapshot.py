@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, labels_in
 from django_delayq.ledger.statements import Param, compiled, params
-from django_delayq.models import Timeout, TimeoutQuerySet, WorkerSeen
+from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
 
@@ -54,6 +54,20 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncStatus:
+    """How far the workers have compared an automatic policy with its table."""
+
+    is_running: bool
+    checked: int
+    """The objects that the present or last pass has read; 0 where the database alone compares."""
+    total: int | None
+    """The objects that the last complete pass has read; None: there was none."""
+    began_at: datetime | None
+    finished_at: datetime | None
+    """The end of the last complete pass."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyStatus:
     """The counts of one policy, up to `search.MAX_COUNT` each; `fired` and `skipped` are those of the last day."""
 
@@ -74,6 +88,8 @@ class PolicyStatus:
     lag_p99: float | None = None
     hours: tuple[Count, ...] = ()
     """How many fall due in each of the next 24 hours; empty if `hours=False`."""
+    sync: SyncStatus | None = None
+    """None: no worker has synced it yet, or it is not automatic."""
 
     @property
     def is_stopped(self) -> bool:
@@ -195,8 +211,16 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     """
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
+    syncs = {
+        row.policy: SyncStatus(row.is_running, row.checked, row.total, row.began_at, row.finished_at)
+        for row in PolicySync.objects.using(using)
+    }
     declared = [
-        _status(state.label, state.policy.labels, state, using, now, hours=hours) for state in policy_states(using)
+        replace(
+            _status(state.label, state.policy.labels, state, using, now, hours=hours),
+            sync=syncs.get(state.label) if state.policy.is_automatic else None,
+        )
+        for state in policy_states(using)
     ]
     unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
     left = [_status(label, [label], None, using, now, hours=hours) for label in unknown]

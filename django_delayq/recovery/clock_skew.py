@@ -50,12 +50,17 @@ class ClockSkew:
         self._redis = _Offset(monotonic)
 
     def ask_database(self) -> datetime:
-        """Return the time of the database. It is queried several times, because one of the answers will be fast."""
+        """Return the time of the database.
+
+        While its clock is not known, or may have been set, it is queried several times: one answer will be fast.
+        """
         now = clock.now()
         for _ in range(QUERIES):
             asked = self._monotonic()
             now = database_now(self._using)
             self._database.note(_ms(now), late_ms=1000 * (self._monotonic() - asked))
+            if self._database.is_steady:
+                break
         return now
 
     def note_database(self, now: datetime) -> None:
@@ -122,6 +127,11 @@ class _Offset:
                 self._began, self._last, self._present = now, self._present, -math.inf
             self._present = max(self._present, ms - 1000 * now)
             self._seen += 1
+
+    @property
+    def is_steady(self) -> bool:
+        """Return whether the clock is known, and the latest sample fits."""
+        return self._seen >= MIN_SAMPLES and not self._set_back
 
     def best(self) -> float | None:
         with self._lock:

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 
 from django_delayq import clock
 from django_delayq.delays import parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay, TimeoutConflict
+from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import writing
-from django_delayq.ledger.locking import database_of, lock_in_slot_order, lock_objects, transaction_of
+from django_delayq.ledger.controls import read_delay
+from django_delayq.ledger.locking import as_it_is, database_of, locking_rows, transaction_of
 from django_delayq.ledger.paging import Page, chunks, each_page
-from django_delayq.ledger.subjects import Subject, instances, subject_at, subject_of
+from django_delayq.ledger.subjects import check_key, instances, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling.single import check_payload, may_extend, operator_delay, parse_span, round_of
+from django_delayq.scheduling.single import check_payload, may_extend, no_deadline, parse_span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Unpack
 
-    from django_delayq.delays import DelayArgs, Span
+    from django.db.models import Model
+
+    from django_delayq.delays import Delay, DelayArgs, Span
     from django_delayq.models import TimeoutQuerySet
     from django_delayq.scheduling.single import OnConflict
 
     Rows = Timeout | TimeoutQuerySet | Iterable[Timeout]
+
+COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state")
+"""What moving a row reads and writes."""
 
 
 def schedule_timeouts(
@@ -49,43 +56,37 @@ def schedule_timeouts(
     given, body = parse_delay(dict(delay)), check_payload(payload)
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
-    subjects = _subjects(objects, policy, key)
-    if not subjects:
+    check_key(key)
+    found = _places(objects, policy)
+    if found is None:
         return 0
-    using, model, keep = subjects[0].using, cast("type[Model]", subjects[0].model), on_conflict == "keep"
+    resolved, using, pks = found
     with transaction_of(using):
-        rows: list[tuple[Subject, Timeout]] = []
-        taken: list[Timeout] = []
-        in_force = operator_delay(subjects[0], given)
-        for chunk in chunks(subjects):
-            fresh = lock_objects(model, [subject.pk for subject in chunk], using)
-            for subject in chunk:
-                if subject.pk not in fresh:
-                    raise ValueError(f"{subject}: the object is not in the database (any more).")
-                since_at, due_at = round_of(subject, fresh[subject.pk], given, in_force)
-                rows.append((subject, writing.new_row(subject, due_at, since_at, payload=body, reason=reason)))
-        for chunk in chunks(subjects):
-            slots = [slot for subject in chunk for slot in subject.slots]
-            taken += lock_in_slot_order(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
+        rounds = _lock_and_plan(resolved, pks, key, given, using)
+        taken = _taken(resolved, rounds, key, using)
         if taken and on_conflict == "error":
-            raise TimeoutConflict(f"{len(taken)} of {len(rows)} are pending already, such as {taken[0]}.", taken[0])
-        present = {row.slot for row in taken}
-        chosen = [row for subject, row in rows if not (keep and present & set(subject.slots))]
-        for subject, _ in rows if not keep else ():
-            if len(subject.labels) > 1 and present & set(subject.slots[1:]):
-                writing.adopt(subject)
-        writing.insert(chosen, using, replace=not keep, earlier_only=keep)
-        return len(chosen)
+            row = Timeout.objects.using(using).get(pk=taken[0].pk)
+            raise TimeoutConflict(f"{len(taken)} of {len(rounds)} are pending already, such as {row}.", row)
+        if on_conflict == "keep":
+            kept = {row.object_id for row in taken}
+            rounds = [each for each in rounds if each.object_id not in kept]
+        else:
+            for object_id in {row.object_id for row in taken if row.policy != resolved.label}:
+                writing.adopt(subject_at(resolved, object_id, key, using))
+        replace = bool(taken) and on_conflict == "replace"
+        writing.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        return len(rounds)
 
 
-def _subjects(objects: QuerySet[Any] | Iterable[Model], policy: str | TimeoutPolicy[Any], key: str) -> list[Subject]:
-    """Return one subject per object, in the order of their keys, so that two calls lock them in the same order."""
+def _places(
+    objects: QuerySet[Any] | Iterable[Model], policy: str | TimeoutPolicy[Any]
+) -> tuple[TimeoutPolicy[Any], str, list[Any]] | None:
+    """Return policy, database and keys of `objects`, in the order in which all callers lock them; None: no objects."""
     if isinstance(objects, QuerySet):
-        resolved = resolve_policy(policy, objects.model)
-        using = database_of(objects.model, objects)
+        resolved, using = resolve_policy(policy, objects.model), database_of(objects.model, objects)
         rows = (objects if objects.query.is_sliced else objects.order_by()).using(using)
         pks = rows.values_list(cast("Any", resolved.concrete_model._meta.pk).name, flat=True)
-        found = [subject_at(resolved, pk, key, using) for pk in pks]
+        places, found = {(resolved, using)}, set(pks)
     else:
         listed = instances(objects)
         if any(isinstance(obj, Timeout) for obj in listed):
@@ -93,10 +94,55 @@ def _subjects(objects: QuerySet[Any] | Iterable[Model], policy: str | TimeoutPol
                 "schedule_timeouts() takes objects and a policy, not a Timeout: that one is scheduled already. To move "
                 "it, use reschedule_timeouts() or extend_timeouts()."
             )
-        found = [subject_of(obj, policy, key) for obj in listed]
-    if len({(subject.model, subject.using) for subject in found}) > 1:
+        each = [place_of(obj, policy) for obj in listed]
+        places, found = {(resolved, using) for resolved, using, _ in each}, {pk for _, _, pk in each}
+    if len(places) > 1:
         raise TypeError("The objects must be of one model in one database.")
-    return sorted({subject.pk: subject for subject in found}.values(), key=lambda subject: subject.pk)
+    return (*places.pop(), sorted(found)) if found else None
+
+
+def _lock_and_plan(
+    policy: TimeoutPolicy[Any], pks: Sequence[Any], key: str, given: Delay | None, using: str
+) -> list[writing.Round]:
+    """Lock the objects `pks` and return their rounds.
+
+    Reads whole objects only for callables, because an instance costs more than everything else.
+    """
+    in_force = None if given is not None or policy.after is None else read_delay(policy, using)
+    now, to_python, rounds = clock.now(), root_of_key(policy.model).to_python, []
+    due_at = None if given is None else given.due_from(now)
+    for chunk in chunks(pks):
+        rows = locking_rows(policy.model, chunk, using)
+        if callable(policy.since) or (due_at is None and callable(policy.after)):
+            read = {to_python(obj.pk): (policy.since_of(obj), obj) for obj in rows}
+        else:
+            values = rows.values_list("pk", policy.since or "pk")
+            read = {to_python(pk): (policy.checked_since(at) if policy.since else None, None) for pk, at in values}
+        for pk, object_id, slot in slots_of(policy, policy.label, chunk, key, using):
+            if pk not in read:
+                raise ValueError(f"{subject_at(policy, pk, key, using)}: the object is not in the database (any more).")
+            since_at, obj = read[pk]
+            due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
+            if due is None:
+                raise no_deadline(subject_at(policy, pk, key, using))
+            rounds.append(writing.Round(slot, object_id, since_at, due))
+    return rounds
+
+
+def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[writing.Round], key: str, using: str) -> list[Any]:
+    """Return id, policy and object of the pending rows in the slots of `rounds`, also under former labels.
+
+    They need no lock: each caller that inserts or cancels one has locked its object first.
+    """
+    slots = {each.slot for each in rounds}
+    if len(policy.labels) > 1:
+        pks = [pk_of(policy.concrete_model, each.object_id) for each in rounds]
+        slots |= {slot for label in policy.labels[1:] for _, _, slot in slots_of(policy, label, pks, key, using)}
+    taken: list[Any] = []
+    for chunk in chunks(sorted(slots)):
+        rows = as_it_is(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
+        taken += rows.values_list("pk", "policy", "object_id", named=True)
+    return taken
 
 
 def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
@@ -109,7 +155,7 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     def change(page: Page) -> int:
         return writing.cancel({row.pk: row.queue for row in page.rows}, page.using, Timeout.Cause.HAND, reason)
 
-    return sum(each_page(rows, change))
+    return sum(each_page(rows, change, columns=("queue",)))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:
@@ -127,7 +173,7 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
         at = clock.now()
         return len(writing.move_rows(moves, page.using, what="rescheduled", at=at, by="hand", reason=reason))
 
-    return sum(each_page(rows, change))
+    return sum(each_page(rows, change, columns=COLUMNS))
 
 
 def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> int:
@@ -145,4 +191,4 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> in
         writing.move_rows(moves, page.using, what="extended", at=at, by="hand", reason=reason, extended=True)
         return len(moves)
 
-    return sum(each_page(rows, change))
+    return sum(each_page(rows, change, columns=COLUMNS))

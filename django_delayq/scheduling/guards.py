@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
+from django.db.models import Model
 
 from django_delayq.arming.row_state import condition_holds
 from django_delayq.exceptions import DeadlinePassed
@@ -13,7 +14,7 @@ from django_delayq.ledger import writing
 from django_delayq.ledger.locking import begin_write, lock_object, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.single import cancel_newest
+from django_delayq.scheduling.single import cancel_newest, cancel_pending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,8 +51,8 @@ def before_deadline(
             if subject.model is not None:
                 lock_object(subject.model, subject.pk, subject.using)
         else:
-            obj.refresh_from_db(using=subject.using, from_queryset=locking_rows(type(obj), [obj.pk], subject.using))
-        cancelling = cancel_newest(subject, reason=reason)
+            obj.refresh_from_db(using=subject.using, from_queryset=_locking(obj, subject.using))
+        cancelling = cancel_pending(subject, reason, lock=False) or cancel_newest(subject, reason)
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=subject.using)
         row = cancelling.row
@@ -63,3 +64,29 @@ def before_deadline(
         # Only a round that was cancelled although its condition still holds must never be armed again.
         if not condition_holds(subject.policy, subject.pk, subject.using):
             writing.note_condition(row)
+
+
+class _Read:
+    """A queryset that has been executed: what `Model.refresh_from_db` narrows further, and gets its row from."""
+
+    def __init__(self, row: Model) -> None:
+        self._row = row
+
+    def using(self, *_: Any, **__: Any) -> Self:
+        return self
+
+    filter = using
+
+    def get(self) -> Model:
+        return self._row
+
+
+def _locking(obj: Model, using: str) -> Any:
+    """Return a queryset that locks the row of `obj`; mostly one that was compiled once, and is executed already."""
+    model: Any = type(obj)
+    if model.refresh_from_db is not Model.refresh_from_db or obj.get_deferred_fields():
+        return locking_rows(model, [obj.pk], using)
+    row = lock_object(model, obj.pk, using)
+    if row is None:
+        raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
+    return _Read(row)

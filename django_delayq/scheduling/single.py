@@ -8,6 +8,7 @@ written, and the caller's transaction stays usable.
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from asgiref.sync import sync_to_async
@@ -25,7 +26,7 @@ from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from typing import Unpack
 
     from django.db.models import Model
@@ -79,26 +80,36 @@ def schedule_timeout(
     body = check_payload(payload)
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    due_at = _due_without_object(subject, given)
+    if due_at is not None:
+        new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
+        if writing.insert_if_free(new, subject, lock=True):  # the only statement, if nothing is pending
+            announce(timeout_scheduled, new, subject.using)
+            return new
     with transaction_of(subject.using):
         fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
-        present = lock_newest(subject.pending(), subject.using)
+        present = None if on_conflict == "replace" else lock_newest(subject, pending=True)
         if present is not None and on_conflict == "error":
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
-        if present is not None and on_conflict == "keep":
+        if present is not None:
             return present
         since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
         new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
-        if present is not None and present.slot != subject.slots[0]:
-            present = writing.adopt(subject)
-        if present is None:
-            writing.insert([new], subject.using, replace=True)
-            announce(timeout_scheduled, new, subject.using)
-            return new
-        writing.replace(present, new, subject.using)
-        announce(timeout_rescheduled, present, subject.using)
-        return present
+        row = writing.upsert(new, subject)
+        announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
+        return row
+
+
+def _due_without_object(subject: Subject, given: Delay | None) -> datetime | None:
+    """Return the deadline if it depends on no column of the object; otherwise None."""
+    if given is not None:
+        return given.due_from(clock.now())
+    policy = cast("TimeoutPolicy[Any]", subject.policy)
+    if policy.since is not None or not isinstance(policy.after, timedelta):
+        return None
+    return policy.due_of(None, clock.now(), operator_delay(subject, given))
 
 
 def check_payload(payload: Any) -> Any:
@@ -157,11 +168,16 @@ def round_of(
     counts_from = since_at if policy.since is not None else clock.now()
     due_at = policy.due_of(fresh, counts_from, in_force)
     if due_at is None:
-        raise InvalidDelay(
-            f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "
-            "empty. Give a delay, such as minutes=30."
-        )
+        raise no_deadline(subject)
     return since_at, due_at
+
+
+def no_deadline(subject: Subject) -> InvalidDelay:
+    """Return the error for an object whose policy gives it no deadline."""
+    return InvalidDelay(
+        f"{subject} has no deadline of its own: its policy names no after, exempts this object, or its since is "
+        "empty. Give a delay, such as minutes=30."
+    )
 
 
 def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = "") -> bool:
@@ -175,10 +191,12 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
+    if cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
+        return True
     with transaction_of(subject.using):
         if subject.model is not None:
             lock_object(subject.model, subject.pk, subject.using)
-        return cancel_newest(subject, reason=reason).in_time
+        return cancel_newest(subject, reason).in_time
 
 
 class Cancelling(NamedTuple):
@@ -189,12 +207,21 @@ class Cancelling(NamedTuple):
     won: bool = False
 
 
-def cancel_newest(subject: Subject, *, reason: str = "") -> Cancelling:
+def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Cancelling | None:
+    """Cancel the newest round of `subject` by hand if it is pending, in one statement; None: nothing is cancelled."""
+    row = writing.cancel_pending(subject, reason, lock=lock)
+    if row is None:
+        return None
+    announce(timeout_cancelled, row, subject.using)
+    return Cancelling(in_time=True, row=row, won=True)
+
+
+def cancel_newest(subject: Subject, reason: str) -> Cancelling:
     """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
 
     Inside a transaction that has locked the business row.
     """
-    row = lock_newest(subject.rounds(), subject.using)
+    row = lock_newest(subject)
     if row is None:
         return Cancelling(in_time=True)
     if row.state in (State.FIRED, State.FIRING):
@@ -275,7 +302,7 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
 def _locked_pending(subject: Subject) -> Timeout | None:
     if subject.model is not None:
         lock_object(subject.model, subject.pk, subject.using)
-    return lock_newest(subject.pending(), subject.using)
+    return lock_newest(subject, pending=True)
 
 
 def _move(row: Timeout, due_at: datetime, what: str, reason: str, using: str) -> Timeout:

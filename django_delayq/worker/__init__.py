@@ -4,11 +4,13 @@ loop        the worker: start, main loop, stop
 sources     due entries in Redis or due rows of the ledger -> leased or claimed for this worker
 dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
 health      whether Redis and the database work
+supervisor  several workers, each in a process of its own
 background  leases, heartbeat, sweep, sync and pruning, in two threads of `periodic`
 """
 
 from __future__ import annotations
 
 from django_delayq.worker.loop import Worker
+from django_delayq.worker.supervisor import Supervisor
 
-__all__ = ["Worker"]
+__all__ = ["Supervisor", "Worker"]

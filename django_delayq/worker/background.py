@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 
 import django_delayq
 from django_delayq import clock
-from django_delayq.arming.sync import sync_all
+from django_delayq.arming.sync import TableSync
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
@@ -42,6 +42,7 @@ logger = logging.getLogger("django_delayq.worker")
 HEARTBEAT_SECONDS: Final = 5.0
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
+FORGET_SECONDS: Final = 60.0
 PRUNE_INTERVAL: Final = timedelta(hours=1)
 QUEUES_SECONDS: Final = 30.0
 MAX_QUEUE_ROWS: Final = 10_000
@@ -73,8 +74,10 @@ def lease_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
 class Heartbeat:
     """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed."""
 
-    def __init__(self, using: str, queues: Sequence[str] | None, concurrency: int) -> None:
+    def __init__(self, using: str, queues: Sequence[str] | None, concurrency: int, skew: ClockSkew) -> None:
         self._using = using
+        self._skew = skew
+        self._forgotten_at = -FORGET_SECONDS
         self._row = WorkerSeen(
             id=uuid.uuid4().hex,
             host=socket.gethostname()[:100],
@@ -90,14 +93,16 @@ class Heartbeat:
 
         `passed_at` is `time.monotonic()` of the last pass of the main loop.
         """
-        now = database_now(self._using)
+        now = self._skew.now()
         row = self._row
         if not self._has_begun:
             row.started_at, self._has_begun = now, True
         row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
         row.uses_redis, row.held = uses_redis, in_flight
         row.save(using=self._using)
-        WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
+        if time.monotonic() - self._forgotten_at >= FORGET_SECONDS:
+            self._forgotten_at = time.monotonic()
+            WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
 
     def end(self) -> None:
         """Delete the worker's row. If that fails, other workers delete it later."""
@@ -124,6 +129,7 @@ class Background:
     ) -> None:
         self._redis = redis
         self._using = using
+        self._skew = skew
         self._sweep = None if redis.engine is None else Sweep(redis.engine, using, skew)
         self._serve = serve
         self._known_queues = set(known_queues)
@@ -131,6 +137,7 @@ class Background:
         self._queues_at = 0.0
         self._stopped = Stopped()
         self._followed_at = clock.now()
+        self._tables, self._sync_seconds = TableSync(using), 0.0
 
     def sweep_job(self, between: Between) -> Job:
         """Return the job that uses only the library's own tables and Redis. It calls `between` between two pages."""
@@ -144,8 +151,8 @@ class Background:
         settings = get_settings()
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         return [
-            Job("moves", moves, settings.sweep_interval.total_seconds()),
-            Job("sync", lambda: self.sync(between), settings.sync_interval.total_seconds()),
+            Job("moves", moves, 6 * settings.sweep_interval.total_seconds()),
+            Job("sync", lambda: self.sync(between), lambda: self._sync_seconds),
             Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
 
@@ -187,12 +194,12 @@ class Background:
         if self._sweep is not None:
             self._sweep.run_once(everything=True)
 
-    def sync(self, between: Between = check_connections) -> None:
-        """Update the ledger from the tables of automatic policies, if it is this worker's turn.
+    def sync(self, between: Between = check_connections, *, at_once: bool = False) -> None:
+        """Update the ledger from the tables of automatic policies: a slice, or with `at_once` all policies.
 
         Raises the database's errors.
         """
-        self._in_turn("sync", get_settings().sync_interval, lambda: sync_all(self._using, progress=lambda _: between()))
+        self._sync_seconds = self._tables.run(between, at_once=at_once)
 
     def _prune(self, between: Between) -> None:
         self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))
@@ -212,7 +219,7 @@ class Background:
         before, self._stopped = self._stopped, stop_cache.read(self._using)
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
         # later than its own time. So compare both, and include the last seconds.
-        last, self._followed_at = self._followed_at, database_now(self._using)
+        last, self._followed_at = self._followed_at, self._skew.now()
         resumed = resumed_since(last - LOOK_BACK, self._using)
         for label in (before.keys() - self._stopped.keys()) | resumed:
             if policy := registry.get(label):

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from heapq import heappop, heappush
+from math import inf
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
@@ -94,6 +96,8 @@ class Dispatch:
         self._prefetch = prefetch
         self._wake = wake
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
+        self._planned: list[tuple[float, int, Work]] = []
+        """A heap of the works that are not due yet."""
         self._works: dict[int, Work] = {}
         self._arrivals: dict[int, _Arrival] = {}
         self._refusals = Backoff(0.5, 30.0)
@@ -129,15 +133,29 @@ class Dispatch:
             self._arrivals.update(dict.fromkeys(work.ids, arrival))
             self.in_flight_by_policy[work.policy] += len(work.ids)
         self._resolve(report)
-        if report.due_by is not None:
-            # The rows were read a few milliseconds early. A clock that jumps cannot make the wait longer.
-            seconds = min((report.due_by - self._skew.now()).total_seconds(), AHEAD.total_seconds())
-            if seconds > 0:
-                time.sleep(seconds)
+        now = self._skew.now()
         for work in works:
-            self._submit(work)
+            due_at = report.early.get(work.ids[-1], now)
+            # A clock that jumps cannot make the wait longer.
+            seconds = min((due_at - now).total_seconds(), AHEAD.total_seconds())
+            heappush(self._planned, (arrival.at + seconds, work.ids[0], work))
+        self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
+
+    def submit_due(self) -> None:
+        """Submit the works whose deadline has come."""
+        while self._planned and self._planned[0][0] <= time.monotonic():
+            work = heappop(self._planned)[2]
+            if work.ids[0] in self._works:
+                arrival = self._arrivals[work.ids[0]]._replace(at=time.monotonic())
+                self._arrivals.update(dict.fromkeys(work.ids, arrival))
+                self._submit(work)
+
+    @property
+    def seconds_left(self) -> float:
+        """Return how long it is until the deadline of the next work that was planned before it."""
+        return max(0.0, self._planned[0][0] - time.monotonic()) if self._planned else inf
 
     def _submit(self, work: Work) -> None:
         """Pass the work to the executor. If it refuses, submit nothing for a while."""
@@ -253,6 +271,9 @@ class Dispatch:
                 extra={"event": "executor_failed"},
             )
             return 0
+        if not after_seconds:
+            withdrawn += [work for _, _, work in self._planned]
+            self._planned.clear()
         released = 0
         for work in withdrawn:
             if any(id not in self._works for id in work.ids):

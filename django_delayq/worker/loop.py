@@ -140,7 +140,7 @@ class Worker:
                 worker_started.send_robust(type(self), worker=self)
                 self._try(lambda: self._prepare(background))
                 while not self._stopping:
-                    seconds = self._try(lambda: self._pass(dispatch)) or 0.0
+                    seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
                     if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                         self._sources.check_now()
             finally:
@@ -166,7 +166,7 @@ class Worker:
         quick.jobs.append(lease_job(self._sources, dispatch, self.using))
         if self._is_burst:
             return [quick]
-        heartbeat = Heartbeat(self.using, self._only, self.concurrency)
+        heartbeat = Heartbeat(self.using, self._only, self.concurrency, self._skew)
 
         def beat() -> None:
             heartbeat.beat(uses_redis=self._redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)
@@ -182,12 +182,13 @@ class Worker:
         if self._only is not None:
             warn_of_unknown_queues(self._only, self.using)
         if self._is_burst:
-            background.sync()
+            background.sync(at_once=True)
             background.sweep_everything()
 
     def _pass(self, dispatch: Dispatch) -> float:
         """Resolve completed timeouts, take due ones and submit them; return how many seconds to wait."""
         self._passed_at = time.monotonic()
+        dispatch.submit_due()
         dispatch.collect()
         dispatch.release(after_seconds=third_of_a_lease())
         self._sources.flush()

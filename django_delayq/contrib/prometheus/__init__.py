@@ -123,6 +123,8 @@ def gauge_families() -> list[tuple[GaugeMetricFamily, tuple[str, ...]]]:
 def serve_worker(**_: object) -> None:
     """Serve the metrics of this worker process at `DELAYQ_METRICS_ADDRESS`, if it is set.
 
+    Of several processes under one supervisor the second one uses the next port, and so on.
+
     An address that cannot be used is logged, and the worker starts without metrics.
     """
     address = os.environ.get(ADDRESS_VARIABLE)
@@ -130,7 +132,7 @@ def serve_worker(**_: object) -> None:
         return
     host, _colon, port = address.rpartition(":")
     try:
-        start_http_server(int(port), host or "127.0.0.1")
+        start_http_server(int(port) + int(os.environ.get("DELAYQ_PROCESS", "1")) - 1, host or "127.0.0.1")
     except (OSError, ValueError, OverflowError) as error:
         words = "%s=%r cannot be served, so this worker has no metrics: %s"
         logger.error(words, ADDRESS_VARIABLE, address, error, extra={"event": "metrics_address"})

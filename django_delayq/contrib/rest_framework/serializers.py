@@ -19,7 +19,14 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.search import YEARS, Count
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import PolicyStatus, QueueStatus, RedisStatus, Snapshot, WorkerStatus
+from django_delayq.monitoring.snapshot import (
+    PolicyStatus,
+    QueueStatus,
+    RedisStatus,
+    Snapshot,
+    SyncStatus,
+    WorkerStatus,
+)
 from django_delayq.operations import Refusal
 from django_delayq.scheduling.story import explain_timeout
 
@@ -238,6 +245,12 @@ class RedisSerializer(StatusPart):
 
     shows = RedisStatus
     is_in_step = serializers.BooleanField()
+
+
+class SyncSerializer(StatusPart):
+    """How far the workers have compared the policy with its table."""
+
+    shows = SyncStatus
 
 
 class PolicyStatusSerializer(StatusPart):

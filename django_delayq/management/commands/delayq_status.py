@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from django_delayq.management.operating import as_json, local, seconds
-from django_delayq.monitoring.snapshot import Snapshot, snapshot
+from django_delayq.monitoring.snapshot import Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
 
@@ -46,6 +46,8 @@ def _lines(seen: Snapshot) -> Iterator[str]:
     yield f"lag       p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)"
     yield f"redis     {_redis(seen)}"
     for policy in seen.policies:
+        if policy.sync is not None and (policy.sync.is_running or policy.sync.checked):
+            yield f"sync      {policy.label}: {_progress(policy.sync)}"
         if policy.state is None:
             counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
             yield f"unknown   {policy.label} is not declared: {counts}"
@@ -53,6 +55,13 @@ def _lines(seen: Snapshot) -> Iterator[str]:
             until = f" until {local(policy.state.until)}" if policy.state.until else ""
             why = f": {policy.state.reason}" if policy.state.reason else ""
             yield f"{policy.state.stop:9} {policy.label}{until} by {policy.state.by}{why}; {policy.due} due"
+
+
+def _progress(sync: SyncStatus) -> str:
+    """Show the pass over a table of which objects are read, which may take longer than `SYNC_INTERVAL`."""
+    about = f" of about {sync.total}" if sync.is_running and sync.total else ""
+    ended = f"the last complete pass ended {local(sync.finished_at)}" if sync.finished_at else "no complete pass yet"
+    return f"{sync.checked}{about} objects checked; {ended}"
 
 
 def _redis(seen: Snapshot) -> str:

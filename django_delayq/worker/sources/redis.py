@@ -21,8 +21,10 @@ logger = logging.getLogger("django_delayq.worker")
 
 MAX_WAIT_SECONDS: Final = 1.0
 """The delay that a lost wake-up message costs at most."""
-AHEAD_MS: Final = 5
-"""An entry is leased, and its row read, this long before it is due, so that only the firing is left at its deadline."""
+LEAD_MS: Final = 20
+"""The worker leases an entry and reads its row this long before it is due: only the firing is left at its deadline."""
+AHEAD_MS: Final = 50
+"""It then also leases the entries that are due within this time, so that one lease and one read serve several."""
 MAX_ROUNDS: Final = 10
 """How often one pass asks a queue, so that a flood of invalid entries does not block it."""
 JITTER_SECONDS: Final = 0.005
@@ -115,7 +117,7 @@ class RedisSource(Source):
         self._skew.note_redis(reserved.now_ms)
         next_ms = reserved.next_due_ms
         idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
-        wait = idle if next_ms is None else min(idle, max(0, next_ms - AHEAD_MS - reserved.now_ms) / 1000)
+        wait = idle if next_ms is None else min(idle, max(0, next_ms - LEAD_MS - reserved.now_ms) / 1000)
         handicap = HANDICAP_SECONDS if unknown.are_about else 0.0
         self._check_at[place] = time.monotonic() + wait + handicap if wait else 0.0
         return not wait

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db.models import Exists, F, OuterRef, Q
+from django.db import connection, connections
+from django.db.models import BooleanField, Exists, F, Func, OuterRef, Q
 
 import django_delayq as dq
 from tests.integration.firing.conftest import due, fire, state
@@ -101,3 +104,30 @@ def test_members_of_a_group_are_checked_each_by_itself(orders: list[Order]) -> N
         "paid",
         "cancelled",
     ]
+
+
+class SleepsOnPostgreSQL(Func):
+    """True, half a second after it was asked."""
+
+    template = "(SELECT 1 FROM pg_sleep(0.5)) = 1"
+    output_field = BooleanField()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL, which evaluates the condition twice")
+def test_a_condition_that_is_read_with_the_lock_is_that_of_the_locked_row(order: Order, declare: Declare) -> None:
+    policy = declare(Order, name="read_with_lock", when=Q(status="unpaid") & Q(SleepsOnPostgreSQL()))
+    row = due(order, policy)
+
+    def pay() -> None:
+        try:
+            time.sleep(0.2)  # the firing has seen "unpaid", and has yet to lock the row
+            Order.objects.filter(pk=order.pk).update(status="paid")
+        finally:
+            connections.close_all()
+
+    payer = threading.Thread(target=pay)
+    payer.start()
+    fire(row)
+    payer.join(20)
+    assert state(row) == ("skipped", "condition")
+    assert not Effect.objects.exists()

@@ -16,7 +16,6 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import checkpoints, groups, plan, run
-from django_delayq.firing.state import GroupSize
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, state
 from tests.testapp.models import Effect, ExpressOrder, Order
@@ -46,7 +45,7 @@ def test_a_group_takes_one_lock_one_mark_and_one_commit(orders: list[Order]) -> 
     words = [re.sub(r"^SET STATEMENT .*? FOR (?=UPDATE)", "", query["sql"]) for query in queries.captured_queries]
     ours = [sql for sql in words if sql.startswith(("SELECT", "UPDATE")) and "id = -1" not in sql]
     marked = next(number for number, sql in enumerate(ours) if "'fired'" in sql)
-    assert [sql.split()[0] for sql in ours[: marked + 1]] == ["SELECT", "SELECT", "SELECT", "UPDATE"]
+    assert [sql.split()[0] for sql in ours[: marked + 1]] == ["SELECT", "SELECT", "UPDATE"]
     assert sum("'fired'" in sql and sql.startswith("UPDATE") for sql in words) == 1
     assert sum(sql == "COMMIT" for sql in words) == 1
     assert not any("SAVEPOINT" in sql and "RELEASE" not in sql for sql in words[:6])
@@ -300,38 +299,6 @@ def test_a_policy_of_which_nothing_is_known_begins_with_one(declare: Declare) ->
     checkpoints.set_hook(look)
     fire(*[due(Order.objects.create(), policy) for _ in range(2)])
     assert begun == [2]
-
-
-def test_quick_handlers_share_more_and_more() -> None:
-    pace, sizes = GroupSize(), []
-    for _ in range(5):
-        sizes.append(pace.size())
-        pace.record_success(sizes[-1], sizes[-1] * 0.0001)
-    assert sizes == [1, 4, 16, 50, 50]
-
-
-def test_handlers_that_become_slow_share_less_at_once_and_quick_ones_more_by_and_by() -> None:
-    pace = GroupSize(seconds=0.0001, proven=50)
-    pace.record_success(50, 50 * 0.004)
-    assert pace.size() == 5
-    for _ in range(10):
-        pace.record_success(5, 5 * 0.0001)
-    assert 5 < pace.size() < 50
-    for _ in range(50):
-        pace.record_success(5, 5 * 0.0001)
-    assert pace.size() == 50
-
-
-def test_failures_make_groups_small_for_a_while() -> None:
-    pace = GroupSize(seconds=0.0001, proven=50)
-    pace.record_failure(0.0001)
-    once = pace.size()
-    for _ in range(10):
-        pace.record_failure(0.0001)
-    assert 1 == pace.size() < once < 50
-    for _ in range(100):
-        pace.record_success(1, 0.0001)
-    assert pace.size() == 50
 
 
 def test_what_had_no_turn_in_time_is_given_back_at_once(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:

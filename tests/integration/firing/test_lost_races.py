@@ -67,7 +67,21 @@ def test_what_is_due_within_the_time_ahead_is_planned(order: Order) -> None:
     assert plan({row.pk: 1}, "default")[0] == []
     works, report = plan({row.pk: 1}, "default", timedelta(minutes=1))
     assert [work.ids for work in works] == [(row.pk,)]
-    assert report.due_by == row.run_at
+    assert report.early == {row.pk: row.run_at}
+
+
+def test_planned_ahead_only_what_is_due_at_nearly_the_same_time_shares_a_work(orders: list[Order]) -> None:
+    at = timezone.now() + timedelta(seconds=30)
+    millisecond = timedelta(milliseconds=1)
+    rows = [
+        dq.schedule_timeout(order, "remind", at=at + n * millisecond)
+        for n, order in zip((0, 1, 3, 9), orders, strict=False)
+    ]
+    now = due(orders[4])
+    ids = [row.pk for row in rows]
+    works, report = plan({row.pk: 1 for row in [*rows, now]}, "default", timedelta(minutes=1))
+    assert sorted(work.ids for work in works) == sorted([(now.pk,), (ids[0], ids[1]), (ids[2],), (ids[3],)])
+    assert report.early == {row.pk: row.run_at for row in rows}
 
 
 def test_after_a_failed_batch_its_policy_fires_one_by_one_for_a_while(orders: list[Order], declare: Declare) -> None:

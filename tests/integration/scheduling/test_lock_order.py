@@ -55,8 +55,8 @@ def test_the_business_row_comes_before_the_ledger_row(verb: Callable[[Order], ob
     schedule_timeout(order, "remind", minutes=30)
     with CaptureQueriesContext(connection) as queries:
         verb(order)
-    reads = [query["sql"] for query in queries if query["sql"].startswith("SELECT")]
-    tables = [found[1] for sql in reads if (found := re.search(rf"FROM [`\"](testapp_order|{LEDGER})[`\"]", sql))]
+    statements = " ".join(query["sql"] for query in queries if "id = -1" not in query["sql"])
+    tables = re.findall(rf"(?:FROM|UPDATE|INTO) [`\"](testapp_order|{LEDGER})[`\"]", statements)
     assert tables.index("testapp_order") < tables.index(LEDGER)
 
 

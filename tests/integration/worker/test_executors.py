@@ -210,7 +210,7 @@ def test_a_forged_work_has_no_effect(name: str) -> None:
 
 def test_works_and_reports_survive_json_and_fields_of_a_newer_release() -> None:
     work = Work("shop.order.x", (1, 2**62), ("a", "b"), "mail", suspect=True)
-    report = Report((1,), {2: timezone.now()}, (1,), timezone.now(), None, (3,), (4,), (2,))
+    report = Report((1,), {2: timezone.now()}, (1,), timezone.now(), {}, (3,), (4,), (2,))
     for message in (work, report):
         data = json.loads(json.dumps({**message.as_dict(), "version": 2, "new": {"of": "a newer release"}}))
         assert type(message).from_dict(data) == message

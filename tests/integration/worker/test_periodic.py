@@ -10,12 +10,12 @@ import pytest
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connection, connections
 
+from django_delayq.arming import sync as sync_module
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_engine
-from django_delayq.worker import background as background_module
 from django_delayq.worker.background import Background
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.periodic import Job, PeriodicThread
@@ -145,25 +145,29 @@ def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pyt
     assert events(caplog) == ["duty_failed"]
 
 
-def test_a_sync_that_failed_is_retried_although_its_turn_was_taken(
+def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
     monkeypatch: pytest.MonkeyPatch, with_redis: Any
 ) -> None:
     synced: list[str] = []
+    real = sync_module.steps
 
-    def sync_all(using: str, **_: Any) -> None:
-        synced.append(using)
+    def steps(policy: Any, *rest: Any) -> Any:
+        synced.append(policy.label)
         if len(synced) == 1:
             raise OperationalError("the server closed the connection")
+        return real(policy, *rest)
 
-    monkeypatch.setattr(background_module, "sync_all", sync_all)
+    monkeypatch.setattr(sync_module, "steps", steps)
     background = Background(
         RedisHealth(get_engine()), "default", ClockSkew("default"), serve=None, known_queues=[], wake=lambda: None
     )
     with pytest.raises(OperationalError):
-        background.sync()
-    wait_until(lambda: background.sync() or len(synced) == 2)  # type: ignore[func-returns-value]
-    background.sync()
-    assert len(synced) == 2, "after a success the turn lasts"
+        background.sync(at_once=True)
+    policies = len(sync_module.automatic_policies("default"))
+    background.sync(at_once=True)
+    assert synced == [synced[0], *synced[1:policies], synced[0]], "the failed one comes last"
+    background.sync(at_once=True)
+    assert len(synced) == policies + 1, "after a success, not before the next interval"
 
 
 def test_a_long_job_lets_urgent_ones_run_between_its_pages() -> None:

@@ -13,7 +13,7 @@ from django_delayq.engine import Engine
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.worker.dispatch import Prefetch
-from django_delayq.worker.sources.redis import AHEAD_MS, MAX_WAIT_SECONDS, RedisSource
+from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource
 
 if TYPE_CHECKING:
     import redis
@@ -80,7 +80,7 @@ def test_it_waits_until_shortly_before_the_next_deadline_and_a_second_at_most(en
     fill(engine, "b", range(1, 2), now_ms(engine) + 400)
     assert one.take(10).deliveries == {}, "it checks again only after `check_now`"
     one.check_now()
-    assert 0 < one.take(10).wait_seconds <= (400 - AHEAD_MS) / 1000
+    assert 0 < one.take(10).wait_seconds <= (400 - LEAD_MS) / 1000
 
 
 def test_what_is_about_to_be_due_is_taken(engine: Engine) -> None:

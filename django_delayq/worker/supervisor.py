@@ -1,0 +1,191 @@
+"""Several worker processes under one supervisor, which passes signals on and starts processes again that died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from django.db import connections
+
+from django_delayq.backoff import Backoff
+from django_delayq.worker.loop import STOP_SIGNALS, Worker
+
+logger = logging.getLogger("django_delayq.worker")
+
+FIRST_PAUSE_SECONDS: Final = 0.5
+LONGEST_PAUSE_SECONDS: Final = 30.0
+"""The longest delay before a process is started again; one that has run for longer is started after the first delay."""
+NUMBER_VARIABLE: Final = "DELAYQ_PROCESS"
+"""The environment variable that holds the number of a process, from 1."""
+_STOP, _ABORT = b"s", b"a"
+
+
+@dataclass(slots=True)
+class _Process:
+    """A place for a worker process: `pid` 0 while none runs."""
+
+    number: int
+    pid: int = 0
+    orders: int = -1
+    """The writing end of the pipe by which the process is stopped."""
+    began: float = 0.0
+    is_done: bool = False
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS))
+
+
+class Supervisor:
+    """Runs `count` workers, each in a process of its own. Needs `os.fork`. For the main thread of a process.
+
+    A pipe and not a signal stops a process. Terminals, and systemd by default, send a signal to all processes of a
+    service, so a process would receive it twice and abort its handlers. The end of the pipe also stops the processes
+    of a supervisor that was killed.
+
+    Args:
+        count: how many processes.
+        new_worker: makes the worker, in its process.
+        ends: whether a process that exits with 0 is done, as in a burst. If not, it is started again.
+    """
+
+    def __init__(self, count: int, new_worker: Callable[[], Worker], *, ends: bool = False) -> None:
+        self._processes = [_Process(number) for number in range(1, count + 1)]
+        self._new_worker = new_worker
+        self._ends = ends
+        self._signals = 0
+        self._sent = 0
+        self._code = 0
+
+    def run(self) -> int:
+        """Run the processes until a signal stops them, or all are done; return the exit code.
+
+        It is 1 if a process failed while it was stopped, or had to abort handlers.
+        """
+        with self._wakeups() as woken:
+            while True:
+                self._pass_signals_on()
+                for process in self._processes:
+                    if not process.pid and not process.is_done and not process.backoff.seconds_left:
+                        self._start(process)
+                left = [process for process in self._processes if process.pid or not process.is_done]
+                if not left:
+                    return self._code
+                waits = [process.backoff.seconds_left for process in left if not process.pid]
+                select.select([woken], [], [], min(waits, default=None))
+                with suppress(BlockingIOError):
+                    os.read(woken, 1024)
+                self._reap()
+
+    def _pass_signals_on(self) -> None:
+        """Stop the processes after the first signal, and abort their handlers after the second one."""
+        for _ in range(self._sent, min(self._signals, 2)):
+            self._sent += 1
+            for process in self._processes:
+                process.is_done = True  # it is not started again
+                if process.pid:
+                    with suppress(BrokenPipeError):
+                        os.write(process.orders, _STOP if self._sent == 1 else _ABORT)
+
+    def _start(self, process: _Process) -> None:
+        for connection in connections.all(initialized_only=True):  # two processes cannot share a connection or a pool
+            connection.close()
+            if hasattr(connection, "close_pool"):
+                connection.close_pool()
+        orders, process.orders = os.pipe()
+        process.began = time.monotonic()
+        # A signal between the fork and the handlers of the process would be counted by the copy of this object.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            process.pid = os.fork()
+            if process.pid == 0:
+                self._be_worker(process, orders)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            os.close(orders)
+
+    def _be_worker(self, process: _Process, orders: int) -> None:
+        """Run a worker in the new process, and end it without returning to the code that called the supervisor."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for each in self._processes:
+                if each.orders >= 0:
+                    os.close(each.orders)
+            os.environ[NUMBER_VARIABLE] = str(process.number)
+            worker = self._new_worker()
+            for number in STOP_SIGNALS:  # until `run` counts them
+                signal.signal(number, lambda _number, _frame: worker.stop())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
+            worker.run()
+            code = 1 if worker.abandoned else 0
+        except BaseException:  # noqa: BLE001 - nothing of the supervisor may run in this process
+            traceback.print_exc()
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Note the processes that have ended, and when each is started again."""
+        for process in self._processes:
+            if not process.pid:
+                continue
+            pid, status = os.waitpid(process.pid, os.WNOHANG)
+            if not pid:
+                continue
+            code, process.pid = os.waitstatus_to_exitcode(status), 0
+            os.close(process.orders)
+            process.orders = -1
+            if process.is_done:
+                self._code = self._code or int(code != 0)
+            elif code == 0 and self._ends:
+                process.is_done = True
+            elif code != 0:
+                if time.monotonic() - process.began > LONGEST_PAUSE_SECONDS:
+                    process.backoff.succeeded()
+                process.backoff.failed()
+                logger.error(
+                    "Worker process %d (pid %d) ended with %s, and is started again in %.1f s",
+                    process.number,
+                    pid,
+                    f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}",
+                    process.backoff.seconds_left,
+                    extra={"event": "process_died", "pid": pid, "exit_code": code},
+                )
+
+    @contextmanager
+    def _wakeups(self) -> Iterator[int]:
+        """Count signals until the block ends; yield a file descriptor that is readable after each one."""
+        woken, waking = os.pipe()
+        os.set_blocking(woken, False)
+        os.set_blocking(waking, False)
+
+        def count(_number: int, _frame: Any) -> None:
+            self._signals += 1
+
+        handlers = {**dict.fromkeys(STOP_SIGNALS, count), signal.SIGCHLD: lambda _number, _frame: None}
+        former_fd = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+        former: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield woken
+        finally:
+            signal.set_wakeup_fd(former_fd)
+            for number, handler in former.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            os.close(woken)
+            os.close(waking)
+
+
+def _obey(orders: int, worker: Worker) -> None:
+    """Stop `worker` when the supervisor orders it, or ends without an order."""
+    while (order := os.read(orders, 1)) == _STOP:
+        worker.stop()
+    worker.stop(hard=order == _ABORT)

@@ -1,0 +1,138 @@
+"""`delayq_worker --processes`: the processes are stopped with their supervisor, and started again when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.db import connection, transaction
+
+from django_delayq.models import Timeout, WorkerSeen
+from tests.support.processes import StartWorker, due_now, effects, settled, states
+from tests.support.waiting import wait_until
+from tests.testapp.models import Order
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(180),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes"),
+]
+
+needs_two_writers = pytest.mark.skipif(connection.vendor == "sqlite", reason="a handler holds the whole database")
+
+
+def children(supervisor: subprocess.Popen[bytes]) -> set[int]:
+    """Return the ids of the worker processes."""
+    path = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+    return {int(pid) for pid in path.read_text().split()} if path.exists() else set()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def is_handling() -> bool:
+    """Return whether a handler runs, which has locked its object."""
+    with transaction.atomic():
+        return len(Order.objects.select_for_update(skip_locked=True)) < Order.objects.count()
+
+
+def are_ready(count: int) -> Callable[[], bool]:
+    return lambda: WorkerSeen.objects.count() == count
+
+
+def start(start_worker: StartWorker, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a supervisor with two processes of one thread each, and wait until both have begun."""
+    started = start_worker("--processes", "2", "--concurrency", "1", *arguments, **variables)
+    wait_until(are_ready(2), "both processes have begun")
+    return started
+
+
+@needs_two_writers
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_processes_after_their_handlers(start_worker: StartWorker, number: signal.Signals) -> None:
+    supervisor = start(start_worker, LINGER="2")
+    pids = children(supervisor)
+    assert len(pids) == 2
+    rows = due_now("linger", 2)
+    wait_until(is_handling, "a handler is running")
+    supervisor.send_signal(number)
+    assert supervisor.wait(30) == 0
+    assert not any(map(is_alive, pids))
+    assert not WorkerSeen.objects.exists()
+    assert set(effects("linger").values()) <= {1}
+    assert Timeout.objects.filter(pk__in=[row.pk for row in rows], state="firing").count() == 0
+
+
+@needs_two_writers
+def test_a_signal_to_the_whole_group_counts_once_for_each_process(start_worker: StartWorker) -> None:
+    """As terminals and systemd send it."""
+    supervisor = start(start_worker, LINGER="3")
+    due_now("linger", 2)
+    wait_until(is_handling, "a handler is running")
+    os.killpg(supervisor.pid, signal.SIGTERM)
+    assert supervisor.wait(30) == 0, "no handler was aborted"
+
+
+@needs_two_writers
+def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
+    supervisor = start(start_worker, LINGER="60")
+    pids = children(supervisor)
+    due_now("linger", 2)
+    wait_until(is_handling, "a handler is running")
+    supervisor.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        supervisor.wait(1)
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(20) == 1
+    assert not any(map(is_alive, pids))
+    assert states() == {"pending": 2}
+
+
+def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker) -> None:
+    supervisor = start(start_worker)
+    before = children(supervisor)
+    os.kill(min(before), signal.SIGKILL)
+    wait_until(lambda: len(children(supervisor) - before) == 1, "another process has begun")
+    assert len(children(supervisor) & before) == 1
+    rows = due_now("remind", 20)
+    wait_until(settled(20), "all have fired")
+    assert effects("remind") == {row.pk: 1 for row in rows}
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(30) == 0
+
+
+def test_the_processes_end_when_their_supervisor_is_killed(start_worker: StartWorker) -> None:
+    supervisor = start(start_worker)
+    pids = children(supervisor)
+    supervisor.kill()
+    wait_until(lambda: not any(map(is_alive, pids)), "both have ended")
+    assert not WorkerSeen.objects.exists(), "they have stopped as after SIGTERM"
+
+
+def test_a_burst_ends_when_every_process_has(start_worker: StartWorker) -> None:
+    rows = due_now("remind", 60)
+    supervisor = start_worker("--processes", "2", "--burst")
+    assert supervisor.wait(60) == 0
+    assert effects("remind") == {row.pk: 1 for row in rows}
+    assert states() == {"fired": 60}
+
+
+def test_a_process_that_has_fired_its_number_is_replaced(start_worker: StartWorker) -> None:
+    supervisor = start(start_worker, "--max-timeouts", "5")
+    before = children(supervisor)
+    rows = due_now("remind", 40)
+    wait_until(settled(40), "all have fired")
+    wait_until(lambda: not children(supervisor) & before, "both were replaced")
+    assert effects("remind") == {row.pk: 1 for row in rows}
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(30) == 0

@@ -1,0 +1,238 @@
+"""The regular sync: it reads without locks, decides again under the lock, and continues where it was."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.arming import sync
+from django_delayq.arming.sync import Synced, TableSync, sync_policy
+from django_delayq.models import PolicySync, Timeout
+from django_delayq.monitoring.snapshot import policy_statuses
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+EXEMPT = "exempt"
+
+
+@pytest.fixture(params=["since", "after", "both"])
+def policy(request: pytest.FixtureRequest, declare: Any) -> dq.TimeoutPolicy[Order]:
+    """A policy with a callable, which the database cannot evaluate."""
+    since: Any = "created_at" if request.param == "after" else lambda order: order.created_at
+    after: Any = HOUR if request.param == "since" else lambda order: None if order.note == EXEMPT else HOUR
+    return declare(Order, name="slow", since=since, after=after, when=Q(status="slow"))  # type: ignore[no-any-return]
+
+
+def slow_orders(count: int, **values: Any) -> list[Order]:
+    Order.objects.bulk_create([Order(status="slow", **{"created_at": timezone.now(), **values}) for _ in range(count)])
+    return list(Order.objects.order_by("-pk")[:count])
+
+
+def pending(policy: dq.TimeoutPolicy[Any]) -> int:
+    return Timeout.objects.pending().filter(policy=policy.label).count()
+
+
+def in_thread(work: Callable[[], object]) -> list[BaseException]:
+    """Run `work` on a connection of its own, and return what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    return raised
+
+
+def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutPolicy[Any]) -> None:
+    orders = slow_orders(5)
+    assert sync_policy(policy, "default") == Synced(armed=5)
+    assert sync_policy(policy, "default") == Synced()
+    later = timezone.now() + timedelta(minutes=5)
+    Order.objects.filter(pk=orders[0].pk).update(created_at=later)
+    Order.objects.filter(pk=orders[1].pk).update(status="paid")
+    Timeout.objects.filter(object_id=str(orders[2].pk)).update(
+        state="fired", cause="due", slot_taken=None, settled_at=later
+    )
+    assert sync_policy(policy, "default") == Synced(moved=1, cancelled=1), "a fired round stays closed"
+    assert Timeout.objects.pending().get(object_id=str(orders[0].pk)).due_at == later + HOUR
+    assert sync_policy(policy, "default") == Synced()
+
+
+@pytest.mark.parametrize("note", [EXEMPT, None])
+def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
+    policy: dq.TimeoutPolicy[Any], note: str | None
+) -> None:
+    def settled(count: int) -> None:
+        slow_orders(count, note=note)
+        sync_policy(policy, "default")
+        Timeout.objects.pending().update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
+
+    counts = []
+    for _ in range(2):
+        settled(sync.PAGE)
+        with CaptureQueriesContext(connection) as queries:
+            assert sync_policy(policy, "default") == Synced()
+        words = " ".join(query["sql"].upper() for query in queries)
+        assert not any(word in words for word in ("FOR UPDATE", "FOR NO KEY UPDATE", "UPDATE ", "INSERT"))
+        counts.append(len(queries))
+    assert counts[1] - counts[0] <= 3
+    assert counts[1] <= 12
+
+
+def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(declare: Any) -> None:
+    orders, raised = slow_orders(3), list[BaseException]()
+
+    def lock_all() -> None:
+        with transaction.atomic():
+            nowait = connection.features.has_select_for_update_nowait
+            rows = Order.objects.select_for_update(nowait=nowait) if nowait else Order.objects.all()
+            assert len(rows) == 3
+            Order.objects.filter(pk=orders[0].pk).update(note="changed meanwhile")
+
+    def after(order: Order) -> timedelta:
+        if not connection.in_atomic_block:  # under the lock it is asked again
+            raised.extend(in_thread(lock_all))
+        return HOUR
+
+    policy = declare(Order, name="slow", since="created_at", after=after, when=Q(status="slow"))
+    assert sync_policy(policy, "default").armed == 3
+    assert raised == []
+    assert Order.objects.filter(note="changed meanwhile").count() == 1
+
+
+def test_a_change_between_reading_and_locking_is_seen(declare: Any) -> None:
+    paid, moved, gone, kept = slow_orders(4)
+    later = timezone.now() + timedelta(minutes=10)
+
+    def change() -> None:
+        Order.objects.filter(pk=paid.pk).update(status="paid")
+        Order.objects.filter(pk=moved.pk).update(created_at=later)
+        Order.objects.filter(pk=gone.pk)._raw_delete("default")
+
+    changes: Iterator[Callable[[], object]] = iter([change])
+
+    def after(order: Order) -> timedelta:
+        if not connection.in_atomic_block and (work := next(changes, None)):
+            assert in_thread(work) == []
+        return HOUR
+
+    policy = declare(Order, name="slow", since="created_at", after=after, when=Q(status="slow"))
+    assert sync_policy(policy, "default") == Synced(armed=2)
+    found = dict(Timeout.objects.filter(policy=policy.label).values_list("object_id", "due_at"))
+    kept.refresh_from_db()
+    assert kept.created_at is not None
+    assert found == {str(moved.pk): later + HOUR, str(kept.pk): kept.created_at + HOUR}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of two objects, and slices of one page."""
+    monkeypatch.setattr(sync, "PAGE", 2)
+    monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(declare: Any) -> None:
+    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+    slow_orders(7)
+    first, second = TableSync("default"), TableSync("default")
+
+    def place() -> PolicySync:
+        return PolicySync.objects.get(policy=policy.label)
+
+    while not pending(policy):
+        pause = first.run()
+        assert 0 < pause < 60
+    assert (pending(policy), place().checked, place().is_running) == (2, 2, True)
+    assert second.run() == 60.0, "the first one has the claim"
+    assert pending(policy) == 2
+    while pending(policy) == 2:  # policies that have not begun come first
+        first.run()
+    assert (pending(policy), place().checked) == (4, 4)
+    PolicySync.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))  # the first one is gone
+    for _ in range(8):
+        second.run()
+    assert (pending(policy), place().checked, place().total, place().is_running) == (7, 7, 7, False)
+    assert place().claimed_until is None
+    assert first.run() == 60.0, "nothing is due before the next interval"
+
+
+@pytest.mark.usefixtures("small")
+def test_policies_whose_turn_has_come_do_not_wait_for_a_long_pass(declare: Any, settings: Any) -> None:
+    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+    slow_orders(20)
+    tables = TableSync("default")
+    while not pending(policy):
+        tables.run()
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    long_ago = timezone.now() - timedelta(minutes=2)
+    PolicySync.objects.exclude(policy=policy.label).update(began_at=long_ago, finished_at=long_ago)
+    done = pending(policy)
+    for _ in range(3):  # the other policies of the test's application
+        tables.run()
+    assert Timeout.objects.pending().filter(policy="testapp.order.cancel_unpaid").count() == 1
+    assert pending(policy) == done
+
+
+def test_the_pause_keeps_reading_at_five_percent(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+    slow_orders(10)
+    calls = itertools.count()
+    monkeypatch.setattr("django_delayq.arming.sync.time", SimpleNamespace(monotonic=lambda: next(calls) * 0.2))
+    pause = TableSync("default").run()
+    spent = next(calls) / 2 * 0.2  # the clock is read before and after each step
+    assert pause == pytest.approx(19 * spent)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_status_shows_how_far_the_pass_is(declare: Any) -> None:
+    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+    slow_orders(5)
+    TableSync("default").run(at_once=True)
+    PolicySync.objects.update(began_at=timezone.now() - timedelta(hours=1))
+    PolicySync.objects.update(finished_at=timezone.now() - timedelta(hours=1))
+    tables = TableSync("default")
+    while not PolicySync.objects.get(policy=policy.label).place:
+        tables.run()
+    (shown,) = (status.sync for status in policy_statuses("default") if status.label == policy.label)
+    assert shown is not None
+    assert (shown.is_running, shown.checked, shown.total) == (True, 2, 5)
+
+
+@pytest.mark.usefixtures("small")
+def test_of_two_workers_that_see_the_sync_unclaimed_one_gets_it() -> None:
+    TableSync("default").run(at_once=True)  # the rows exist
+    long_ago = timezone.now() - timedelta(hours=1)
+    PolicySync.objects.update(began_at=long_ago, finished_at=long_ago)
+    first, second, pauses = TableSync("default"), TableSync("default"), list[float]()
+
+    def claim_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql and not pauses:
+            assert in_thread(lambda: pauses.append(second.run())) == []
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(claim_first):
+        assert first.run() == 60.0
+    (pause,) = pauses
+    assert pause < 60.0, "the second one has synced a slice and continues"

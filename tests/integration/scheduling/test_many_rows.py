@@ -1,0 +1,156 @@
+"""Bulk functions with many rows: the same rows as one by one, in few statements, with little memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock
+from django_delayq.models import Timeout
+from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DIFFERENT = {"id", "idempotency_key"}
+ODD_KEYS = ["a", "Ünï", 'quote"d', "com,ma", "back\\slash", "percent%s", "{brace}", "new\nline"]
+
+
+@pytest.fixture
+def now() -> Iterator[datetime]:
+    moment = timezone.now().replace(microsecond=123456)
+    with clock.set_to(moment):
+        yield moment
+
+
+def columns() -> list[dict[str, Any]]:
+    names = [field.attname for field in Timeout._meta.concrete_fields if field.name not in DIFFERENT]
+    return list(Timeout.objects.order_by("object_id").values(*names))
+
+
+@pytest.mark.parametrize("model", [Order, ExpressOrder, Parcel, Voucher])
+def test_a_row_scheduled_in_bulk_is_the_row_scheduled_alone(model: Any, now: datetime, declare: Any) -> None:
+    keys = [{"code": code} for code in ODD_KEYS] if model is Voucher else [{}] * 3
+    objects = [model.objects.create(status="new", **key) for key in keys]
+    policy = declare(model, name="bulky", queue="other")
+    words: Any = {"key": "k\"'%s", "payload": {"n": [1, None, "ü", {"deep": "\\"}]}, "reason": "Because ü", "hours": 2}
+    for obj in objects:
+        dq.schedule_timeout(obj, policy, **words)
+    alone = columns()
+    Timeout.objects.all().delete()
+    assert dq.schedule_timeouts(model.objects.filter(status="new"), policy, **words) == len(objects)
+    assert columns() == alone
+    keys_of_rows = set(Timeout.objects.values_list("idempotency_key", flat=True))
+    assert len(keys_of_rows) == len(objects)
+    assert {len(key) for key in keys_of_rows} == {32}
+
+
+@pytest.mark.parametrize("by_callable", [False, True])
+def test_a_round_counts_from_since_as_for_one(now: datetime, declare: Any, by_callable: bool) -> None:
+    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
+    after: Any = (lambda order: timedelta(hours=order.pk % 3)) if by_callable else timedelta(hours=1)
+    policy = declare(Order, name="bulky", since=since, after=after)
+    orders = [Order.objects.create(status="new", created_at=now - timedelta(minutes=n)) for n in range(4)]
+    for order in orders:
+        dq.schedule_timeout(order, policy)
+    alone = columns()
+    Timeout.objects.all().delete()
+    dq.schedule_timeouts(orders, policy)
+    assert columns() == alone
+
+
+def test_replacing_in_bulk_begins_a_new_round_as_for_one(now: datetime) -> None:
+    one, many = (Order.objects.create(status="new") for _ in range(2))
+    dq.schedule_timeouts([one, many], "remind", hours=1, payload=1)
+    for order in (one, many):
+        dq.extend_timeout(order, "remind", hours=1)
+    Timeout.objects.update(attempts=2, claims=3)
+    ids, old_keys = (set(Timeout.objects.values_list(name, flat=True)) for name in ("id", "idempotency_key"))
+    dq.schedule_timeout(one, "remind", minutes=3, payload={"a": 1}, reason="again")
+    dq.schedule_timeouts([many], "remind", minutes=3, payload={"a": 1}, reason="again")
+    first, second = ({**row, "object_id": "", "slot": ""} for row in columns())
+    assert first == second
+    assert (first["attempts"], first["claims"], first["extensions"], first["history"]) == (0, 0, 1, [])
+    assert set(Timeout.objects.values_list("id", flat=True)) == ids
+    assert not old_keys & set(Timeout.objects.values_list("idempotency_key", flat=True))
+
+
+def statements(call: Callable[[], object]) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    return len(captured)
+
+
+def test_a_thousand_more_rows_cost_a_few_statements_each_page() -> None:
+    Order.objects.bulk_create([Order(status="new") for _ in range(2000)], batch_size=200)
+    first, rest = Order.objects.order_by("pk")[:1000], Order.objects.order_by("-pk")[:1000]
+    assert statements(lambda: dq.schedule_timeouts(first, "remind", minutes=5)) <= 12
+    assert statements(lambda: dq.schedule_timeouts(Order.objects.all(), "remind", minutes=6)) <= 20
+    assert Timeout.objects.pending().count() == 2000
+    pending = dq.pending_timeouts(Order, "remind")
+    for call in (
+        lambda: dq.extend_timeouts(pending, minutes=1),
+        lambda: dq.reschedule_timeouts(pending, minutes=1),
+        lambda: dq.cancel_timeouts(pending),
+    ):
+        # BEGIN is not counted everywhere; locking takes two statements where a database locks what it reads.
+        assert statements(call) <= 4 * 10 + 2
+    assert not Timeout.objects.pending().exists()
+    assert statements(lambda: dq.schedule_timeouts(list(rest), "remind", minutes=5)) <= 12
+
+
+def test_memory_does_not_hold_an_instance_for_each_row() -> None:
+    count = 3000
+    Order.objects.bulk_create([Order(status="new") for _ in range(count)], batch_size=200)
+    dq.schedule_timeouts(Order.objects.all()[:1], "remind", minutes=5)
+    tracemalloc.start()
+    try:
+        dq.schedule_timeouts(Order.objects.all(), "remind", minutes=5)
+        scheduled = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # A page, which is about 1 MB, and of each other row its slot, the text of its key, and its entry for Redis.
+    assert scheduled < 2_000_000 + 800 * count
+
+
+def test_an_error_in_the_last_page_writes_nothing_and_leaves_the_transaction_usable(declare: Any) -> None:
+    Order.objects.bulk_create([Order(status="new", created_at=timezone.now()) for _ in range(1200)], batch_size=200)
+    last = Order.objects.latest("pk")
+    Order.objects.filter(pk=last.pk).update(created_at=None)
+    policy = declare(Order, name="bulky", since="created_at", after=timedelta(hours=1), when=None)
+    with transaction.atomic():
+        with pytest.raises(dq.InvalidDelay, match="no deadline of its own"):
+            dq.schedule_timeouts(Order.objects.all(), policy)
+        assert not Timeout.objects.exists()
+        with pytest.raises(ValueError, match="not in the database"):
+            orders = list(Order.objects.all())
+            Order.objects.filter(pk=last.pk)._raw_delete("default")
+            dq.schedule_timeouts(orders, policy, hours=1)
+        assert not Timeout.objects.exists()
+        assert dq.schedule_timeouts(Order.objects.all(), policy) == 1199
+
+
+def test_a_pending_row_under_a_former_name_is_kept_or_adopted(declare: Any) -> None:
+    orders = [Order.objects.create(status="new") for _ in range(3)]
+    former = declare(Order, name="former")
+    kept = dq.schedule_timeout(orders[0], former, hours=1)
+    from django_delayq.policies import registry
+
+    registry.remove(former)
+    renamed = declare(Order, name="renamed", aliases=("former",))
+    assert dq.schedule_timeouts(orders, renamed, hours=2, on_conflict="keep") == 2
+    with pytest.raises(dq.TimeoutConflict, match="3 of 3"):
+        dq.schedule_timeouts(orders, renamed, hours=2, on_conflict="error")
+    assert dq.schedule_timeouts(orders, renamed, hours=3) == 3
+    kept.refresh_from_db()
+    assert (kept.policy, kept.state) == (renamed.label, "pending")
+    assert Timeout.objects.filter(Q(policy=former.label) | ~Q(state="pending")).count() == 0
+    assert len(set(Timeout.objects.values_list("due_at", flat=True))) == 1

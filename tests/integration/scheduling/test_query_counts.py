@@ -1,0 +1,210 @@
+"""What each call sends to the database: one statement where nothing is in its way, and the steps where something is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection, connections, transaction
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import (
+    InvalidDelay,
+    TimeoutConflict,
+    before_deadline,
+    cancel_timeout,
+    operations,
+    schedule_timeout,
+)
+from django_delayq.dialects import dialect_of
+from django_delayq.models import Timeout, slot_of
+from tests.testapp.models import ExpressOrder, Order, OrderProxy
+
+if TYPE_CHECKING:
+    from django_delayq import TimeoutPolicy
+
+Declare = Callable[..., "TimeoutPolicy[Any]"]
+HALF_HOUR = timedelta(minutes=30)
+at_once = dialect_of(connection).locks_and_writes_at_once
+
+
+@pytest.fixture
+def order(transactional_db: None) -> Order:
+    return Order.objects.create(status="new", created_at=datetime(2026, 11, 21, 12, tzinfo=UTC))
+
+
+def statements(call: Callable[[], object]) -> list[str]:
+    """Return the first words of the statements of `call`, without those that begin and end transactions."""
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    words = [query["sql"].split()[0].rstrip(";") for query in captured]
+    return [word for word in words if word not in ("SAVEPOINT", "RELEASE", "BEGIN", "COMMIT")]
+
+
+def transactions(call: Callable[[], object]) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        call()
+    return sum(query["sql"].startswith("BEGIN") for query in captured)
+
+
+def test_scheduling_is_one_statement_without_a_transaction_of_its_own(order: Order) -> None:
+    def schedule() -> None:
+        schedule_timeout(order, "remind", minutes=5)
+
+    assert statements(schedule) == (["WITH"] if at_once else ["SELECT", "INSERT"])
+    Timeout.objects.all().delete()
+    assert transactions(schedule) == (0 if at_once else 1)
+    Timeout.objects.all().delete()
+    with transaction.atomic():
+        assert statements(schedule) == (["WITH"] if at_once else ["SELECT", "INSERT"])
+
+
+def test_replacing_takes_the_steps_and_keeps_one_row(order: Order) -> None:
+    first = schedule_timeout(order, "remind", minutes=5, reason="first")
+    again = statements(lambda: schedule_timeout(order, "remind", minutes=9, reason="again"))
+    assert "UPDATE" in again
+    row = Timeout.objects.get()
+    assert (row.pk, row.reason) == (first.pk, "again")
+    assert schedule_timeout(order, "remind", minutes=1, on_conflict="keep").reason == "again"
+    with pytest.raises(TimeoutConflict):
+        schedule_timeout(order, "remind", minutes=1, on_conflict="error")
+
+
+def test_cancelling_is_one_statement(order: Order) -> None:
+    schedule_timeout(order, "remind", minutes=5)
+    sent = statements(lambda: cancel_timeout(order, "remind", reason="paid"))
+    assert sent == (["WITH"] if at_once else ["SELECT", "SELECT", "SELECT", "UPDATE"])
+    row = Timeout.objects.get()
+    assert (row.state, row.cause, row.reason, row.slot_taken) == ("cancelled", "hand", "paid", None)
+
+
+def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order) -> None:
+    schedule_timeout(order, "remind", minutes=5)
+
+    def pay() -> None:
+        with before_deadline(order, "remind") as timeout:
+            assert timeout is not None and timeout.state == "cancelled"
+
+    assert statements(pay) == (["SELECT", "UPDATE"] if at_once else ["SELECT", "SELECT", "SELECT", "UPDATE"])
+
+
+@pytest.mark.usefixtures("order")
+def test_a_row_that_was_revived_is_not_cancelled_in_place_of_the_newest() -> None:
+    """An operator may retry an old dead round after a newer one has fired; the newest decides."""
+    order = Order.objects.get()
+    old, new = (schedule_timeout(order, "remind", minutes=5, key=key) for key in ("", "newer"))
+    Timeout.objects.filter(pk=new.pk).update(
+        slot=old.slot, key="", state="fired", cause="due", settled_at=new.created_at, slot_taken=None
+    )
+    assert cancel_timeout(order, "remind") is False
+    assert Timeout.objects.get(pk=old.pk).state == "pending"
+
+
+def test_an_object_that_is_gone_is_refused_and_nothing_is_written(order: Order) -> None:
+    Order.objects.filter(pk=order.pk).delete()
+    with pytest.raises(ValueError, match="not in the database"):
+        schedule_timeout(order, "remind", minutes=5)
+    assert not Timeout.objects.exists()
+
+
+def test_the_row_keeps_since_as_the_database_has_it(order: Order, declare: Declare) -> None:
+    policy = declare(Order, name="counted", since="created_at", after=HALF_HOUR)
+    since_at, order.created_at = order.created_at, None
+    row = schedule_timeout(order, policy, minutes=5)
+    stored = Timeout.objects.get()
+    assert row.since_at == stored.since_at == since_at
+    fields = [field.attname for field in Timeout._meta.concrete_fields]
+    assert [getattr(row, name) for name in fields] == [getattr(stored, name) for name in fields]
+    assert (row._state.adding, row._state.db) == (False, "default")
+
+
+def test_the_policys_own_delay_and_that_of_an_operator_count(order: Order, declare: Declare) -> None:
+    counted, called = (
+        declare(Order, name="counted", since="created_at", after=HALF_HOUR),
+        declare(Order, name="called", since=lambda order: order.created_at, after=lambda order: HALF_HOUR),
+    )
+    plain = declare(Order, name="plain", after=HALF_HOUR)
+    assert order.created_at is not None
+    for policy in (counted, called):
+        assert schedule_timeout(order, policy).due_at == order.created_at + HALF_HOUR
+    row = schedule_timeout(order, plain)
+    assert abs(row.due_at - row.created_at - HALF_HOUR) < timedelta(seconds=1)
+    operations.change_delay(plain, timedelta(minutes=2), by="an operator")
+    row = schedule_timeout(order, plain, key="another")
+    assert abs(row.due_at - row.created_at - timedelta(minutes=2)) < timedelta(seconds=1)
+    with pytest.raises(InvalidDelay):
+        schedule_timeout(order, declare(Order, name="none"))
+
+
+def test_a_pending_row_under_a_former_label_is_found(order: Order, declare: Declare) -> None:
+    schedule_timeout(order, declare(Order, name="former", after=HALF_HOUR))
+    renamed = declare(Order, name="present", after=HALF_HOUR, aliases=["testapp.order.was_former"])
+    Timeout.objects.update(policy="testapp.order.was_former", slot=schedule_slot(order, "testapp.order.was_former"))
+    schedule_timeout(order, renamed)
+    assert Timeout.objects.get(slot_taken=1).policy == "testapp.order.present"
+    assert cancel_timeout(order, renamed) is True
+
+
+def schedule_slot(order: Order, label: str) -> str:
+    return slot_of(label, ContentType.objects.get_for_model(Order).pk, str(order.pk), "")
+
+
+@pytest.mark.parametrize("model", [OrderProxy, ExpressOrder])
+def test_proxies_and_children_share_the_round_of_their_parent(model: type[Order], order: Order) -> None:
+    obj = OrderProxy.objects.get() if model is OrderProxy else ExpressOrder.objects.create(status="new")
+    row = schedule_timeout(obj, "remind", minutes=5)
+    assert schedule_timeout(Order.objects.get(pk=obj.pk), "remind", minutes=5).pk == row.pk
+    assert cancel_timeout(obj, "remind") is True
+
+
+def test_a_save_that_changes_nothing_is_one_statement_more(order: Order, declare: Declare) -> None:
+    def save() -> None:
+        order.save()
+
+    for name in ("one", "two"):
+        declare(Order, name=name, since="created_at", after=timedelta(days=9000), when=Q(status="new"))
+    save()
+    assert Timeout.objects.count() == 2
+    assert statements(save) == ["UPDATE", "SELECT"]
+    assert transactions(save) == 0
+    with transaction.atomic():
+        assert statements(save) == ["UPDATE", "SELECT"]
+
+
+@pytest.mark.skipif(not connection.features.has_select_for_update, reason="SQLite has no row locks")
+@pytest.mark.parametrize("verb", ["schedule", "replace", "cancel", "guard"])
+def test_a_verb_that_waits_for_the_object_has_not_locked_its_row(verb: str, order: Order) -> None:
+    """The order of locks inside one statement is the planner's; here the row must stay free."""
+    if verb != "schedule":
+        schedule_timeout(order, "remind", minutes=5)
+
+    def act() -> None:
+        try:
+            if verb == "guard":
+                with before_deadline(Order.objects.get(pk=order.pk), "remind"):
+                    pass
+            elif verb == "cancel":
+                assert cancel_timeout(order, "remind")
+            else:
+                schedule_timeout(order, "remind", minutes=9)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=act)
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=order.pk)
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        rows = Timeout.objects.select_for_update(skip_locked=True)
+        assert len(rows) == (verb != "schedule")
+        Order.objects.filter(pk=order.pk).update(note="changed meanwhile")
+    thread.join(20)
+    assert not thread.is_alive()
+    row = Timeout.objects.get()
+    assert row.state == ("pending" if verb in ("schedule", "replace") else "cancelled")
