@@ -71,7 +71,11 @@ def _stat(path: Path) -> list[str]:
 
 @dataclass
 class Contestant:
-    """One contestant: `call` makes requests to its client process, `working` starts its workers."""
+    """One contestant: `call` makes requests to its client process, `working` starts its workers.
+
+    Its processes run in the folder of the records: in ROOT, `python -m` would import the package of this checkout also
+    for the contestant "earlier".
+    """
 
     name: str
     title: str
@@ -113,7 +117,8 @@ class Contestant:
         commands = self.call("worker", kind)
         with self.log.open("ab") as log:
             started = [
-                processes.start(command, env=self.environment, cwd=ROOT, stdout=log, stderr=log) for command in commands
+                processes.start(command, env=self.environment, cwd=self.records.parent, stdout=log, stderr=log)
+                for command in commands
             ]
         try:
             yield Tree([process.pid for process in started])
@@ -160,7 +165,12 @@ class Contestant:
             self.records.touch()
             with self.log.open("ab") as log:
                 self.process = processes.start(
-                    command, env=self.environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                    command,
+                    env=self.environment,
+                    cwd=self.records.parent,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
                 )
         return self.process
 
@@ -263,6 +273,7 @@ class Arena:
             "BENCH_DATABASE": json.dumps(self._database(name, database or "postgresql")),
             "BENCH_RECORDS": str(self._folder / f"{name}.records"),
             **({"PSYCOPG_IMPL": "python"} if pure else {}),
+            "BENCH_PACKAGE": str(self._earlier() if module == "earlier" else ROOT),
             "BENCH_NODE": str(Path(sys.prefix) / "node"),
         }
         title = titles.get(module, module) + (f" on {database}" if database else "") + PURE * pure

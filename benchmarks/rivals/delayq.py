@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from benchmarks.rivals.base import Contestant, Meter, Setting, empty, multiply, relation_bytes
@@ -21,6 +23,11 @@ class Adapter(Contestant):
         Setting("defaults for the lag: one process, 4 threads", "docs/settings.md"),
         Setting("drain: as each row states; `--concurrency 1` with two processes for two cores", "docs/worker.md"),
     )
+
+    def set_up(self) -> None:
+        import django_delayq
+
+        assert Path(django_delayq.__file__).is_relative_to(os.environ["BENCH_PACKAGE"]), django_delayq.__file__
 
     def clear(self) -> None:
         super().clear()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 from benchmarks.contestants import ROOT, Contestant, Failed
 from benchmarks.harness import Column, Run, Samples, Work
@@ -52,7 +53,7 @@ def _output(command: list[str], environment: dict[str, str]) -> str:
         done = subprocess.run(
             [sys.executable, *command],
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            cwd=ROOT,
+            cwd=tempfile.gettempdir(),  # not ROOT: `python -m` imports packages of the current folder first
             capture_output=True,
             text=True,
             timeout=SECONDS,
