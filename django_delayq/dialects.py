@@ -37,6 +37,9 @@ class Dialect:
     row, and then waits for rows that the statement does not name.
     """
 
+    on_conflict_keep: str = "ON CONFLICT DO NOTHING"
+    """The end of an INSERT that writes nothing if the slot is taken. Any other error of the INSERT is raised."""
+
     locks_and_writes_at_once: bool = False
     """Whether one statement can lock an object in a WITH clause, then insert or update a row, and return the row."""
 
@@ -174,6 +177,7 @@ class MySQL(Dialect):
 
     is_supported = True
     server_time = "UTC_TIMESTAMP(6)"
+    on_conflict_keep = "ON DUPLICATE KEY UPDATE slot = slot"  # INSERT IGNORE would also truncate values silently
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Exists, F, OuterRef
-from django.db.models.constants import OnConflict
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
@@ -118,12 +117,14 @@ def _insert_if_free(
 ) -> bool:
     if connections[using].features.can_return_columns_from_insert:
         found = _inserted.rows(using, model, since, **vars(row), pk=pk)
-        if found:
-            row.pk, row.since_at = found[0] if since else (*found[0], row.since_at)
-    elif _inserted.execute(using, model, since, **vars(row)):
-        row.pk = Timeout.objects.using(using).values_list("pk", flat=True).get(slot=row.slot, slot_taken=1)
-    if row.pk is None:
+    else:
+        _inserted.execute(using, model, since, **vars(row), pk=pk)
+        rows = Timeout.objects.using(using).filter(slot=row.slot, slot_taken=1)
+        found = list(rows.values_list("pk", "idempotency_key"))
+    if not found or found[0][1] != row.idempotency_key:  # MySQL and MariaDB find the row that has the slot, too
         return False
+    row.pk, _, *since_at = found[0]
+    row.since_at = since_at[0] if since_at else row.since_at
     row._state.adding, row._state.db = False, using
     push_rows([row], using, earlier_only=True)
     return True
@@ -143,15 +144,14 @@ def _inserted(using: str, model: type[Model] | None, since: str | None) -> Raw:
         parameters = [*first, *parameters]
         # WHERE, because SQLite would read ON as the condition of a join.
         source = f"SELECT {', '.join(values)} FROM locked WHERE 1 = 1"
-    insert_into = connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
-    ignore = connection.ops.on_conflict_suffix_sql(columns, OnConflict.IGNORE, [], [])
-    sql = (
-        f"{lock} {insert_into} {quoted(Timeout._meta.db_table)} ({', '.join(quoted(each.column) for each in columns)})"
-        f" {source} {ignore}"
-    )
+    names = ", ".join(quoted(each.column) for each in columns)
+    keep = dialect_of(connection).on_conflict_keep
+    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({names}) {source} {keep}"
     if not connection.features.can_return_columns_from_insert:
         return Raw(sql, parameters)
-    returning: Any = [Timeout._meta.get_field(name) for name in (["id", "since_at"] if since else ["id"])]
+    returning: Any = [
+        Timeout._meta.get_field(name) for name in ("id", "idempotency_key", *(["since_at"] if since else []))
+    ]
     return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import DatabaseError, transaction
 from django.utils import timezone
 
 from django_delayq import schedule_timeout
@@ -102,6 +103,15 @@ def test_cancelling_leaves_what_was_settled_meanwhile() -> None:
     assert writing.cancel({row.pk: row.queue, other.pk: other.queue}, "default", Cause.HAND) == 1
     assert stored(row) == before
     assert stored(other)["state"] == State.CANCELLED
+
+
+def test_a_value_that_the_database_refuses_raises_an_error() -> None:
+    """MySQL and MariaDB would insert an empty string, or the beginning of a long one, if errors were ignored."""
+    row = due()
+    row.pk, row.slot, row.queue = None, "other", None  # type: ignore[assignment]
+    with pytest.raises(DatabaseError), transaction.atomic():
+        writing.insert([row], "default")
+    assert not Timeout.objects.filter(slot="other").exists()
 
 
 def test_a_row_that_was_settled_long_before_its_deadline_is_not_pruned() -> None:
