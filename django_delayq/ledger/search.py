@@ -22,6 +22,7 @@ from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.ledger.statements import Param, Statement
 from django_delayq.models import TimeoutQuerySet
 from django_delayq.policies import registry
 
@@ -191,13 +192,14 @@ def ids_if_few(rows: Any, limit: int) -> list[int] | None:
 
 def distinct(rows: Any, *columns: str, limit: int) -> list[Any]:
     """Return the distinct values of the first of `columns`, which begin an index, by one probe of it each."""
-    found: list[Any] = []
-    ordered = rows.order_by(*columns).values_list(columns[0], flat=True)
-    while len(found) < limit:
-        value = (ordered.filter(**{f"{columns[0]}__gt": found[-1]}) if found else ordered).first()
-        if value is None:
-            break
-        found.append(value)
+    field = rows.model._meta.get_field(columns[0])
+    ordered = rows.order_by(*columns).values_list(field.attname)
+    found = [value for (value,) in ordered[:1]]
+    if found:
+        is_next = {f"{field.attname}__gt": Param(field, "last")}
+        probe = Statement(ordered.filter(**is_next)[:1], rows.db)  # compiled once for all probes
+        while len(found) < limit and (following := probe.read({"last": found[-1]}, connections[rows.db])):
+            found.append(following[0][0])
     return found
 
 
