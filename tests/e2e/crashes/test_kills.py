@@ -26,9 +26,12 @@ LONG_LEASE = {**SHORT, "LEASE": 300.0}
 
 
 def end(worker: subprocess.Popen[bytes]) -> int:
-    """Stop a worker and return its exit code."""
+    """Stop a worker and return its exit code.
+
+    On SQLite its main thread may be waiting for the write lock, for up to 20 s a statement, while handlers hold it.
+    """
     worker.send_signal(signal.SIGTERM)
-    return worker.wait(30)
+    return worker.wait(60)
 
 
 @pytest.mark.parametrize(
