@@ -330,6 +330,8 @@ class PolicySync(models.Model):
     """The number of objects that the present pass has checked."""
     total = models.PositiveBigIntegerField(null=True, default=None)
     """The number of objects that the last complete pass has checked; None: there was none."""
+    before_at = models.DateTimeField(null=True, default=None)
+    """The start of the pass before; None: there was none."""
     began_at = models.DateTimeField(null=True, default=None)
     """The start of the present pass, or of the last one."""
     finished_at = models.DateTimeField(null=True, default=None)

@@ -41,8 +41,10 @@ SHARE = 0.05
 SLICE_SECONDS = 0.1
 EARLY = 0.9
 """A pass may begin after this part of an interval, so that it is due when a worker comes back after one."""
-CLAIM = timedelta(seconds=60)
-"""How long a slice and the pause after it may take before another worker continues."""
+CLAIM = 0.5
+"""The part of an interval for which a worker has the claim. If it dies, another one continues soon."""
+AWAY = 10
+"""After so many intervals without any sync, workers were away. What was due long before is then left alone."""
 
 
 class Synced(NamedTuple):
@@ -99,15 +101,10 @@ def sync_policy(policy: TimeoutPolicy[Any], using: str, *, backfill: bool = Fals
             intervals: the first start on an old table must not cancel ten thousand forgotten orders.
         dry_run: write nothing, only count.
     """
-    oldest = None if backfill else oldest_armed()
+    oldest = None if backfill else 2 * get_settings().sync_interval
     return sum(
         (repair(policy, step, using, oldest, dry_run=dry_run) for step in steps(policy, using, oldest)), Synced()
     )
-
-
-def oldest_armed() -> timedelta:
-    """Return how long overdue a round may be that the sync still arms."""
-    return 2 * get_settings().sync_interval
 
 
 def repair(
@@ -191,19 +188,19 @@ class TableSync:
         policies = {policy.label: policy for policy in automatic_policies(self._using)}
         interval, now, spent = get_settings().sync_interval, database_now(self._using), 0.0
         while spent < SLICE_SECONDS or at_once:
-            due = self._claim_due(list(policies), now, interval)
+            due, wait = self._claim_due(list(policies), now, interval)
             if not due:
-                return interval.total_seconds()
+                return wait.total_seconds()
             label = due[0].policy
             self._failed.add(label)
             spent += self._advance(policies[label], due[0], between, at_once=at_once)
             self._failed.discard(label)
         return spent / SHARE - spent
 
-    def _claim_due(self, labels: list[str], now: datetime, interval: timedelta) -> list[PolicySync]:
+    def _claim_due(self, labels: list[str], now: datetime, interval: timedelta) -> tuple[list[PolicySync], timedelta]:
         """Claim the policies, and return those of which a pass is to begin or to continue, in this order.
 
-        Empty if none is due, or if another worker has claimed them. If none is due, the claim ends.
+        If there are none, also how long to wait: none is due, and then the claim ends; or another worker has it.
         """
         rows = PolicySync.objects.using(self._using).filter(policy__in=labels)
         found = list(rows)
@@ -214,23 +211,30 @@ class TableSync:
         free = [row for row in found if row.claimed_until in (None, self._claim) or row.claimed_until <= now]
         due = [row for row in free if row.is_running or row.began_at is None or row.began_at <= now - interval * EARLY]
         if not due and self._claim is None:
-            return []
+            others = [row.claimed_until - now for row in found if row not in free and row.claimed_until is not None]
+            return [], min([interval, *others])
         is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until=self._claim)
-        self._claim = now + CLAIM if due else None
+        self._claim = now + interval * CLAIM if due else None
         claimed = rows.filter(is_free, pk__in=[row.pk for row in free]).update(claimed_until=self._claim)
         if claimed < len(free):  # by another worker, between the two statements
             self._claim = None
-            return []
+            return [], interval * CLAIM
         long_ago = now - timedelta(days=1)
-        return sorted(due, key=lambda row: (row.policy in self._failed, row.is_running, row.began_at or long_ago))
+        due.sort(key=lambda row: (row.policy in self._failed, row.is_running, row.began_at or long_ago))
+        return due, interval
 
     def _advance(
         self, policy: TimeoutPolicy[Any], row: PolicySync, between: Callable[[], object], *, at_once: bool
     ) -> float:
         """Continue the pass of `policy`, or begin one; return how many seconds reading and deciding took."""
-        if not row.is_running:
-            row.began_at, row.place, row.checked = database_now(self._using), "", 0
-        spent, oldest = 0.0, oldest_armed()
+        now, interval = database_now(self._using), get_settings().sync_interval
+        active_at = row.claimed_until or row.began_at if row.is_running else row.finished_at
+        is_late = active_at is not None and now - active_at > AWAY * interval
+        if not row.is_running or is_late:
+            row.before_at = now - AWAY * interval if is_late else row.began_at
+            row.began_at, row.place, row.checked = now, "", 0
+        # What became due since the pass before began may have been missed by it, however long a pass takes.
+        spent, oldest = 0.0, 2 * interval + (now - (row.before_at or row.began_at or now))
         place = pk_of(policy.concrete_model, row.place) if row.place else None
         found = steps(policy, self._using, oldest, place)
         while True:
@@ -247,7 +251,7 @@ class TableSync:
                 row.place = object_id_of(policy.concrete_model, step.place)
                 if spent >= SLICE_SECONDS and not at_once:
                     break
-        row.save(using=self._using, update_fields=("place", "checked", "total", "began_at", "finished_at"))
+        row.save(using=self._using, update_fields=("place", "checked", "total", "before_at", "began_at", "finished_at"))
         return spent
 
 

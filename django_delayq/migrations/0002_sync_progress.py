@@ -18,6 +18,7 @@ class Migration(migrations.Migration):
                 ('place', models.CharField(blank=True, default='', max_length=255)),
                 ('checked', models.PositiveBigIntegerField(default=0)),
                 ('total', models.PositiveBigIntegerField(default=None, null=True)),
+                ('before_at', models.DateTimeField(default=None, null=True)),
                 ('began_at', models.DateTimeField(default=None, null=True)),
                 ('finished_at', models.DateTimeField(default=None, null=True)),
                 ('claimed_until', models.DateTimeField(default=None, null=True)),

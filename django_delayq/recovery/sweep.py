@@ -102,7 +102,7 @@ class Sweep:
         with turn(self._engine, "sweep", interval, always=everything) as is_ours:
             if not is_ours:
                 return Swept()
-            before, self._stopped = self._stopped, stop_cache.cached(self._using)
+            before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
                 self._deferred_until = now + DEFERRED
