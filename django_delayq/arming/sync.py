@@ -44,7 +44,7 @@ EARLY = 0.9
 CLAIM = 0.5
 """The part of an interval for which a worker has the claim. If it dies, another one continues soon."""
 AWAY = 10
-"""After so many intervals without any sync, workers were away. What was due long before is then left alone."""
+"""After so many intervals without a sync, workers were away. Deadlines that passed long before are left alone."""
 
 
 class Synced(NamedTuple):
