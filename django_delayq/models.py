@@ -331,7 +331,7 @@ class PolicySync(models.Model):
     total = models.PositiveBigIntegerField(null=True, default=None)
     """The number of objects that the last complete pass has checked; None: there was none."""
     before_at = models.DateTimeField(null=True, default=None)
-    """The start of the pass before; None: there was none."""
+    """The start of the pass before, or later if no worker ran for long; None: there was none."""
     began_at = models.DateTimeField(null=True, default=None)
     """The start of the present pass, or of the last one."""
     finished_at = models.DateTimeField(null=True, default=None)

@@ -151,7 +151,7 @@ class Background:
         settings = get_settings()
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         return [
-            Job("moves", moves, 6 * settings.sweep_interval.total_seconds()),
+            Job("moves", moves, min(6 * settings.sweep_interval, ABANDONED_AFTER).total_seconds()),
             Job("sync", lambda: self.sync(between), lambda: self._sync_seconds),
             Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
