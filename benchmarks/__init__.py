@@ -5,7 +5,8 @@ client        the process in which a contestant makes its calls; `rivals` has on
 shop          the Django project of every contestant
 works         what is measured
 harness       rounds over the contestants in turn, noise of the machine
-targets       the targets, and whether a run reaches them
+profiles      where the time of each work goes, by module; `floor`: the same statements without the library
+targets       the targets, whether a run reaches them, and if not, why
 report        docs/benchmarks.md, its plots, and results.json
 
 `fairness`, `recovery`, `startup` and `pages` measure the library alone, each with a command of its own (`ground`).

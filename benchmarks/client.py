@@ -14,10 +14,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.rivals.base import Contestant, Meter
+from benchmarks.rivals.base import Contestant, Meter, empty
 
 AHEAD_SECONDS = 1800.0
 ROWS_A_STATEMENT = 5_000
+MODELS = {"note": "Task", "settle": "Invoice", "settle_batch": "Invoice", "cancel_unpaid": "Order"}
+"""The model of the business rows of each job."""
 
 
 class Client:
@@ -33,12 +35,11 @@ class Client:
         from importlib.metadata import version
 
         own = self.adapter
-        return {"title": own.title, "version": version(own.package), "settings": own.settings}
+        settings = [(what, page if "://" in page else own.docs + page) for what, page in own.settings]
+        return {"title": own.title, "version": version(own.package), "settings": settings}
 
     def clear(self) -> None:
         """Delete all jobs and business rows."""
-        from benchmarks.rivals.base import empty
-
         self.adapter.clear()
         empty("shop_")
         self.pks.clear()
@@ -47,8 +48,6 @@ class Client:
         """Replace the business rows of a model by `count` new ones."""
         from django.apps import apps
         from django.utils import timezone
-
-        from benchmarks.rivals.base import empty
 
         table, now = apps.get_model("shop", model), timezone.now()
         empty(table._meta.db_table)
@@ -64,13 +63,13 @@ class Client:
             for _ in range(count):
                 with transaction.atomic(), connection.cursor() as cursor:
                     cursor.execute("SELECT 1")
-        return _figures(meter, count)
+        return meter.per_call(count)
 
     def schedule_one(self, count: int) -> dict[str, float]:
         at = time.time() + AHEAD_SECONDS
         with Meter() as meter:
             self.handles = [self.adapter.schedule("note", pk, at) for pk in self.pks["Task"][:count]]
-        return _figures(meter, count)
+        return meter.per_call(count)
 
     def cancel_one(self, count: int) -> dict[str, float] | None:
         """Cancel what `schedule_one` has scheduled. None: the contestant cannot."""
@@ -79,7 +78,7 @@ class Client:
         with Meter() as meter:
             for handle in self.handles[:count]:
                 self.adapter.cancel(handle)
-        return _figures(meter, count)
+        return meter.per_call(count)
 
     def schedule_inside(self, count: int) -> dict[str, float]:
         """Measure the CPU that scheduling adds to a transaction of the caller that updates one row."""
@@ -87,7 +86,7 @@ class Client:
         pks = self.pks["Task"][:count]
         for start in range(0, count, 20):
             for with_schedule in (False, True):
-                with Meter() as meter:
+                with Meter(is_baseline=not with_schedule) as meter:
                     for pk in pks[start : start + 20]:
                         self._transaction(pk, at, with_schedule)
                 used[with_schedule] += meter.cpu
@@ -111,7 +110,7 @@ class Client:
         pks = self.pks["Task"][:count]
         with Meter() as meter:
             self.adapter.schedule_many("note", pks, time.time() + AHEAD_SECONDS)
-        return _figures(meter, count)
+        return meter.per_call(count)
 
     def fill(self, count: int) -> None:
         """Schedule many, in whatever way the contestant has."""
@@ -119,11 +118,15 @@ class Client:
         if self.bulk(count) is None:
             self.schedule_one(count)
 
-    def enqueue(self, job: str, count: int) -> None:
-        """Create `count` business rows and make `job` due for each of them now."""
-        model = {"settle": "Order", "settle_batch": "Invoice"}.get(job, "Task")
-        self.prepare(count, model)
-        self.adapter.enqueue(job, self.pks[model])
+    def prepare_for(self, job: str, count: int) -> None:
+        """Replace the business rows of a job by `count` new ones. Waits for workers that have locked an old one."""
+        self.prepare(count, MODELS[job])
+
+    def enqueue(self, job: str, count: int, prepared: bool = False) -> None:
+        """Make `job` due now for `count` business rows: new ones, unless they are `prepared`."""
+        if not prepared:
+            self.prepare_for(job, count)
+        self.adapter.enqueue(job, self.pks[MODELS[job]][:count])
 
     def at_times(self, times: Sequence[float]) -> None:
         """Schedule one `note` for each of these times."""
@@ -131,12 +134,20 @@ class Client:
         for pk, at in zip(self.pks["Task"], times, strict=True):
             self.adapter.schedule("note", pk, at)
 
+    def profile(self, operation: str, *args: Any) -> dict[str, float]:
+        """Return the CPU seconds of an operation of this class by module."""
+        from benchmarks.profiles import profiled
+
+        return profiled(lambda: getattr(self, operation)(*args))
+
+    def floor(self, work: str, count: int) -> dict[str, float]:
+        """Measure the statements of a work of django-delayq without the library."""
+        from benchmarks.floor import Floor
+
+        return Floor(self.adapter).measure(work, count)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.adapter, name)
-
-
-def _figures(meter: Meter, count: int) -> dict[str, float]:
-    return {"cpu_us": meter.cpu * 1e6 / count, "per_second": count / meter.seconds}
 
 
 def main(name: str) -> None:

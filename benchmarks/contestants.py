@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -57,6 +56,10 @@ class Tree:
                 total += sum(map(int, _stat(Path(f"/proc/{pid}/stat"))[13:15])) / TICKS
         return total
 
+    def signal(self, number: int) -> None:
+        for pid in self.roots:
+            os.killpg(pid, number)
+
     def memory_mb(self) -> float:
         total = 0.0
         for pid in self.pids():
@@ -91,6 +94,11 @@ class Contestant:
         name: str = json.loads(self.environment["BENCH_DATABASE"])["NAME"]
         return name
 
+    @property
+    def purposes(self) -> Path:
+        """The file in which an idle worker of django-delayq names the function that began each transaction."""
+        return self.records.with_suffix(".purposes")
+
     def call(self, operation: str, *args: Any) -> Any:
         """Return the result of an operation of the client. Raises `Failed`."""
         if operation == "clear":
@@ -114,10 +122,12 @@ class Contestant:
     @contextlib.contextmanager
     def working(self, kind: str) -> Iterator[Tree]:
         """Run the workers of this kind; yield their processes."""
-        commands = self.call("worker", kind)
+        commands, environment = self.call("worker", kind), dict(self.environment)
+        if kind == "idle":
+            environment["BENCH_PURPOSES"] = str(self.purposes)
         with self.log.open("ab") as log:
             started = [
-                processes.start(command, env=self.environment, cwd=self.records.parent, stdout=log, stderr=log)
+                processes.start(command, env=environment, cwd=self.records.parent, stdout=log, stderr=log)
                 for command in commands
             ]
         try:
@@ -188,16 +198,6 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def pause(tree: Tree) -> None:
-    for pid in tree.roots:
-        os.killpg(pid, signal.SIGSTOP)
-
-
-def resume(tree: Tree) -> None:
-    for pid in tree.roots:
-        os.killpg(pid, signal.SIGCONT)
-
-
 class Arena:
     """Starts temporary servers and contestants when they are first used, and stops them at the end.
 
@@ -228,6 +228,11 @@ class Arena:
             self._servers[name] = self._stack.enter_context(kind(self._folder / name))
         return self._servers[name]
 
+    def servers_of(self, name: str) -> Tree:
+        """Return the processes of the database servers that run, and of the Redis of this contestant."""
+        names = {"postgresql", "mariadb", f"redis-{name}"}
+        return Tree([one.process.pid for key, one in self._servers.items() if key in names and one.process])
+
     @property
     def postgres(self) -> PostgresServer:
         server: PostgresServer = self.server("postgresql", PostgresServer)
@@ -257,13 +262,9 @@ class Arena:
         pure, database = database == "pure", "" if database == "pure" else database
         if module == "bullmq" and not shutil.which("node"):
             raise Failed("Node is not installed")
-        label = f"django-delayq, {self.against.name}" if module == "earlier" and self.against else module
-        titles = {
-            "delayq": "django-delayq",
-            "procrastinate_pool": "procrastinate, own pool",
-            "django_q2": "django-q2",
-            "earlier": label,
-        }
+        titles = {"delayq": "django-delayq", "procrastinate_pool": "procrastinate, own pool", "django_q2": "django-q2"}
+        if self.against:
+            titles["earlier"] = f"django-delayq, {self.against.name}"
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*([str(self._earlier())] if module == "earlier" else []), str(ROOT)]),
@@ -299,7 +300,7 @@ class Arena:
         url = urlsplit(server.url)
         if kind == "postgresql":
             self.query("postgres", f"CREATE DATABASE {database}")
-            engine, options = "django.db.backends.postgresql", {}
+            engine, options = "django.db.backends.postgresql", {"server_side_binding": True, "prepare_threshold": 2}
         else:
             import MySQLdb
 

@@ -11,45 +11,30 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 import time
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.ground import SleepProbe, ground, show, summary, wait_for, workers
+from benchmarks.contestants import Tree
+from benchmarks.ground import Probe, ground, late_sleep, show, summary, wait_for, workers
 
 SECONDS_SLOW = 30.0
 
 
 def crowd(policy: str, count: int, after: timedelta) -> datetime:
-    """Create orders with timeouts that are all due at the same time, and push them to Redis; return that time."""
+    """Create orders with timeouts that are all due at the same time; return that time."""
     from django.utils import timezone
 
-    from django_delayq import get_policy
-    from django_delayq.ledger import writing
-    from django_delayq.ledger.outbox import due_ms_of
-    from django_delayq.ledger.subjects import subject_at
-    from django_delayq.models import Timeout
-    from django_delayq.redis_clients import get_worker_engine
+    from django_delayq import schedule_timeouts
     from tests.testapp.models import Order
 
-    declared: Any = get_policy((Order, policy))
+    at = timezone.now() + after
     for start in range(0, count, 5000):
         orders = Order.objects.bulk_create(Order(status="new") for _ in range(min(5000, count - start)))
-        later = timezone.now() + timedelta(days=1)
-        rows = [writing.new_row(subject_at(declared, order.pk, "", "default"), later, None) for order in orders]
-        Timeout.objects.bulk_create(rows, batch_size=1000)
-    at = timezone.now() + after
-    Timeout.objects.filter(policy=declared.label).update(due_at=at, run_at=at, first_due_at=at)
-    engine = get_worker_engine()
-    if engine is not None:
-        ids = Timeout.objects.filter(policy=declared.label).values_list("pk", flat=True)
-        engine.queue("default", 0).ensure((id, due_ms_of(at)) for id in ids)
-        engine.close()
+        schedule_timeouts(orders, policy, at=at)
     return at
 
 
@@ -61,34 +46,6 @@ def trickle_until(is_over: Any) -> None:
     while not is_over():
         schedule_timeout(Parcel.objects.create(), "chase", seconds=0.1)
         time.sleep(0.05)
-
-
-class MemoryProbe(threading.Thread):
-    """Sample the resident memory of processes, in MB."""
-
-    def __init__(self, pids: Sequence[int]) -> None:
-        super().__init__(daemon=True)
-        self.pids = pids
-        self.seen: list[float] = []
-        self._stopping = threading.Event()
-
-    def look(self) -> float:
-        texts = (Path(f"/proc/{pid}/status").read_text() for pid in self.pids)
-        return max(int(text.split("VmRSS:")[1].split()[0]) / 1024 for text in texts)
-
-    def run(self) -> None:
-        while not self._stopping.wait(0.25):
-            self.seen.append(self.look())
-
-    def __enter__(self) -> MemoryProbe:
-        self.before = self.look()
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self.join()
-        self.after = self.look()
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -104,12 +61,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with workers(options.workers) as started:
         first = schedule_timeout(Order.objects.create(status="new"), "cancel_unpaid", seconds=0)
         wait_for(lambda: Timeout.objects.filter(pk=first.pk).exclude(state="pending").exists())
-        with MemoryProbe([process.pid for process in started]) as memory, SleepProbe() as noise:
+        tree = Tree([process.pid for process in started])
+        before = tree.memory_mb()
+        with Probe(tree.memory_mb, 0.25) as memory, Probe(late_sleep) as noise:
             assert timezone.now() < begin, "setting up took too long"
             time.sleep((begin - timezone.now()).total_seconds())
             until = time.monotonic() + SECONDS_SLOW if options.slow else float("inf")
             trickle_until(lambda: time.monotonic() > until or not left.values("pk")[:1])
             wait_for(lambda: not Timeout.objects.pending().filter(policy__endswith="chase").exists())
+        after = tree.memory_mb()
     fired = Timeout.objects.filter(policy__endswith=policy, state="fired")
     count, last = fired.count(), fired.order_by("-settled_at")[0].settled_at
     others = Timeout.objects.filter(policy__endswith="chase", state="fired").values_list("due_at", "settled_at")
@@ -117,12 +77,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "lateness of the other, ms": summary([(settled - due).total_seconds() * 1000 for due, settled in others]),
         "the backlog": {"fired": count, "per second": round(count / (last - begin).total_seconds(), 1)},
-        "memory of a worker, MB": {
-            "before": round(memory.before, 1),
-            "most": round(max(memory.seen), 1),
-            "after": round(memory.after, 1),
-        },
-        "noise of sleeping here, ms": summary(noise.late),
+        "memory of the workers, MB": {"before": round(before), "most": round(max(memory.seen)), "after": round(after)},
+        "noise of sleeping here, ms": summary(noise.seen),
     }
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.contestants import wait_until  # noqa: E402
+from benchmarks.figures import quantile  # noqa: E402
 from tests.servers import serving  # noqa: E402
 from tools import processes  # noqa: E402
 
@@ -72,21 +74,19 @@ def workers(count: int = 1, *arguments: str) -> Iterator[list[subprocess.Popen[b
             processes.stop(process)
 
 
-class SleepProbe(threading.Thread):
-    """Measure how late a sleep ends on this machine at the same time, which limits every timer."""
+class Probe(threading.Thread):
+    """Sample a figure in the background, while the block runs; `seen` has the samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample: Callable[[], float], pause: float = 0.0) -> None:
         super().__init__(daemon=True)
-        self.late: list[float] = []
-        self._stopping = threading.Event()
+        self.seen: list[float] = []
+        self._sample, self._pause, self._stopping = sample, pause, threading.Event()
 
     def run(self) -> None:
-        while not self._stopping.is_set():
-            began = time.perf_counter()
-            time.sleep(0.02)
-            self.late.append((time.perf_counter() - began - 0.02) * 1000)
+        while not self._stopping.wait(self._pause):
+            self.seen.append(self._sample())
 
-    def __enter__(self) -> SleepProbe:
+    def __enter__(self) -> Probe:
         self.start()
         return self
 
@@ -95,16 +95,17 @@ class SleepProbe(threading.Thread):
         self.join()
 
 
+def late_sleep() -> float:
+    """Return by how many milliseconds a sleep of 20 ms ends late, as a measure of the noise of the machine."""
+    began = time.perf_counter()
+    time.sleep(0.02)
+    return (time.perf_counter() - began - 0.02) * 1000
+
+
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return p50, p99, max and mean, rounded."""
-    ordered = sorted(values)
-    return {
-        "count": len(ordered),
-        "p50": round(ordered[len(ordered) // 2], 3),
-        "p99": round(ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], 3),
-        "max": round(ordered[-1], 3),
-        "mean": round(statistics.fmean(ordered), 3),
-    }
+    """Return count, p50, p99, max and mean, rounded."""
+    figures = {"p50": quantile(values, 0.5), "p99": quantile(values, 0.99), "max": max(values), "mean": fmean(values)}
+    return {"count": len(values), **{name: round(value, 3) for name, value in figures.items()}}
 
 
 def show(name: str, results: dict[str, Any]) -> None:
@@ -118,8 +119,5 @@ def show(name: str, results: dict[str, Any]) -> None:
 
 def wait_for(condition: Any, seconds: float = 300.0) -> None:
     """Wait until the condition holds; raise TimeoutError if it does not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the benchmark did not end")
-        time.sleep(0.01)
+    if not wait_until(condition, seconds):
+        raise TimeoutError("the benchmark did not end")

@@ -22,10 +22,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.ground import SleepProbe, ground, show, summary, wait_for, workers
+from benchmarks.ground import Probe, ground, late_sleep, show, summary, wait_for, workers
 from tools.servers import RedisServer
 
 
@@ -41,7 +42,7 @@ def main() -> None:
     durations = {"LEASE": options.lease, "SWEEP_INTERVAL": options.sweep}
     with tempfile.TemporaryDirectory(prefix="delayq-recovery-") as folder, RedisServer(Path(folder, "redis")) as redis:
         os.environ.update(DELAYQ_TEST_REDIS_URL=redis.url, DELAYQ_TEST_SECONDS=json.dumps(durations))
-        with ground(), SleepProbe() as probe:
+        with ground(), Probe(late_sleep) as probe:
             results = {
                 "SIGKILL, lease ends after": {"s": options.lease, "bound": options.lease + 1},
                 "SIGKILL -> all fired, s": after_sigkill(options),
@@ -53,7 +54,7 @@ def main() -> None:
                 results[f"Redis {words} for"] = {"s": options.outage, "bound": 2.0}
                 results[f"Redis {words}: late, s"] = late
                 results[f"Redis {words}: back in use, s"] = {"after": back}
-            results["noise of sleeping here, ms"] = summary(probe.late)
+            results["noise of sleeping here, ms"] = summary(probe.seen)
     show("recovery", results)
 
 
@@ -65,7 +66,7 @@ def after_sigkill(options: argparse.Namespace) -> dict[str, float]:
         for _ in range(options.rounds):
             os.kill(heir.pid, signal.SIGSTOP)  # so that the other worker gets them all
             orders = _orders(options.leased)
-            with _environment(DELAYQ_TEST_KILL_AT="begun"), workers(1) as [doomed]:
+            with mock.patch.dict(os.environ, DELAYQ_TEST_KILL_AT="begun"), workers(1) as [doomed]:
                 _schedule(orders, lambda: 2.0)  # all at the same time, so that it leases many of them
                 wait_for(lambda doomed=doomed: doomed.poll() is not None)
                 died = time.monotonic()
@@ -123,14 +124,6 @@ def is_silent(redis: RedisServer) -> Iterator[None]:
     redis.process.send_signal(signal.SIGSTOP)
     yield
     redis.process.send_signal(signal.SIGCONT)
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    os.environ.update(variables)
-    yield
-    for name in variables:
-        del os.environ[name]
 
 
 def _orders(count: int) -> list[Any]:

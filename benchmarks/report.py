@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +13,10 @@ from benchmarks.contestants import RIVALS
 from benchmarks.figures import Spread, number, spread
 from benchmarks.harness import Work
 from benchmarks.plots import bars
-from benchmarks.targets import NotMeasured, Samples, judged, median
+from benchmarks.targets import MISSED, NotMeasured, Samples, judged, median
 
 OWN = "django-delayq"
+TOLERANCE = 1.1
 INTRODUCTION = """\
 `make bench` writes this page. It runs django-delayq and seven task queues on the same works, on this machine and in
 the same minutes: in each round every contestant does the work once, and each round begins with another contestant. A
@@ -42,7 +44,9 @@ FIGURES = {
 }
 """The rows of the table in the README: work and column."""
 SETTINGS = """\
-Each contestant runs with the settings for two cores that its own documentation recommends.
+Each contestant runs with the settings for two cores that its own documentation recommends. All of them use PostgreSQL
+with the options of Django that make statements cheapest: `server_side_binding` and `prepare_threshold`
+([source](databases.md#prepared-statements)).
 """
 
 
@@ -91,6 +95,7 @@ def page(results: Mapping[str, Any], works: Sequence[Work]) -> Iterator[str]:
     yield from ("# Benchmarks", "", INTRODUCTION)
     yield from _machine(results)
     yield from ("## Targets", "", *_targets(samples_of(results)), "", *NOTES.read_text().splitlines(), "")
+    yield from _compared(results, works)
     for work in works:
         yield from _work(work, results["works"][work.key])
     yield from ("## Capacity", "", *_capacity(results), "")
@@ -132,8 +137,54 @@ def _machine(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _targets(samples: Samples) -> Iterator[str]:
-    rows = [(one["work"], one["goal"], one["measured"], one["verdict"]) for one in judged(samples)]
-    yield from table(("work", "target", "measured", ""), rows)
+    found = judged(samples)
+    yield from table(
+        ("work", "target", "measured", ""),
+        [(one["work"], one["goal"], one["measured"], one["verdict"]) for one in found],
+    )
+    if missed := [one for one in found if one["verdict"] == MISSED and one["why"]]:
+        yield from (
+            "",
+            "Why a target is missed; the section *Where the time goes* has the floors and the profiles:",
+            "",
+        )
+        for one in missed:
+            yield from textwrap.wrap(f"* **{one['work']}**: {one['why']}", 120, subsequent_indent="  ")
+
+
+def _compared(results: Mapping[str, Any], works: Sequence[Work]) -> Iterator[str]:
+    """Yield the verdict on the contestant "earlier": whether a work is slower now, by more than noise explains."""
+    measured, slower, title = [], [], ""
+    for work in works:
+        found = results["works"][work.key]
+        samples = found["samples"]
+        for name in [name for name in samples if name.startswith("earlier")]:
+            title, now = found["titles"][name], samples.get(name.replace("earlier", "delayq"), {})
+            database = name.partition("@")[2].replace("pure", "PostgreSQL, psycopg in Python") or "PostgreSQL"
+            for column in work.columns:
+                if column.better and column.key in samples[name] and column.key in now:
+                    measured.append(work.title)
+                    factor = times_slower(spread(now[column.key]), spread(samples[name][column.key]), column.better)
+                    if factor > TOLERANCE:
+                        slower.append((work.title, column.title, database, f"{number(factor)}x"))
+    if measured:
+        verdict = f"{len(slower)} of {len(measured)} figures are slower" if slower else "No work is slower"
+        about = (
+            f"{verdict} than in {title.partition(' on ')[0]}. Slower means: by more than {TOLERANCE - 1:.0%}, and by "
+            f"more than the spread of the rounds. Compared: {', '.join(dict.fromkeys(measured))}, "
+            f"{len(measured)} figures. The tables below have both, on PostgreSQL, SQLite and MariaDB."
+        )
+        yield from ("## Compared with the earlier release", "", *textwrap.wrap(about, 120), "")
+    if slower:
+        yield from (*table(("work", "figure", "database", "slower"), slower), "")
+
+
+def times_slower(now: Spread, earlier: Spread, better: str) -> float:
+    """Return how many times slower the median is now; 1 if the samples overlap, or are not positive."""
+    if better == "more":
+        now, earlier = earlier, now
+    least, most = min(now.least, now.most), max(earlier.least, earlier.most)
+    return now.median / earlier.median if least > most > 0 else 1.0
 
 
 def _work(work: Work, found: Mapping[str, Any]) -> Iterator[str]:
@@ -180,48 +231,50 @@ def _cell(columns: Mapping[str, Sequence[float]], key: str) -> str:
     return number(one.median) if one.count == 1 else f"{number(one.median)} ({number(one.least)} to {number(one.most)})"
 
 
+CAPACITY = {
+    "cpu_us_per_firing": (
+        "drain/delayq/settle_us",
+        "CPU us of a worker for a timeout with a condition whose handler saves the object",
+    ),
+    "firings_per_second_two_processes": (
+        "drain/delayq/settle_per_second",
+        "such timeouts per second with two worker processes on two cores",
+    ),
+    "cpu_us_per_schedule": (
+        "schedule/delayq/cpu_us",
+        "CPU us of the calling process for `schedule_timeout` outside a transaction",
+    ),
+    "ledger_bytes_per_row": (
+        "stored/delayq/database_bytes",
+        "bytes of the ledger per row in PostgreSQL, heap and indexes",
+    ),
+    "redis_bytes_per_pending": ("stored/delayq/redis_bytes", "bytes of Redis for a timeout due within `HORIZON`"),
+    "connections_per_worker": (
+        "growth/1,000 pending/connections",
+        "database connections of an idle worker with four threads",
+    ),
+    "worker_memory_mb": ("growth/1,000 pending/memory_mb", "resident memory of a worker, MB"),
+}
+"""The constants of a capacity estimate: column and meaning. `delayq_doctor` has copies of some."""
+
+
 def capacity(samples: Samples) -> dict[str, float]:
     """Return the constants from which a capacity estimate can be made; those that were not measured are absent."""
-    wanted = {
-        "cpu_us_per_firing": ("drain", "delayq", "settle_us"),
-        "firings_per_second_two_processes": ("drain", "delayq", "settle_per_second"),
-        "cpu_us_per_schedule": ("schedule", "delayq", "cpu_us"),
-        "ledger_bytes_per_row": ("stored", "delayq", "database_bytes"),
-        "redis_bytes_per_pending": ("stored", "delayq", "redis_bytes"),
-        "connections_per_worker": ("growth", "1,000 pending", "connections"),
-        "worker_memory_mb": ("growth", "1,000 pending", "memory_mb"),
-    }
     found = {}
-    for name, (work, contestant, key) in wanted.items():
-        try:
-            found[name] = round(median(samples, work, contestant, key), 1)
-        except NotMeasured:
-            continue
+    for name, (place, _) in CAPACITY.items():
+        with contextlib.suppress(NotMeasured):
+            found[name] = round(median(samples, place), 1)
     return found
-
-
-CAPACITY = {
-    "cpu_us_per_firing": "CPU us of a worker for a timeout with a condition whose handler saves the object",
-    "firings_per_second_two_processes": "such timeouts per second with two worker processes on two cores",
-    "cpu_us_per_schedule": "CPU us of the calling process for `schedule_timeout` outside a transaction",
-    "ledger_bytes_per_row": "bytes of the ledger per row in PostgreSQL, heap and indexes",
-    "redis_bytes_per_pending": "bytes of Redis for a timeout due within `HORIZON`",
-    "connections_per_worker": "database connections of an idle worker with four threads",
-    "worker_memory_mb": "resident memory of a worker, MB",
-}
 
 
 def _capacity(results: Mapping[str, Any]) -> Iterator[str]:
     yield "For an estimate of your own. `benchmarks/results.json` has them under `capacity`."
     yield ""
-    rows = [(CAPACITY[name], number(value)) for name, value in results["capacity"].items()]
+    rows = [(CAPACITY[name][1], number(value)) for name, value in results["capacity"].items()]
     yield from table(("", "measured"), rows)
 
 
 def _settings(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for one in results["contestants"]:
-        linked = "; ".join(
-            f"{what} ([source]({source if '://' in source else source.removeprefix('docs/')}))"
-            for what, source in one["settings"]
-        )
+        linked = "; ".join(f"{what} ([source]({source.removeprefix('docs/')}))" for what, source in one["settings"])
         yield one["title"], one["version"], linked

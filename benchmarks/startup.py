@@ -37,6 +37,8 @@ def start(folder: Path, file: str, *parts: str) -> dict[str, Any]:
 
 def measure(folders: Sequence[Path], file: str, parts: Sequence[str], more: Sequence[str], times: int) -> list[Any]:
     """Return for each folder the medians of a process with `parts` and `more`, minus those with `parts` alone."""
+    for folder in folders:
+        start(folder, file, *parts, *more)  # so that the first run does not compile modules for the others
     runs: dict[Path | None, list[dict[str, Any]]] = {}
     for _ in range(times):
         runs.setdefault(None, []).append(start(folders[0], file, *parts))
@@ -46,15 +48,14 @@ def measure(folders: Sequence[Path], file: str, parts: Sequence[str], more: Sequ
     def middle(of: Path | None, step: str, unit: str) -> float:
         return statistics.median(run[step][unit] for run in runs[of])
 
-    return [
-        {"alone ms": round(middle(None, "started", "ms")), "alone MB": round(middle(None, "started", "mb"), 1)}
-        | {
-            f"{step} {unit}": round(middle(folder, step, key) - middle(None, step, key), digits)
-            for step in ("started", "saved")
-            for unit, key, digits in (("ms", "ms", None), ("MB", "mb", 1))
-        }
-        for folder in folders
-    ]
+    found = []
+    for folder in folders:
+        added = {"alone ms": round(middle(None, "started", "ms")), "alone MB": round(middle(None, "started", "mb"), 1)}
+        for step in ("started", "saved"):
+            for unit in ("ms", "mb"):
+                added[f"{step} {unit}"] = round(middle(folder, step, unit) - middle(None, step, unit), 1)
+        found.append(added)
+    return found
 
 
 def main() -> None:
@@ -82,8 +83,6 @@ def main() -> None:
         }
         figures: dict[str, Any] = {}
         for name, (parts, more) in rows.items():
-            for folder in folders:
-                start(folder, file, *parts, *more)  # so that the first run does not compile modules for the others
             found = measure(folders, file, parts, more, options.times)
             names = [f"{name} (before)", name] if options.against else [name]
             figures |= dict(zip(names, found, strict=True))

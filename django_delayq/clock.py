@@ -25,7 +25,7 @@ from django.utils import timezone
 
 from django_delayq.dialects import dialect_of
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 _lock = threading.Lock()
 _moment: datetime | None = None
 
@@ -122,4 +122,4 @@ def database_now(using: str) -> datetime:
 def to_ms(moment: datetime) -> int:
     """Return the milliseconds since 1970 UTC, rounded up, so that a worker is not woken before the row is due."""
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
-    return -((_EPOCH - aware) // timedelta(milliseconds=1))
+    return -((_EPOCH - aware) // _MILLISECOND)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from django.conf import settings
 from django.utils import timezone
@@ -36,8 +35,7 @@ class DelayArgs(Span, total=False):
     at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
+class Delay(NamedTuple):
     """A parsed delay: either `after`, which is not negative, or `at` is set."""
 
     after: timedelta | None = None
@@ -73,21 +71,20 @@ def shifted(start: datetime, by: timedelta) -> datetime:
 
 def parse_delay(given: dict[str, Any]) -> Delay | None:
     """Return the `Delay` that keyword arguments describe; None if there are none. Raises InvalidDelay."""
-    given = {name: value for name, value in given.items() if value is not None}
-    unknown = set(given) - {*UNITS, "after", "at"}
-    if unknown:
+    units = {name: value for name, value in given.items() if value is not None}
+    if not units:
+        return None
+    at, after = units.pop("at", None), units.pop("after", None)
+    if unknown := units.keys() - UNITS:
         raise InvalidDelay(
             f"Unknown delay {', '.join(map(repr, sorted(unknown)))}; use {', '.join(UNITS)}, after or at."
         )
-    units = {name: value for name, value in given.items() if name in UNITS}
-    if bool(units) + ("after" in given) + ("at" in given) > 1:
+    if bool(units) + (after is not None) + (at is not None) > 1:
         raise InvalidDelay("Give either units, or after=, or at=, not a mixture.")
-    if "at" in given:
-        return Delay(at=check_moment(given["at"], "at"))
-    if "after" in given:
-        return Delay(after=check_length(given["after"], "after"))
-    if not units:
-        return None
+    if at is not None:
+        return Delay(at=check_moment(at, "at"))
+    if after is not None:
+        return Delay(after=check_length(after, "after"))
     for name, value in units.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InvalidDelay(f"{name} must be a number, not {value!r}.")

@@ -43,6 +43,9 @@ class Dialect:
     locks_and_writes_at_once: bool = False
     """Whether one statement can lock an object in a WITH clause, then insert or update a row, and return the row."""
 
+    updates_from_rows: bool = False
+    """Whether `UPDATE ... FROM rows_of_json(...)` is the fastest way to write many rows, and locks no others."""
+
     compares_rows_by_index: bool = True
     """Whether `(a, b) > (x, y)` searches an index.
 
@@ -62,6 +65,9 @@ class Dialect:
 
     connection_limits: str = ""
     """SQL for how many connections this account may open: rows of (limit or NULL, name of the setting)."""
+
+    hex_type: str | None = None
+    """The type of a column for 32 hexadecimal digits, if strings are not the smallest; reads return `uuid.UUID`."""
 
     key_as_text: ClassVar[dict[str, str]] = {}
     """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
@@ -129,6 +135,8 @@ class PostgreSQL(Dialect):
     server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
     locks_and_writes_at_once = True
     has_pool = True
+    hex_type = "uuid"
+    updates_from_rows = True
     connection_limits = (
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
         " FROM pg_roles WHERE rolname = session_user AND NOT rolsuper"
@@ -162,9 +170,11 @@ class PostgreSQL(Dialect):
         return f"({self.server_time} AT TIME ZONE %s)", (settings.TIME_ZONE,)
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
+        level = connection.settings_dict["OPTIONS"].get("isolation_level")
+        if level is None:
+            return False
         from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-        level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", IsolationLevel.READ_COMMITTED)
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
 
     def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
@@ -177,7 +187,8 @@ class MySQL(Dialect):
 
     is_supported = True
     server_time = "UTC_TIMESTAMP(6)"
-    on_conflict_keep = "ON DUPLICATE KEY UPDATE slot = slot"  # INSERT IGNORE would also truncate values silently
+    # Not INSERT IGNORE, which would also truncate values silently.
+    on_conflict_keep = "ON DUPLICATE KEY UPDATE slot = VALUES(slot)"
     locks_what_it_reads = True
     compares_rows_by_index = False
     compares_across_collations = False
@@ -201,7 +212,7 @@ class MySQL(Dialect):
         return f"CAST({sql} AS DATETIME(6))"
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
-        level = connection.settings_dict.get("OPTIONS", {}).get("isolation_level", "read committed")
+        level = connection.settings_dict["OPTIONS"].get("isolation_level", "read committed")
         return level is None or level.lower() not in {"read committed", "read uncommitted"}  # None: the server's own
 
     def plain_reads_may_be_stale(self, connection: BaseDatabaseWrapper) -> bool:

@@ -45,6 +45,9 @@ class Executor(Protocol):
     keeps_leases: bool = False
     """True: every work runs in this process and is answered, so its lease is extended for as long as that takes.
     False: a work without an answer is delivered again after the setting `LEASE`."""
+    early_seconds: float = 0.0
+    """How long before its deadline a work may be submitted, by an executor that calls `run` in this process: `run`
+    then waits until `work.begin_at`."""
 
     def submit(self, work: Work, done: Done) -> None:
         """Have `work` run by `firing.run`, and `done` called with it and the report. Return at once.
@@ -184,6 +187,8 @@ class ThreadExecutor:
     """
 
     keeps_leases = True
+    early_seconds = 0.004
+    """So a thread is ready at the deadline, even if the worker's main thread is busy for some milliseconds."""
 
     def __init__(self, using: str, concurrency: int, queues: Collection[str] | None = None) -> None:
         self._using = using

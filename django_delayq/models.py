@@ -10,11 +10,12 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
 from django.db.models import Func, Q
@@ -22,15 +23,38 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
+from django_delayq.dialects import dialect_of
+
+if TYPE_CHECKING:
+    _CharField = models.CharField[str, str]
+else:
+    _CharField = models.CharField
+SLOT_BYTES = 16
 
 
-class _PartialIndex(models.Index):
-    """An index of some rows. MySQL and MariaDB, which have no partial indexes, index all rows.
+class _Literal(Func):
+    """A string in the SQL itself, because with a parameter SQLite would not use a partial index."""
 
-    The conditions contain no parameter, because SQLite does not match a partial index by a bound one.
+    template, arity, output_field = "'%(text)s'", 0, models.CharField()
+
+
+HAS_KEY = Q(key__gt=_Literal(text=""))
+HAS_OWN_QUEUE = ~Q(queue=_Literal(text="default"))
+
+
+class PartialIndex(models.Index):
+    """An index of the rows that match `rows`. MySQL and MariaDB, which have no partial indexes, index all rows.
+
+    `rows` contains no parameter, because SQLite does not match a partial index by a bound one.
     """
 
-    rows: ClassVar[Q]
+    def __init__(self, *, rows: Q, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows = rows
+
+    def deconstruct(self) -> Any:
+        path, args, options = super().deconstruct()
+        return path, args, {**options, "rows": self.rows}
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
@@ -40,28 +64,18 @@ class _PartialIndex(models.Index):
         return plain.create_sql(model, schema_editor, using, **kwargs)
 
 
-class _EmptyString(Func):
-    """The literal '', because with a parameter SQLite would not use `KeyIndex`."""
+class HexField(_CharField):
+    """128 bits as 32 hexadecimal digits. PostgreSQL stores them as a `uuid`, in 16 bytes.
 
-    template, arity, output_field = "''", 0, models.CharField()
+    Not `UUIDField`: MariaDB would sort its values in another order than Python, in which rows are inserted and locked,
+    and an upgrade of MariaDB to 10.7 or newer would break the column.
+    """
 
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        return dialect_of(connection).hex_type or super().db_type(connection)
 
-class UnsettledIndex(_PartialIndex):
-    """Rows that are pending or firing, so that settled rows do not slow the sweep."""
-
-    rows = Q(settled_at__isnull=True)
-
-
-class SettledIndex(_PartialIndex):
-    """Settled rows. If it had all rows, SQLite would search it for pending rows, unsorted."""
-
-    rows = Q(settled_at__isnull=False)
-
-
-class KeyIndex(_PartialIndex):
-    """Rows that have a key; most have none."""
-
-    rows = Q(key__gt=_EmptyString())
+    def get_db_converters(self, connection: BaseDatabaseWrapper) -> list[Any]:
+        return [lambda value, *_: value and value.hex] if dialect_of(connection).hex_type else []
 
 
 def new_idempotency_key() -> str:
@@ -72,11 +86,11 @@ def new_idempotency_key() -> str:
 def slot_of(label: str, content_type_id: int, object_id: str, key: str) -> str:
     """Return the slot that at most one pending timeout may hold: a digest of policy, object and key.
 
-    A digest, because MySQL can neither index four long strings together nor compare them case-sensitively.
-    160 bits, because keys may come from attackers that search for a collision.
+    A digest, because MySQL can neither index four long strings together nor compare them case-sensitively. A key that
+    takes the slot of another object costs an attacker 2**128 attempts.
     """
-    parts = (label, str(content_type_id), object_id, key)
-    return hashlib.blake2b("\0".join(parts).encode(), digest_size=20).hexdigest()
+    text = f"{label}\0{content_type_id}\0{object_id}\0{key}"
+    return hashlib.blake2b(text.encode(), digest_size=SLOT_BYTES).hexdigest()
 
 
 class TimeoutQuerySet(models.QuerySet["Timeout"]):
@@ -96,8 +110,13 @@ class TimeoutQuerySet(models.QuerySet["Timeout"]):
         return self.filter(policy__in=tuple(labels))
 
     def of_key(self, key: str) -> TimeoutQuerySet:
-        """Return the rows with this key, of all policies and objects, using `KeyIndex`; none for the empty key."""
-        return self.filter(KeyIndex.rows, key=key)
+        """Return the rows with this key, of all policies and objects, by `delayq_key`; none for the empty key."""
+        return self.filter(HAS_KEY, key=key)
+
+    def of_queue(self, queue: str) -> TimeoutQuerySet:
+        """Return the rows of this queue, by `delayq_queue`."""
+        rows = self.filter(queue=queue)
+        return rows if queue == "default" else rows.filter(HAS_OWN_QUEUE)
 
 
 def refuse_write(*_: object, **__: object) -> NoReturn:
@@ -108,10 +127,7 @@ def refuse_write(*_: object, **__: object) -> NoReturn:
 
 
 class RelatedTimeoutQuerySet(TimeoutQuerySet):
-    """The read-only querysets of `order.timeouts`.
-
-    A class of the module, not created per model, so that objects with prefetched timeouts can be pickled.
-    """
+    """The read-only querysets of `order.timeouts`. Not created per model, so that they can be pickled."""
 
     # The async variants call these.
     create = get_or_create = update_or_create = bulk_create = bulk_update = update = delete = refuse_write
@@ -166,10 +182,10 @@ class Timeout(models.Model):
     reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
     created_at = models.DateTimeField(_("created at"))
     settled_at = models.DateTimeField(_("settled at"), null=True, blank=True)
-    idempotency_key = models.CharField(_("idempotency key"), max_length=32, default=new_idempotency_key, editable=False)
+    idempotency_key = HexField(_("idempotency key"), max_length=32, default=new_idempotency_key, editable=False)
 
     # Internal: whether the row holds its slot, and what the firing path stores.
-    slot = models.CharField(max_length=40, editable=False)
+    slot = HexField(max_length=32, editable=False)
     slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)
     final_attempt = models.BooleanField(default=False, editable=False)
     claims = models.PositiveSmallIntegerField(default=0, editable=False)
@@ -205,15 +221,18 @@ class Timeout(models.Model):
             ),
         ]
         indexes: ClassVar[list[models.Index]] = [
-            UnsettledIndex(fields=["state", "run_at", "id"], name="delayq_unsettled"),
+            # For workers; without settled rows, which would slow the sweep.
+            PartialIndex(fields=["state", "run_at", "id"], name="delayq_unsettled", rows=Q(settled_at__isnull=True)),
             models.Index(fields=["content_type", "object_id"], name="delayq_object"),
-            SettledIndex(fields=["settled_at", "id"], name="delayq_settled"),
+            # If it had all rows, SQLite would search it for pending rows, unsorted.
+            PartialIndex(fields=["settled_at", "id"], name="delayq_settled", rows=Q(settled_at__isnull=False)),
             # For operators: pending, dead and fired rows of one policy. For a worker with a backlog: the policies that
             # have due rows.
             models.Index(fields=["policy", "state", "run_at", "id"], name="delayq_policy"),
-            # For operators who search by deadline and by key.
+            # For operators who search by deadline, key and queue. Few rows have a key or a queue of their own.
             models.Index(fields=["due_at", "id"], name="delayq_due"),
-            KeyIndex(fields=["key", "id"], name="delayq_key"),
+            PartialIndex(fields=["key", "id"], name="delayq_key", rows=HAS_KEY),
+            PartialIndex(fields=["queue", "state", "run_at", "id"], name="delayq_queue", rows=HAS_OWN_QUEUE),
         ]
 
     def __str__(self) -> str:

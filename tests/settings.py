@@ -5,6 +5,7 @@ always stale, and sends it every read of the library that does not name the writ
 processes of a test get `DELAYQ_TEST_DB_NAME` and `DELAYQ_TEST_PREFIX` too, so that they meet their parent's rows and
 keys (fixture `child_environment`).
 `DELAYQ_TEST_POOL`: PostgreSQL through psycopg's pool, of the default size (`true`) or of so many connections.
+`DELAYQ_TEST_BINDING=server`: PostgreSQL with parameters that are bound by the server, and prepared statements.
 `DELAYQ_TEST_POOLER=pgbouncer`: PostgreSQL through PgBouncer in transaction mode (fixture `django_db_setup`).
 """
 
@@ -22,6 +23,7 @@ DB = os.environ.get("DELAYQ_TEST_DB", "sqlite")
 DB_NAME = os.environ.get("DELAYQ_TEST_DB_NAME")
 ROUTER = os.environ.get("DELAYQ_TEST_ROUTER")
 POOL = os.environ.get("DELAYQ_TEST_POOL", "")
+BINDING = os.environ.get("DELAYQ_TEST_BINDING", "")
 POOLER = os.environ.get("DELAYQ_TEST_POOLER", "")
 REDIS_URL = os.environ.get("DELAYQ_TEST_REDIS_URL")
 
@@ -64,7 +66,9 @@ def _pool() -> Any:
 
 def _database(suffix: str = "", name: str | None = DB_NAME) -> dict[str, Any]:
     if DB == "postgresql":
-        options = {"pool": _pool()} if POOL else {}
+        options: dict[str, Any] = {"pool": _pool()} if POOL else {}
+        if BINDING == "server":
+            options |= {"server_side_binding": True, "prepare_threshold": 2}
         database = _server("postgresql", "DELAYQ_TEST_POSTGRESQL_URL", options, suffix, name)
         return database | {"DISABLE_SERVER_SIDE_CURSORS": bool(POOLER)}
     if DB == "mariadb":

@@ -2,6 +2,7 @@
 
     python3 tools/environment.py demo        the package and the demo's table
     python3 tools/environment.py test        everything the suite needs on this machine
+    python3 tools/environment.py newest      what the stage `newest` needs: SQLite only, and no linters
     python3 tools/environment.py bench       the package and the task queues that `make bench` compares it with
 
 Standard library only, because it runs before anything is installed.
@@ -32,6 +33,7 @@ PYTHON = HOME / "bin" / "python"
 PURPOSES = {
     "demo": ["-e", ".[demo,rest]"],
     "test": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "dev"],
+    "newest": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "test", "Django>=6.1,<6.2"],
     "bench": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "bench"],
 }
 BULLMQ = ("bullmq@6.7.0", "ioredis@5")
@@ -49,10 +51,10 @@ def prepare(purpose: str) -> int:
     # Dependency groups need pip 25.1, which is newer than the pip of Python 3.11.
     if not _pip("--upgrade", "pip>=25.1") or not _pip(*PURPOSES[purpose]):
         return _fail("pip could not install the packages; see its message above")
-    complete = _add_redis() and (purpose == "demo" or _add_mysqlclient())
+    complete = _add_redis() and (purpose in {"demo", "newest"} or _add_mysqlclient())
     if purpose == "bench" and not _add_bullmq():
         _say("left out: bullmq (it needs node and npm, and the npm registry)")
-    if purpose == "test":
+    if purpose in {"test", "newest"}:
         _add_versions_of_redis()
     if not complete and os.environ.get("CI") == "true":
         return _fail("CI=true: no part may be omitted")

@@ -13,10 +13,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+if __package__ in (None, ""):  # run as a script, from this folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.environment import PURPOSES
+
 ROOT = Path(__file__).resolve().parent.parent
 HOME = ROOT / ".venv-newest"
 VERSIONS = ("3.13", "3.12")
-DJANGO = "Django>=6.1,<6.2"
 
 
 def find_python() -> str | None:
@@ -38,11 +42,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"newest: no Python {' or '.join(VERSIONS)} above this {sys.version.split()[0]} was found")
         return 2
     environment = {**os.environ, "DELAYQ_VENV": str(HOME)}
-    if subprocess.run([python, "tools/environment.py", "test"], cwd=ROOT, env=environment, check=False).returncode:
+    if subprocess.run([python, "tools/environment.py", "newest"], cwd=ROOT, env=environment, check=False).returncode:
         return 2
     inside = str(HOME / "bin" / "python")
-    subprocess.run([inside, "-m", "pip", "install", "--quiet", DJANGO], cwd=ROOT, check=True)
-    print(f"newest: {python} with {DJANGO}", flush=True)
+    print(f"newest: {python} with {' '.join(PURPOSES['newest'])}", flush=True)
     return subprocess.run([inside, "-m", "pytest", *arguments], cwd=ROOT, check=False).returncode
 
 

@@ -37,17 +37,25 @@ NICENESS = "5"
 MINUTE = 60
 THREADS = "tests/integration/worker"
 PROCESSES = ("tests/e2e", "tests/shop")
+WORDS = tuple(f"{room}/test_{what}" for room in ("admin", "rest") for what in ("languages", "untranslated"))
+"""Which words a page has: no database, replica or release of Python decides it, so SQLite answers for all."""
+PLANS = tuple(f"{room}/test_query_plans" for room in ("admin", "operations", "rest", "scheduling"))
 NOT_OF_REPLICAS = (
     *("commands/test_status_and_doctor", "firing/test_crashes", "rest/test_contract"),
-    *("matrix/test_conditions", "matrix/test_keys_swapped_user"),
+    *("matrix/test_conditions", "matrix/test_keys_shown", "matrix/test_keys_swapped_user"),
+    *PLANS,
+    *WORDS,
 )
-"""Forms of conditions that are all read in one way, tests about processes, and requests at random."""
+"""Forms of conditions, and types of keys on pages, that are all read in one way; query plans and words; tests about
+processes, and requests at random."""
 NOT_OF_PYTHON = (
     *(f"engine/test_{name}" for name in ("acl", "cluster", "failovers", "mutants", "tls")),
-    *(f"integration/{room}/test_query_plans" for room in ("admin", "operations", "rest", "scheduling")),
+    *(f"engine/test_{name}" for name in ("every_fault", "fault_proxy", "invariants", "model", "random_faults")),
+    *(f"integration/{name}" for name in PLANS),
     *("integration/firing/test_crashes", "integration/matrix/test_keys_swapped_user", "integration/rest/test_contract"),
 )
-"""Tests of servers, of Lua, of query plans and of processes, and requests at random: they ran on the other Python."""
+"""Tests of servers, of Lua, of query plans and of processes, and requests, commands and faults at random: they ran on
+the other Python."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -224,10 +232,12 @@ def _stages() -> list[Stage]:
 
 def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> Stage:
     """Return the stage of the tests that touch the database, on a server."""
+    ignored = [f"tests/integration/{name}.py" for name in WORDS]
+    binding = ["DELAYQ_TEST_BINDING=server"] if name == "postgresql" else []
     return Stage(
         name,
         words,
-        [_computing("tests/integration", options=NO_BROWSER), REAL_ORDERS],
+        [_computing("tests/integration", options=NO_BROWSER, ignored=ignored), [*binding, *REAL_ORDERS]],
         _waiting(browser=False),
         {"DELAYQ_TEST_DB": name},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
@@ -254,10 +264,11 @@ def _connections() -> Stage:
     in_threads = ["pytest", "-n", IN_THREADS, THREADS]
     return Stage(
         "connections",
-        "workers with pools of several sizes and through PgBouncer",
+        "workers with pools of several sizes, with prepared statements, and through PgBouncer",
         (),
         [
-            *([f"DELAYQ_TEST_POOL={size}", *in_threads] for size in ("true", "20", "2")),
+            *([f"DELAYQ_TEST_POOL={size}", *in_threads] for size in ("true", "2")),
+            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=20", *in_threads],
             ["DELAYQ_TEST_POOL=2", "pytest", "-n", "2", *processes],
             ["DELAYQ_TEST_POOLER=pgbouncer", *in_threads],
             ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],

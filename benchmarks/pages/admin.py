@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import re
-import statistics
-import time
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
+
+from benchmarks.pages import timed
 
 FURTHER = re.compile(r'<a href="(\?[^"]*\bfurther=[^"]*)"')
 COUNT = re.compile(r"(\d+) timeouts?\s")
@@ -82,23 +82,10 @@ def further(client: Any, address: str, windows: int) -> str:
 
 
 def measure(client: Any, address: str, times: int) -> dict[str, Any]:
-    took = []
-    cpu = time.process_time()
-    for _ in range(times + 1):
-        began = time.perf_counter()
-        answer = client.get(address)
-        took.append((time.perf_counter() - began) * 1000)
-        assert answer.status_code == 200, (address, answer.status_code)
+    answer, figures = timed(lambda: client.get(address), times)
     page = answer.content.decode()
     found = COUNT.search(page)
-    rows = {"rows": f"{found[1]}{'+' if FURTHER.search(page) else ''}"} if found else {}
-    return {
-        "first": round(took[0], 1),
-        "p50": round(statistics.median(took[1:]), 1),
-        "max": round(max(took[1:]), 1),
-        "cpu": round((time.process_time() - cpu) * 1000 / (times + 1), 1),
-        **rows,
-    }
+    return figures | ({"rows": f"{found[1]}{'+' if FURTHER.search(page) else ''}"} if found else {})
 
 
 def figures(times: int) -> dict[str, dict[str, Any]]:

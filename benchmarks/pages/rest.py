@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
+
+from benchmarks.pages import summary, timed
 
 LIST = "/api/timeouts/"
 PAGES = 60
@@ -50,15 +51,9 @@ def addresses() -> dict[str, str]:
 
 
 def measure(client: Any, address: str, times: int) -> dict[str, Any]:
-    took = []
-    for _ in range(times + 1):
-        began = time.perf_counter()
-        answer = client.get(address)
-        took.append((time.perf_counter() - began) * 1000)
-        assert answer.status_code == 200, (address, answer.status_code)
+    answer, figures = timed(lambda: client.get(address), times)
     found = answer.data.get("results") if isinstance(answer.data, dict) else None
-    rows = {} if found is None else {"rows": f"{len(found)}{'+' if answer.data['next'] else ''}"}
-    return {**_summary(took[0], took[1:]), **rows}
+    return figures | ({} if found is None else {"rows": f"{len(found)}{'+' if answer.data['next'] else ''}"})
 
 
 def walk(client: Any, address: str) -> dict[str, Any]:
@@ -69,11 +64,7 @@ def walk(client: Any, address: str) -> dict[str, Any]:
         answer = client.get(address)
         took.append((time.perf_counter() - began) * 1000)
         address = answer.data["next"]
-    return _summary(took[0], took[1:]) | {"last": round(took[-1], 1)}
-
-
-def _summary(first: float, others: list[float]) -> dict[str, Any]:
-    return {"first": round(first, 1), "p50": round(statistics.median(others), 1), "max": round(max(others), 1)}
+    return summary(took) | {"last": round(took[-1], 1)}
 
 
 def figures(times: int) -> dict[str, dict[str, Any]]:

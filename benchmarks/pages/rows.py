@@ -31,7 +31,7 @@ INSERT INTO django_delayq_timeout
 SELECT {policy}, {kind}, {n} , CASE WHEN n % 1000 = 7 THEN {keyed} ELSE '' END,
        CASE WHEN n % 5003 = 0 THEN 'rare' ELSE 'default' END,
        {state}, {cause}, {due}, {due}, {due}, 0, 0, '{{"basket": ["one", "two"]}}', '{history}', '', {made}, {settled},
-       {n}, {slot}, {taken}, {no}, 0
+       {digits}, {digits}, {taken}, {no}, 0
 FROM {series}
 """
 HISTORY = '[{"at": "2026-01-01T00:00:00+00:00", "what": "extended", "by": "admin:anna", "reason": "on request"}]'
@@ -63,9 +63,9 @@ def fill(waiting: int, settled: int) -> None:
         "settled": "CAST(NULL AS timestamptz)" if vendor == "postgresql" else "NULL",
     }
     with connection.cursor() as cursor:
-        for slot, count, values in (("s", settled, SETTLED | over), ("w", waiting, WAITING | ahead)):
+        for digit, count, values in (("5", settled, SETTLED | over), ("a", waiting, WAITING | ahead)):
             series = SERIES[vendor].format(rows=count)
-            cursor.execute(FORM.format(**_common(vendor), **values, slot=_numbered(vendor, slot), series=series))
+            cursor.execute(FORM.format(**_common(vendor), **values, digits=_digits(vendor, digit), series=series))
         cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
         if vendor == "mysql":
             cursor.fetchall()
@@ -91,3 +91,11 @@ def _common(vendor: str) -> dict[str, Any]:
 
 def _numbered(vendor: str, word: str) -> str:
     return f"CONCAT('{word}', n)" if vendor == "mysql" else f"'{word}' || n"
+
+
+def _digits(vendor: str, first: str) -> str:
+    """Return 32 hexadecimal digits, different for each row."""
+    if vendor == "sqlite":
+        return f"printf('{first}%031d', n)"
+    padded = f"CONCAT('{first}', LPAD(CAST(n AS CHAR(20)), 31, '0'))"
+    return f"('{first}' || lpad(CAST(n AS varchar), 31, '0'))::uuid" if vendor == "postgresql" else padded

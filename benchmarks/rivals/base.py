@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
 
+if TYPE_CHECKING:
+    from cProfile import Profile
 
-class Setting(NamedTuple):
-    """A setting that a contestant runs with, and the page of its documentation that recommends it."""
-
-    what: str
-    source: str
+REDIS_URL = os.environ.get("BENCH_REDIS_URL", "redis://")
+PAGE = 1000
 
 
 class Meter:
-    """CPU and wall time of a block, for the whole calling process with its threads."""
+    """CPU and wall time of a block, for the whole calling process with its threads.
+
+    Args:
+        is_baseline: the block is what another block is compared with; a profile subtracts it.
+    """
+
+    profiles: ClassVar[tuple[Profile, Profile] | None] = None
+    """The profilers of blocks and of baselines, while `benchmarks.profiles` wants a profile."""
+
+    def __init__(self, *, is_baseline: bool = False) -> None:
+        self._profile = self.profiles and self.profiles[is_baseline]
 
     def __enter__(self) -> Meter:
+        if self._profile:
+            self._profile.enable()
         self._began, self._cpu = time.perf_counter(), _cpu()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.cpu, self.seconds = _cpu() - self._cpu, time.perf_counter() - self._began
+        if self._profile:
+            self._profile.disable()
+
+    def per_call(self, count: int) -> dict[str, float]:
+        """Return the figures of a block that made `count` calls."""
+        return {"cpu_us": self.cpu * 1e6 / count, "per_second": count / self.seconds}
 
 
 def _cpu() -> float:
@@ -40,13 +59,19 @@ class Contestant:
 
     title: ClassVar[str]
     package: ClassVar[str]
-    settings: ClassVar[Sequence[Setting]]
+    docs: ClassVar[str] = ""
+    settings: ClassVar[Sequence[tuple[str, str]]]
+    """What it runs with, and the page below `docs`, or the URL, that recommends it."""
+    tasks: ClassVar[Mapping[str, Any]] = {}
+    """The task of each job of `benchmarks.shop.jobs`, as the contestant declares it."""
     on_commit: ClassVar[bool] = True
     """Whether a call inside a transaction has to wait for its commit (True), or is part of it (False)."""
     rows: Mapping[int, Any] = {}
     """The business rows that `prepare` has created last, by key. django-delayq schedules objects, its rivals keys."""
     schedule_many: Any = None
     cancel: Any = None
+    unique_columns: Mapping[str, str] = {}
+    """SQL expressions of the number `n` for the columns of a job that must differ between jobs."""
 
     def set_up(self) -> None:
         """Create what the contestant needs beside Django's own tables. Called once."""
@@ -55,7 +80,7 @@ class Contestant:
         """Delete all jobs. No worker runs meanwhile."""
         import redis
 
-        redis.Redis.from_url(_redis_url()).flushall()
+        redis.Redis.from_url(REDIS_URL).flushall()
 
     def schedule(self, job: str, pk: int, at: float) -> Any:
         """Have `job` run for the row `pk` at the time `at`, in seconds since the epoch; return a handle."""
@@ -63,7 +88,8 @@ class Contestant:
 
     def enqueue(self, job: str, pks: Sequence[int]) -> None:
         """Have `job` run for each row now, in the fastest documented way."""
-        raise NotImplementedError
+        for pk in pks:
+            self.tasks[job](pk, 0.0)
 
     def worker(self, kind: str) -> list[list[str]]:
         """Return the commands of the worker processes: `drain` for throughput, `lag` or `idle` for one worker."""
@@ -77,7 +103,22 @@ class Contestant:
         """Return how many bytes all pending jobs occupy: `redis_bytes`, `database_bytes`, or both."""
         import redis
 
-        return {"redis_bytes": float(redis.Redis.from_url(_redis_url()).info("memory")["used_memory"])}
+        return {"redis_bytes": float(redis.Redis.from_url(REDIS_URL).info("memory")["used_memory"])}
+
+
+def python(*arguments: str) -> list[str]:
+    """Return the command that runs a module with this interpreter."""
+    return [sys.executable, "-m", *arguments]
+
+
+def when(at: float) -> datetime:
+    """Return seconds since the epoch as a datetime."""
+    return datetime.fromtimestamp(at, UTC)
+
+
+def pages(pks: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield a thousand keys at a time."""
+    return (pks[start : start + PAGE] for start in range(0, len(pks), PAGE))
 
 
 def relation_bytes(pattern: str) -> float:
@@ -104,8 +145,8 @@ def empty(prefix: str) -> None:
         connection.ops.execute_sql_flush(statements)
 
 
-def multiply(table: str, replaced: Mapping[str, str], count: int) -> None:
-    """Insert `count` copies of the newest row of a table of PostgreSQL, in one statement and without triggers.
+def copy_rows(table: str, replaced: Mapping[str, str], count: int) -> None:
+    """Insert `count` copies of the newest row of a table of PostgreSQL in one statement.
 
     Args:
         table: its primary key is `id`.
@@ -122,14 +163,18 @@ def multiply(table: str, replaced: Mapping[str, str], count: int) -> None:
         )
         columns = [row[0] for row in cursor.fetchall()]
         values = ", ".join(replaced.get(name.strip('"'), f"o.{name}") for name in columns)
-        cursor.execute("SET session_replication_role = replica")
         cursor.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM generate_series(1, {count}) AS n, "
             f"(SELECT * FROM {table} ORDER BY id DESC LIMIT 1) AS o"
         )
+
+
+def multiply(table: str, replaced: Mapping[str, str], count: int) -> None:
+    """Insert copies without triggers, and update the statistics of the table."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        copy_rows(table, replaced, count)
         cursor.execute("SET session_replication_role = DEFAULT")
         cursor.execute(f"ANALYZE {table}")
-
-
-def _redis_url() -> str:
-    return os.environ["BENCH_REDIS_URL"]

@@ -62,6 +62,7 @@ async function answer() {
   const operations = {
     describe: async () => ({ title: "bullmq", version: versionOf("bullmq"), settings }),
     clear: async () => { await redis.flushall(); },
+    prepare_for: async (job, count) => operations.prepare(count),
     prepare: async (count) => { pks = Array.from({ length: count }, (_, n) => n + 1); },
     schedule_one: async (count) => {
       handles = [];

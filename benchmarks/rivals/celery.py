@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
+import redis
 from celery import Celery
 
-from benchmarks.rivals.base import Contestant, Setting
-from benchmarks.shop import jobs
+from benchmarks.rivals.base import REDIS_URL, Contestant, python, when
+from benchmarks.shop.jobs import JOBS
 
-DOCS = "https://docs.celeryq.dev/en/stable/"
-
-app = Celery("bench", broker=os.environ.get("BENCH_REDIS_URL"))
+app = Celery("bench", broker=REDIS_URL)
 app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=128,
@@ -25,47 +21,35 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": 43_200},
 )
 app.conf["CELERY_DB_REUSE_MAX"] = 10_000_000
-
-
-@app.task
-def note(pk: int, due: float) -> None:
-    jobs.record(due)
-
-
-@app.task
-def settle(pk: int, due: float) -> None:
-    jobs.settle(pk)
-
-
-TASKS = {"note": note, "settle": settle}
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
 class Adapter(Contestant):
     title = "celery"
     package = "celery"
+    docs = "https://docs.celeryq.dev/en/stable/"
     settings = (
-        Setting("pool `prefork` with one process per core", DOCS + "userguide/workers.html#concurrency"),
-        Setting("`worker_prefetch_multiplier=128` for short tasks", DOCS + "userguide/optimizing.html#prefetch-limits"),
-        Setting("`task_ignore_result`", DOCS + "userguide/tasks.html#ignore-results-you-don-t-want"),
-        Setting("`worker_timer_precision=0.01`", DOCS + "userguide/configuration.html#worker-timer-precision"),
-        Setting("`--without-gossip --without-mingle --without-heartbeat`", DOCS + "reference/cli.html#celery-worker"),
-        Setting(
+        ("pool `prefork` with one process per core", "userguide/workers.html#concurrency"),
+        ("`worker_prefetch_multiplier=128` for short tasks", "userguide/optimizing.html#prefetch-limits"),
+        ("`task_ignore_result`", "userguide/tasks.html#ignore-results-you-don-t-want"),
+        ("`worker_timer_precision=0.01`", "userguide/configuration.html#worker-timer-precision"),
+        (f"`{' '.join(QUIET)}`", "reference/cli.html#celery-worker"),
+        (
             "`CELERY_DB_REUSE_MAX`: without it each task opens a new database connection, whatever `CONN_MAX_AGE` is",
             "https://github.com/celery/celery/issues/4116",
         ),
     )
+    tasks = {name: app.task(job) for name, job in JOBS.items()}
 
     def clear(self) -> None:
         """Delete queues and messages. The bindings of the exchange remain, because the client caches them."""
-        import redis
-
-        client = redis.Redis.from_url(os.environ["BENCH_REDIS_URL"])
+        client = redis.Redis.from_url(REDIS_URL)
         for key in client.scan_iter():
             if not key.startswith(b"_kombu.binding."):
                 client.delete(key)
 
     def schedule(self, job: str, pk: int, at: float) -> Any:
-        return TASKS[job].apply_async((pk, at), eta=datetime.fromtimestamp(at, UTC))
+        return self.tasks[job].apply_async((pk, at), eta=when(at))
 
     def cancel(self, handle: Any) -> None:
         app.control.revoke(handle.id)
@@ -73,20 +57,8 @@ class Adapter(Contestant):
     def enqueue(self, job: str, pks: Sequence[int]) -> None:
         with app.producer_pool.acquire(block=True) as producer:
             for pk in pks:
-                TASKS[job].apply_async((pk, 0.0), producer=producer)
+                self.tasks[job].apply_async((pk, 0.0), producer=producer)
 
     def worker(self, kind: str) -> list[list[str]]:
-        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR"]
-        command = [
-            sys.executable,
-            "-m",
-            "celery",
-            "-A",
-            "benchmarks.rivals.celery:app",
-            "worker",
-            "-c",
-            "2",
-            "-P",
-            "prefork",
-        ]
-        return [[*command, *quiet]]
+        options = ("worker", "-c", "2", "-P", "prefork", "-l", "ERROR")
+        return [python("celery", "-A", "benchmarks.rivals.celery:app", *options, *QUIET)]

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks.rivals.base import Contestant, Setting, empty, relation_bytes
-from benchmarks.shop import jobs
+from benchmarks.rivals.base import PAGE, Contestant, empty, python, relation_bytes, when
 
-DOCS = "https://django-q2.readthedocs.io/en/master/"
-
-
-def note(pk: int, due: float) -> None:
-    jobs.record(due)
-
-
-def settle(pk: int, due: float) -> None:
-    jobs.settle(pk)
+JOBS = "benchmarks.shop.jobs."
 
 
 class Adapter(Contestant):
     title = "django-q2"
     package = "django-q2"
+    docs = "https://django-q2.readthedocs.io/en/master/"
     on_commit = False
     settings = (
-        Setting("Redis as broker, `workers` 2: one per core", DOCS + "configure.html#workers"),
-        Setting("`save_limit` -1: results of successful tasks are not stored", DOCS + "configure.html#save-limit"),
-        Setting("`guard_cycle` 0.2; the scheduler still runs every 30 s", DOCS + "configure.html#guard-cycle"),
-        Setting("bulk: `Schedule.objects.bulk_create`", DOCS + "schedules.html"),
+        ("Redis as broker, `workers` 2: one per core", "configure.html#workers"),
+        ("`save_limit` -1: results of successful tasks are not stored", "configure.html#save-limit"),
+        ("`guard_cycle` 0.2; the scheduler still runs every 30 s", "configure.html#guard-cycle"),
+        ("bulk: `Schedule.objects.bulk_create`", "schedules.html"),
     )
 
     def clear(self) -> None:
@@ -39,8 +29,7 @@ class Adapter(Contestant):
     def schedule(self, job: str, pk: int, at: float) -> Any:
         from django_q.tasks import schedule
 
-        when = datetime.fromtimestamp(at, UTC)
-        return schedule(f"{__name__}.{job}", pk, at, schedule_type="O", next_run=when)
+        return schedule(JOBS + job, pk, at, schedule_type="O", next_run=when(at))
 
     def cancel(self, handle: Any) -> None:
         handle.delete()
@@ -48,18 +37,17 @@ class Adapter(Contestant):
     def schedule_many(self, job: str, pks: Sequence[int], at: float) -> None:
         from django_q.models import Schedule
 
-        when, func = datetime.fromtimestamp(at, UTC), f"{__name__}.{job}"
-        rows = (Schedule(func=func, args=str((pk, at)), schedule_type="O", next_run=when) for pk in pks)
-        Schedule.objects.bulk_create(rows, batch_size=1000)
+        shared = {"func": JOBS + job, "schedule_type": "O", "next_run": when(at)}
+        Schedule.objects.bulk_create((Schedule(args=str((pk, at)), **shared) for pk in pks), batch_size=PAGE)
 
     def enqueue(self, job: str, pks: Sequence[int]) -> None:
         from django_q.tasks import async_task
 
         for pk in pks:
-            async_task(f"{__name__}.{job}", pk, 0.0)
+            async_task(JOBS + job, pk, 0.0)
 
     def worker(self, kind: str) -> list[list[str]]:
-        return [[sys.executable, "-m", "django", "qcluster"]]
+        return [python("django", "qcluster")]
 
     def bytes_stored(self) -> dict[str, float]:
         return {"database_bytes": relation_bytes("django_q_%")}

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import django
 from huey import RedisHuey
 
-from benchmarks.rivals.base import Contestant, Setting
-from benchmarks.shop import jobs
+from benchmarks.rivals.base import REDIS_URL, Contestant, python, when
+from benchmarks.shop.jobs import JOBS
 
-DOCS = "https://huey.readthedocs.io/en/latest/"
-huey = RedisHuey("bench", url=os.environ.get("BENCH_REDIS_URL"), results=False)
+huey = RedisHuey("bench", url=REDIS_URL, results=False)
 django.setup()
-
-
-@huey.task()
-def note(pk: int, due: float) -> None:
-    jobs.record(due)
-
-
-@huey.task()
-def settle(pk: int, due: float) -> None:
-    jobs.settle(pk)
-
-
-TASKS = {"note": note, "settle": settle}
 
 
 class Adapter(Contestant):
     title = "huey"
     package = "huey"
+    docs = "https://huey.readthedocs.io/en/latest/"
     settings = (
-        Setting("`-k process`, one process per core, for tasks that compute", DOCS + "consumer.html#worker-types"),
-        Setting("`-s 1`: the finest interval of the scheduler", DOCS + "consumer.html#options-for-the-consumer"),
-        Setting("`results=False`, and `-n`: no periodic tasks", DOCS + "api.html#huey-object"),
-        Setting("blocking reads of Redis, so that no delay applies", DOCS + "api.html#RedisHuey"),
+        ("`-k process`, one process per core, for tasks that compute", "consumer.html#worker-types"),
+        ("`-s 1`: the finest interval of the scheduler", "consumer.html#options-for-the-consumer"),
+        ("`results=False`, and `-n`: no periodic tasks", "api.html#huey-object"),
+        ("blocking reads of Redis, so that no delay applies", "api.html#RedisHuey"),
     )
+    tasks = {name: huey.task()(job) for name, job in JOBS.items()}
 
     def schedule(self, job: str, pk: int, at: float) -> Any:
-        task = TASKS[job].s(pk, at, eta=datetime.fromtimestamp(at, UTC))
+        task = self.tasks[job].s(pk, at, eta=when(at))
         huey.enqueue(task)
         return task
 
     def cancel(self, handle: Any) -> None:
         huey.revoke_by_id(handle.id)
 
-    def enqueue(self, job: str, pks: Sequence[int]) -> None:
-        for pk in pks:
-            TASKS[job](pk, 0.0)
-
     def worker(self, kind: str) -> list[list[str]]:
-        consumer = [sys.executable, "-m", "huey.bin.huey_consumer", "benchmarks.rivals.huey.huey"]
+        consumer = python("huey.bin.huey_consumer", "benchmarks.rivals.huey.huey")
         return [[*consumer, "-k", "process", "-w", "2", "-s", "1", "-n", "-q"]]

@@ -2,67 +2,55 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from procrastinate.contrib.django import app
 
-from benchmarks.rivals.base import Contestant, Setting, empty, multiply, relation_bytes
+from benchmarks.rivals.base import Contestant, empty, multiply, pages, python, relation_bytes, when
 from benchmarks.shop import jobs
 
-DOCS = "https://procrastinate.readthedocs.io/en/stable/"
 
-
-@app.task(name="note")
 async def note(pk: int, due: float) -> None:
     jobs.record(due)
-
-
-@app.task(name="settle")
-def settle(pk: int, due: float) -> None:
-    jobs.settle(pk)
-
-
-TASKS = {"note": note, "settle": settle}
 
 
 class Adapter(Contestant):
     title = "procrastinate"
     package = "procrastinate"
+    docs = "https://procrastinate.readthedocs.io/en/stable/"
     on_commit = False
-    settings = (
-        Setting("the Django connector: jobs are part of the transaction", DOCS + "howto/django/configuration.html"),
-        Setting("drain: two workers, `--concurrency 4` each", DOCS + "howto/basics/worker.html"),
-        Setting("`--fetch-job-polling-interval 0.1`, and LISTEN/NOTIFY", DOCS + "howto/basics/worker.html"),
-        Setting("`--delete-jobs successful`", DOCS + "howto/production/delete_finished_jobs.html"),
-        Setting("`batch_defer`", DOCS + "howto/advanced/batch_defer.html"),
-        Setting("`async` for the task that does nothing", DOCS + "howto/basics/tasks.html"),
+    settings: Sequence[tuple[str, str]] = (
+        ("the Django connector: jobs are part of the transaction", "howto/django/configuration.html"),
+        ("drain: two workers, `--concurrency 4` each", "howto/basics/worker.html"),
+        ("`--fetch-job-polling-interval 0.1`, and LISTEN/NOTIFY", "howto/basics/worker.html"),
+        ("`--delete-jobs successful`", "howto/production/delete_finished_jobs.html"),
+        ("`batch_defer`", "howto/advanced/batch_defer.html"),
+        ("`async` for the task that does nothing", "howto/basics/tasks.html"),
     )
+    app = app
+    tasks = {"note": app.task(name="note")(note), "settle": app.task(name="settle")(jobs.settle)}
 
     def clear(self) -> None:
         empty("procrastinate_")
 
     def schedule(self, job: str, pk: int, at: float) -> Any:
-        return TASKS[job].configure(schedule_at=datetime.fromtimestamp(at, UTC)).defer(pk=pk, due=at)
+        return self.tasks[job].configure(schedule_at=when(at)).defer(pk=pk, due=at)
 
     def cancel(self, handle: Any) -> None:
-        assert app.job_manager.cancel_job_by_id(handle)
+        assert self.app.job_manager.cancel_job_by_id(handle)
 
     def schedule_many(self, job: str, pks: Sequence[int], at: float) -> None:
-        when = datetime.fromtimestamp(at, UTC)
-        for start in range(0, len(pks), 1000):
-            part = [{"pk": pk, "due": at} for pk in pks[start : start + 1000]]
-            TASKS[job].configure(schedule_at=when).batch_defer(*part)
+        for part in pages(pks):
+            self.tasks[job].configure(schedule_at=when(at)).batch_defer(*({"pk": pk, "due": at} for pk in part))
 
     def enqueue(self, job: str, pks: Sequence[int]) -> None:
-        for start in range(0, len(pks), 1000):
-            TASKS[job].batch_defer(*({"pk": pk, "due": 0.0} for pk in pks[start : start + 1000]))
+        for part in pages(pks):
+            self.tasks[job].batch_defer(*({"pk": pk, "due": 0.0} for pk in part))
 
     def worker(self, kind: str) -> list[list[str]]:
-        command = [sys.executable, "-m", "django", "procrastinate", "worker", "--concurrency", "4"]
+        command = python("django", "procrastinate", "worker", "--concurrency", "4")
         options = ["--fetch-job-polling-interval", "0.1", "--delete-jobs", "successful"]
         return [[*command, *options]] * (2 if kind == "drain" else 1)
 

@@ -21,15 +21,23 @@ def record(due: float, count: int = 1) -> None:
         os.write(_file, RECORD.pack(due, time.time()) * count)
 
 
-def settle(pk: int) -> None:
-    """Lock an order, check that it is unpaid, and cancel it, as each rival's documentation leaves to the task."""
+def note(pk: int, due: float) -> None:
+    """Do nothing."""
+    record(due)
+
+
+def settle(pk: int, due: float) -> None:
+    """Lock an invoice, check that it is unpaid, and cancel it, as each rival's documentation leaves to the task."""
     from django.db import transaction
 
-    from benchmarks.shop.models import Order
+    from benchmarks.shop.models import Invoice
 
     with transaction.atomic():
-        order = Order.objects.select_for_update().get(pk=pk)
-        if order.status == "unpaid":
-            order.status = "cancelled"
-            order.save()
+        invoice = Invoice.objects.select_for_update().get(pk=pk)
+        if invoice.status == "unpaid":
+            invoice.status = "cancelled"
+            invoice.save()
     record(0.0)
+
+
+JOBS = {"note": note, "settle": settle}

@@ -22,7 +22,7 @@ class Order(_Row):
 
 
 class Invoice(_Row):
-    """As `Order`, with `batch=500`."""
+    """Has policies with that condition that are scheduled by hand, so that saving it costs each contestant the same."""
 
 
 class Task(_Row):

@@ -17,14 +17,25 @@ if TYPE_CHECKING:
     from django_delayq.models import Timeout
 
 
-@timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
-def settle(order: Order, timeout: Timeout) -> None:
+UNPAID = Q(status="unpaid")
+HALF_AN_HOUR = timedelta(minutes=30)
+
+
+@timeout_policy(Order, after=HALF_AN_HOUR, since="created_at", when=UNPAID)
+def cancel_unpaid(order: Order, timeout: Timeout) -> None:
     order.status = "cancelled"
     order.save()
     record(0.0)
 
 
-@timeout_policy(Invoice, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"), batch=500)
+@timeout_policy(Invoice, after=HALF_AN_HOUR, when=UNPAID)
+def settle(invoice: Invoice, timeout: Timeout) -> None:
+    invoice.status = "cancelled"
+    invoice.save()
+    record(0.0)
+
+
+@timeout_policy(Invoice, after=HALF_AN_HOUR, when=UNPAID, batch=500)
 def settle_batch(invoices: QuerySet[Invoice], timeouts: list[Timeout]) -> None:
     invoices.update(status="cancelled")
     record(0.0, len(timeouts))
@@ -33,8 +44,3 @@ def settle_batch(invoices: QuerySet[Invoice], timeouts: list[Timeout]) -> None:
 @timeout_policy(Task)
 def note(task: Task, timeout: Timeout) -> None:
     record(timeout.due_at.timestamp())
-
-
-@timeout_policy(Task, batch=500)
-def note_batch(tasks: QuerySet[Task], timeouts: list[Timeout]) -> None:
-    record(0.0, len(timeouts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from benchmarks import profiles
 from benchmarks.works import calls, pages, pending, workers
 
-WORKS = (*calls.WORKS, *workers.WORKS, *pending.WORKS, *pages.WORKS)
+WORKS = (*calls.WORKS, *profiles.WORKS, *workers.WORKS, *pending.WORKS, *pages.WORKS)

@@ -59,9 +59,9 @@ def _firing(run: Run, contestant: Contestant) -> Samples:
     for job, key in (("note", "nothing"), ("settle", "settle")):
         contestant.call("clear")
         contestant.call("enqueue", job, run.sizes.calls + WARM_UP)
-        contestant.call("fire_alone", job, WARM_UP)
+        contestant.call("fire", WARM_UP)
         unit = contestant.call("unit", run.sizes.calls)["cpu_us"]
-        used = contestant.call("fire_alone", job, run.sizes.calls)["cpu_us"]
+        used = contestant.call("fire", run.sizes.calls)["cpu_us"]
         figures |= {f"{key}_us": used, f"{key}_units": used / unit, "unit_us": unit}
     contestant.call("clear")
     return figures
@@ -103,10 +103,10 @@ WORKS = (
         "against the same table without a policy. The unit is `BEGIN; SELECT 1; COMMIT` through Django.",
         (
             Column("with_us", "with the policy, CPU us"),
-            Column("without_us", "without, CPU us"),
+            Column("without_us", "without, CPU us", ""),
             Column("more_us", "additional CPU us"),
             Column("statements", "statements"),
-            Column("unit_us", "unit, CPU us"),
+            Column("unit_us", "unit, CPU us", ""),
         ),
         (*OURS, *PURE, *FILES),
         _save,
@@ -122,7 +122,7 @@ WORKS = (
             Column("nothing_units", "in units"),
             Column("settle_us", "condition, and the handler saves the object, CPU us"),
             Column("settle_units", "in units"),
-            Column("unit_us", "unit, CPU us"),
+            Column("unit_us", "unit, CPU us", ""),
         ),
         (*OURS, *PURE, *FILES),
         _firing,

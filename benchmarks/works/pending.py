@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
+from pathlib import Path
 
 from benchmarks.contestants import RIVALS, Contestant, Failed, Tree
 from benchmarks.harness import LEAST_ROUNDS, Column, Run, Samples, Work, say
-from benchmarks.works.workers import lag_of
+from benchmarks.works.workers import drains, lag_of
 
 FEW = 1_000
 LEAST_RAN = 50.0
@@ -24,7 +26,10 @@ def _add(samples: AllSamples, name: str, figures: Samples) -> None:
 
 
 def grow(contestant: Contestant, count: int) -> None:
-    """Give the contestant this many pending timeouts, due in 40 to 60 minutes, unless it has them already."""
+    """Give the contestant this many pending timeouts, due in 40 to 60 minutes, unless it has them already.
+
+    django-delayq then also has as many settled rows.
+    """
     if contestant.pending != count:
         contestant.call("clear")
         contestant.call("grow", count)
@@ -32,32 +37,44 @@ def grow(contestant: Contestant, count: int) -> None:
 
 
 def _growth(run: Run) -> AllSamples:
-    """Measure a worker and single calls, first with few pending timeouts, then with many."""
+    """Measure calls, a drain and a worker, first with few pending timeouts and settled rows, then with many."""
     samples: AllSamples = {}
     contestant = run.contestant("delayq")
     for count in (FEW, run.sizes.pending):
         contestant.call("clear")
+        contestant.call("grow", 100)  # so that the buffers of connections and scripts are not counted
+        contestant.call("clear")
         before = contestant.call("bytes_stored")
         grow(contestant, count)
-        say(f"    {count:,} pending")
+        say(f"    {count:,} pending and as many settled")
         after = contestant.call("bytes_stored")
         name = f"{count:,} pending"
-        _add(samples, name, {key: (after[key] - before[key]) / count for key in after})
+        rows = {"redis_bytes": count, "database_bytes": 2 * count}
+        _add(samples, name, {key: (after[key] - before[key]) / rows[key] for key in after})
         for _ in range(run.sizes.rounds):
             _add(samples, name, _calls(run, contestant))
         with contestant.working("lag") as tree:
             contestant.warm_up("note")
             time.sleep(SETTLE_SECONDS)
             _add(samples, name, {"memory_mb": tree.memory_mb(), "connections": _connections(run, contestant)})
+        sizes = contestant.call("bytes_by_relation")
+        _add(samples, name, drains(run, contestant, "drain", {"nothing": ("note", run.sizes.drain_jobs)}))
+    for relation, size in sizes.items():
+        _add(samples, f"of which {relation}", {"database_bytes": size / (2 * run.sizes.pending)})
     return samples
 
 
 def _calls(run: Run, contestant: Contestant) -> Samples:
-    contestant.call("prepare", run.sizes.calls)
-    return {
-        "schedule_us": contestant.call("schedule_one", run.sizes.calls)["cpu_us"],
-        "cancel_us": contestant.call("cancel_one", run.sizes.calls)["cpu_us"],
+    count = run.sizes.calls
+    contestant.call("prepare", count)
+    figures = {
+        "schedule_us": contestant.call("schedule_one", count)["cpu_us"],
+        "cancel_us": contestant.call("cancel_one", count)["cpu_us"],
     }
+    contestant.call("prepare", count, "Plain")
+    figures["save_us"] = contestant.call("save_unchanged", count)["more_us"]
+    contestant.call("enqueue", "note", count)
+    return figures | {"fire_us": contestant.call("fire", count)["cpu_us"]}
 
 
 def _connections(run: Run, contestant: Contestant) -> float:
@@ -110,12 +127,24 @@ def _idle(run: Run) -> AllSamples:
         time.sleep(SETTLE_SECONDS)
         seconds = run.sizes.idle_seconds  # one whole minute: some passes run once a minute
         before = {name: _counters(run, name, tree) for name, tree in trees.items()}
+        own = run.contestant("delayq").purposes
+        begun = len(_lines(own))
         time.sleep(seconds)
         for name, tree in trees.items():
             after = _counters(run, name, tree)
             changes = {key: (after[key] - before[name][key]) * 60 / seconds for key in after}
             _add(samples, name, {"pending": run.contestant(name).pending, **changes, "memory_mb": tree.memory_mb()})
+        counted = Counter(_lines(own)[begun:])
+        for purpose, count in counted.most_common():
+            _add(samples, f"django-delayq: `{purpose}`", {"transactions": count * 60 / seconds})
+        if "delayq" in samples:
+            rest = samples["delayq"]["transactions"][0] - counted.total() * 60 / seconds
+            _add(samples, "django-delayq: checks of connections by Django", {"transactions": rest})
     return samples
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def _counters(run: Run, name: str, tree: Tree) -> Samples:
@@ -140,6 +169,8 @@ def _counters(run: Run, name: str, tree: Tree) -> Samples:
 def _stored(run: Run, contestant: Contestant) -> Samples:
     count = run.sizes.stored
     contestant.call("clear")
+    contestant.call("fill", 100)  # so that the buffers of connections and scripts are not counted
+    contestant.call("clear")
     before = contestant.call("bytes_stored")
     contestant.call("fill", count)
     after = contestant.call("bytes_stored")
@@ -154,7 +185,7 @@ BEHIND = Work(
     "memory of its workers, so it has nothing else pending here. The other rivals are omitted: filling their "
     "Redis takes longer than the whole benchmark.",
     (
-        Column("pending", "pending", "more"),
+        Column("pending", "pending", ""),
         Column("p50", "p50 ms"),
         Column("p99", "p99 ms"),
         Column("ran", "ran, %", "more"),
@@ -177,27 +208,32 @@ WORKS = (
     Work(
         "growth",
         "Growth: few and many pending timeouts",
-        "Everything is due within the hour, so that Redis holds all of it. Memory is the resident memory of one idle "
-        "worker with four threads.",
+        "With few and with many pending timeouts, and as many settled rows. All pending ones are due within the hour, "
+        "so that Redis holds all of them. Memory is the resident memory of one idle worker with four threads. The "
+        "drain is that of handlers that do nothing, with two worker processes.",
         (
             Column("schedule_us", "schedule one, CPU us"),
             Column("cancel_us", "cancel one, CPU us"),
+            Column("save_us", "save, additional CPU us"),
+            Column("fire_us", "fire one alone, CPU us"),
+            Column("nothing_per_second", "drain, per second", "more"),
             Column("memory_mb", "worker memory, MB"),
-            Column("redis_bytes", "bytes in Redis each"),
-            Column("database_bytes", "bytes in PostgreSQL each"),
+            Column("redis_bytes", "bytes in Redis for each pending"),
+            Column("database_bytes", "bytes in PostgreSQL for each row"),
             Column("connections", "connections to the database"),
         ),
         whole=_growth,
-        minutes=2,
+        minutes=3,
     ),
     BEHIND,
     Work(
         "idle",
         "An idle worker, per minute",
         "The workers of all contestants run at the same time, and wait. django-delayq has many pending timeouts, "
-        "its rivals none. Memory is that of all processes of a worker, added up.",
+        "its rivals none. Memory is that of all processes of a worker, added up. Below: the transactions of "
+        "django-delayq by the function that begins them.",
         (
-            Column("pending", "pending", "more"),
+            Column("pending", "pending", ""),
             Column("cpu_s", "CPU seconds"),
             Column("commands", "Redis commands"),
             Column("transactions", "transactions"),

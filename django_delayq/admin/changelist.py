@@ -29,6 +29,7 @@ from django.utils.translation import gettext_lazy
 
 from django_delayq.admin import filters
 from django_delayq.ledger import search
+from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Cursor, Order
 from django_delayq.models import Timeout
 
@@ -93,13 +94,11 @@ def read_window(scan: filters.Scan, start: str = "") -> Window:
 class WindowPaginator(Paginator):  # type: ignore[type-arg]
     """Pages of the rows that a queryset has among a window's ids: no COUNT(*), and each page is read by its ids."""
 
-    ids_known: Sequence[int] | None = None
-    """The keys of all rows, in order, if they have been read already."""
-
     @cached_property
     def ids(self) -> Sequence[int]:
+        """Return the keys of all rows, in order. Assign them if they have been read already."""
         rows: Any = self.object_list
-        return self.ids_known if self.ids_known is not None else list(rows.values_list("pk", flat=True)[:WINDOW])
+        return list(rows.values_list("pk", flat=True)[:WINDOW])
 
     @cached_property
     def count(self) -> int:
@@ -113,6 +112,20 @@ class WindowPaginator(Paginator):  # type: ignore[type-arg]
         kept = rows.model._default_manager.using(rows.db).filter(pk__in=wanted).order_by(*rows.query.order_by)
         kept.query.deferred_loading = rows.query.deferred_loading
         return Page(kept, number, self)
+
+
+class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """An admin of a table of this library: newest first, without counting the table."""
+
+    ordering = ("-id",)
+    sortable_by = ()
+    paginator = WindowPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # they would count the table for each choice of each filter
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows from the writer, since a replica may be behind."""
+        return super().get_queryset(request).using(database_of(Timeout))
 
 
 class LedgerChangeList(ChangeList):
@@ -140,8 +153,12 @@ class LedgerChangeList(ChangeList):
             self.order, self.window = search.NEWEST, Window(filters.ids_found(self.root_queryset, self.query))
             self.is_window_filtered = bool(asked)
         else:
-            scans = filters.scans(self.params, self.root_queryset)
-            scan, self.window = self._first_that_fits(scans, self.params.get(FURTHER, ""))
+            scans, start = filters.scans(self.params, self.root_queryset), self.params.get(FURTHER, "")
+            scan, *wider = scans[-1:] if start else scans
+            self.window = read_window(scan, start)
+            while wider and not self.window.is_whole:
+                scan, *wider = wider
+                self.window = read_window(scan)
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
             self.order = scans[-1].order if self.window.is_whole else scan.order
             self.is_window_filtered = self.order != scan.order or not asked <= scan.answers
@@ -151,19 +168,10 @@ class LedgerChangeList(ChangeList):
             raise IncorrectLookupParameters(error) from error
         return rows.filter(pk__in=self.window.ids)
 
-    @staticmethod
-    def _first_that_fits(scans: Sequence[filters.Scan], start: str) -> tuple[filters.Scan, Window]:
-        if not start:
-            for scan in scans[:-1]:
-                window = read_window(scan)
-                if window.is_whole:
-                    return scan, window
-        return scans[-1], read_window(scans[-1], start)
-
     def get_results(self, request: HttpRequest) -> None:
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         if not self.is_window_filtered:
-            paginator.ids_known = self.window.ids  # type: ignore[attr-defined]
+            paginator.ids = self.window.ids  # type: ignore[attr-defined]
         try:
             page = paginator.page(self.page_num)
         except InvalidPage as error:
@@ -188,10 +196,6 @@ class LedgerChangeList(ChangeList):
     def further(self) -> str:
         """The address of the next window; empty: this is the last one."""
         return self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
-
-    @property
-    def is_further(self) -> bool:
-        return bool(self.params.get(FURTHER))
 
     @property
     def from_the_start(self) -> str:

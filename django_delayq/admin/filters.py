@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -29,7 +29,9 @@ MAX_LABELS: Final = 100
 MAX_KINDS: Final = 200
 MAX_HITS: Final = 1_000
 STATE, POLICY, DUE, OBJECT = "state__exact", "policy", "due", "object"
-DEADLINE: Final = ("due_at__gte", "due_at__lt")
+DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
+DUE_STATES: Final = {"hour": "pending", "overdue": "pending", "retrying": "pending", "dead": "dead"}
+"""The state of the rows of each choice of `DueFilter`."""
 
 State = Timeout.State
 
@@ -200,49 +202,28 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
 
     The last one is used if no scan before it fits into one window.
     """
-    found = []
-    state, policy = _state_of(params), params.get(POLICY)
+    found, due, policy = [], params.get(DUE, ""), params.get(POLICY)
+    state = DUE_STATES.get(due) or params.get(STATE, "")
+    own, answers = (rows.of_labels(labels_of(policy)), [POLICY]) if policy else (rows, [])
     if params.get(OBJECT):
         found.append(_scan(rows.filter(object_condition(params[OBJECT])), search.NEWEST, OBJECT))
-    if policy:
-        found.append(_policy_scan(params, rows.of_labels(labels_of(policy)), state))
-    elif state:
-        if State(state).is_settled:  # they may be few, as dead ones should be, and found policy by policy
-            settled = rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields)
-            labels = search.labels_in(rows, MAX_LABELS)
-            parts = tuple(_part(rows, state=state, policy=label) for label in labels)
-            found += [Scan(settled, parts=parts), Scan(settled)] if parts else [Scan(settled)]
-        else:
-            found.append(_unsettled_scan(params, rows, state))
+    if state in {State.PENDING, State.FIRING}:
+        if due in {"hour", "overdue"}:
+            own = own.filter(due_condition(due))
+        answers += {"hour": [DUE], "overdue": [DUE], "retrying": []}.get(due, [STATE])
+        found.append(Scan(search.in_state(own, state), frozenset(answers)))
+    elif state in State.values and policy:
+        found.append(_scan(own.filter(state=state), search.LATEST, POLICY, DUE if due else STATE))
+    elif state in State.values:  # they may be few, as dead ones should be, and found policy by policy
+        settled = _scan(rows.filter(settled_at__isnull=False), search.LAST_SETTLED)
+        parts = tuple(_part(rows, state=state, policy=label) for label in search.labels_in(rows, MAX_LABELS))
+        found += [replace(settled, parts=parts), settled] if parts else [settled]
+    elif policy:  # an index has its rows state by state
+        parts = tuple(_part(own, state=each) for each in State.values)
+        found.append(replace(_scan(own, search.NEWEST, POLICY), parts=parts))
     if any(name in params for name in DEADLINE):
         found.append(_scan(rows.filter(**_period(params)), search.BY_DEADLINE, *DEADLINE))
     return found or [_scan(rows, search.NEWEST)]
-
-
-def _state_of(params: dict[str, Any]) -> str:
-    """Return the one state that `params` ask for; empty: any."""
-    state = {"hour": "pending", "overdue": "pending", "retrying": "pending", "dead": "dead"}.get(params.get(DUE, ""))
-    state = state or params.get(STATE, "")
-    return state if state in State.values else ""
-
-
-def _unsettled_scan(params: dict[str, Any], rows: Any, state: str, *answers: str) -> Scan:
-    due = params.get(DUE, "")
-    if due in {"hour", "overdue"}:
-        rows, answers = rows.filter(due_condition(due)), (DUE, *answers)
-    elif due != "retrying":
-        answers = (STATE, *answers)
-    return Scan(search.in_state(rows, state), frozenset(answers))
-
-
-def _policy_scan(params: dict[str, Any], rows: Any, state: str) -> Scan:
-    """Return the rows of one policy by state, which is one index; without a state, some rows of each."""
-    if not state:
-        parts = tuple(_part(rows, state=each) for each in State.values)
-        return Scan(rows.order_by(*search.NEWEST.fields), frozenset({POLICY}), parts)
-    if State(state).is_settled:
-        return _scan(rows.filter(state=state), search.LATEST, POLICY, DUE if params.get(DUE) else STATE)
-    return _unsettled_scan(params, rows, state, POLICY)
 
 
 def _part(rows: Any, **condition: str) -> Any:
@@ -255,9 +236,7 @@ def _scan(rows: Any, order: Order, *answers: str) -> Scan:
 
 def _period(params: dict[str, Any]) -> dict[str, datetime]:
     try:
-        period: dict[str, datetime] = {
-            name: datetime.fromisoformat(params[name]) for name in DEADLINE if name in params
-        }
+        period = {name: datetime.fromisoformat(params[name]) for name in DEADLINE if name in params}
         if any(at.year not in search.YEARS for at in period.values()):
             raise ValueError(f"{period} is too far away.")
     except (TypeError, ValueError) as error:

@@ -41,7 +41,8 @@ class ReasonForm(forms.Form):
     needs_preview = False
 
     def parameters(self) -> dict[str, Any]:
-        return {}
+        """Return the keyword arguments of the operation: all fields but the reason."""
+        return {name: value for name, value in self.cleaned_data.items() if name != "reason"}
 
 
 class PostponeForm(ReasonForm):
@@ -97,9 +98,6 @@ class ResumeForm(ReasonForm):
         help_text=_("After a hold, by its duration. Otherwise all timeouts that are due by now fire immediately."),
     )
     field_order = ("shift", "reason")
-
-    def parameters(self) -> dict[str, Any]:
-        return {"shift": self.cleaned_data["shift"]}
 
 
 class DelayForm(ReasonForm):

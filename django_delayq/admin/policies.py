@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -11,7 +10,6 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
@@ -22,13 +20,14 @@ from django.utils.translation import gettext_lazy
 from django_delayq import clock
 from django_delayq.admin import render
 from django_delayq.admin.actions import PolicyOperationView
-from django_delayq.admin.changelist import ReadOnlyAdmin, WindowPaginator, column
+from django_delayq.admin.changelist import LedgerAdmin, column
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 from django_delayq.operations.registry import POLICY_OPERATIONS
+from django_delayq.operations.replan import unfinished
 from django_delayq.policies import registry
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
@@ -39,13 +38,12 @@ COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "skipped": (gettext_lazy("skipped, last day"), {"state__exact": "skipped"}),
 }
 """The numbers of a policy: the label, and the filters of the list that shows the rows."""
-CHART_WIDTH, CHART_HEIGHT = 480, 64
-BAR_STEP, BAR_WIDTH = 20, 16
+BAR_STEP, CHART_HEIGHT = 20, 64
 HOURS_PER_LABEL: Final = 6
 
 
 @admin.register(PolicyControl)
-class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+class PolicyControlAdmin(LedgerAdmin):
     """One page with all policies, and a page for each operation on one of them."""
 
     def get_urls(self) -> list[Any]:
@@ -75,8 +73,7 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
 
     def _policies(self, request: HttpRequest) -> list[dict[str, Any]]:
         using = database_of(Timeout)
-        unfinished = PolicyChange.objects.using(using).filter(finished_at__isnull=True)
-        changing = {registry.get(label) for label in unfinished.values_list("policy", flat=True)}
+        changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
         found = []
         for status in policy_statuses(using):
             state, shown = status.state, self._numbers(status)
@@ -122,61 +119,24 @@ class PolicyControlAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One hour: its place in the drawing, and its row in the table."""
-
-    x: int
-    y: int
-    height: int
-    hour: str
-    count: str
-    is_labelled: bool
-    """Whether the axis shows this hour; there is no room for all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """The number of timeouts that are due in each of the next hours."""
-
-    bars: tuple[Bar, ...]
-    highest: str
-    total: str
-    is_empty: bool
-    width: int = CHART_WIDTH
-    height: int = CHART_HEIGHT
-    bar: int = BAR_WIDTH
-
-
-def chart(hours: Sequence[tuple[int, bool]], now: datetime) -> Chart:
-    """Return the drawing of `hours`: for each the number of due timeouts, and whether there are more than that."""
-    counts = [Count(*hour) for hour in hours]
-    highest, total = max(counts, default=NOTHING), sum(counts, NOTHING)
-    bars = []
-    for number, count in enumerate(counts):
+def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
+    """Return what the template draws: a bar for each of the next hours, and its row in the table."""
+    highest, bars = max(hours, default=NOTHING), []
+    for number, count in enumerate(hours):
         height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
         hour = now + timedelta(hours=number)
-        hour = timezone.localtime(hour) if timezone.is_aware(hour) else hour
-        is_labelled = number % HOURS_PER_LABEL == 0
-        bars.append(Bar(number * BAR_STEP, CHART_HEIGHT - height, height, f"{hour:%H:%M}", str(count), is_labelled))
-    return Chart(tuple(bars), str(highest), str(total), is_empty=not highest.value)
+        bar = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height, "count": str(count)}
+        bar["hour"] = f"{timezone.localtime(hour) if timezone.is_aware(hour) else hour:%H:%M}"
+        bars.append(bar | {"is_labelled": number % HOURS_PER_LABEL == 0})  # the axis has no room for all hours
+    return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
 
 
 @admin.register(PolicyChange)
-class PolicyChangeAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+class PolicyChangeAdmin(LedgerAdmin):
     """The changes of policies: policy, actor, reason and moved deadlines."""
 
     list_display = ("at_shown", "policy_shown", "what", "by", "reason_shown", "moved", "unmoved", "finished")
-    ordering = ("-id",)
-    sortable_by = ()
-    paginator = WindowPaginator
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
     list_filter = ("what",)
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[PolicyChange]:
-        """Return the rows from the writer, since a replica may be behind."""
-        return super().get_queryset(request).using(database_of(Timeout))
 
     at_shown = column(gettext_lazy("at"), lambda change: render.time_tag(change.at))
     policy_shown = column(gettext_lazy("policy"), lambda change: render.policy_tag(change.policy))

@@ -27,8 +27,6 @@ from django_delayq.scheduling.story import EVENT_LABELS, StoryEvent, actor_label
 Stop = PolicyControl.Stop
 SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
 """A sign for each state, so that states do not differ by colour alone."""
-
-
 UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
@@ -75,14 +73,8 @@ def time_tag(at: datetime | None) -> SafeString | str:
     if at is None:
         return "-"
     local = timezone.localtime(at if timezone.is_aware(at) else timezone.make_aware(at))
-    shown = f"{local:%Y-%m-%d %H:%M:%S}"
-    return format_html(
-        '<time datetime="{}" dir="ltr" title="{} {}">{}</time>',
-        local.astimezone(UTC).isoformat(),
-        shown,
-        local.tzname(),
-        shown,
-    )
+    shown, iso = f"{local:%Y-%m-%d %H:%M:%S}", local.astimezone(UTC).isoformat()
+    return format_html('<time datetime="{}" dir="ltr" title="{} {}">{}</time>', iso, shown, local.tzname(), shown)
 
 
 def countdown(at: datetime) -> SafeString:

@@ -15,59 +15,49 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
 from django_delayq.admin.actions import TimeoutOperationView, buttons, permitted_actions, timeout_actions
-from django_delayq.admin.changelist import LedgerChangeList, ObjectColumn, ReadOnlyAdmin, WindowPaginator, column
+from django_delayq.admin.changelist import LedgerAdmin, LedgerChangeList, ObjectColumn, column
 from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
-from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import reason_label
 
 
 @admin.register(Timeout)
-class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+class TimeoutAdmin(LedgerAdmin):
     """The timeouts: object, policy, deadline, state, and what happened to each."""
 
-    list_display = ("id", "object_shown", "policy_shown", "deadline", "state_and_reason", "attempts")
     list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter)
     search_fields = ("object_id", "key")
     search_help_text = _("Enter a complete object id or key.")
     # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
     date_hierarchy = "due_at"
-    sortable_by = ()
-    ordering = ("-id",)
     actions = timeout_actions()
     list_per_page = 50
-    paginator = WindowPaginator
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER  # they would count the table for each choice of each filter
     list_select_related = False  # a join would hide the rows whose kind of object is gone
-    fieldsets = (
-        (None, {"fields": ("policy", "object_shown", "key", "state_badge", "cause", "reason_shown")}),
-        (_("Story"), {"fields": ("story",)}),
-        (_("Failures"), {"fields": ("attempts", "failures")}),
-        (_("Times"), {"fields": ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")}),
-        (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
-    )
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return LedgerChangeList
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = ObjectColumn(request, self.admin_site)
-        return [shown if name == "object_shown" else name for name in self.list_display]
+        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         shown = ObjectColumn(request, self.admin_site)
-        return [
-            (title, {**options, "fields": [shown if name == "object_shown" else name for name in options["fields"]]})
-            for title, options in self.fieldsets
-        ]
+        times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
+        return (
+            (None, {"fields": ("policy", shown, "key", "state_badge", "cause", "reason_shown")}),
+            (_("Story"), {"fields": ("story",)}),
+            (_("Failures"), {"fields": ("attempts", "failures")}),
+            (_("Times"), {"fields": times}),
+            (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
+        )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Timeout]:
-        """Return the rows from the writer, since a replica may be behind; for the list without large columns."""
-        rows = super().get_queryset(request).using(database_of(Timeout))
+        """Return the rows; for the list without large columns."""
+        rows = super().get_queryset(request)
         match = request.resolver_match
         is_list = match is not None and str(match.url_name).endswith("_changelist")
         return rows.defer("history", "payload") if is_list else rows
@@ -85,11 +75,6 @@ class TimeoutAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
         if not row.key:
             return policy
         return format_html('{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>', policy, _("key"), row.key)
-
-    @admin.display(description=_("object"))
-    def object_shown(self, row: Timeout) -> str:
-        """Render the object's id. With a request, `ObjectColumn` replaces this."""
-        return row.object_id
 
     @admin.display(description=_("state and reason"))
     def state_and_reason(self, row: Timeout) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -9,19 +10,25 @@ from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models.signals import post_delete, post_save, pre_delete
 
-from django_delayq.arming.reconcile import arm_one, cancel_of_deleted, diff
-from django_delayq.arming.row_state import row_state
+from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted, diff
+from django_delayq.arming.row_state import fits, row_state
 from django_delayq.conf import get_settings
+from django_delayq.key_types import root_of_key
 from django_delayq.ledger.locking import database_of, has_ledger, writer_of
 from django_delayq.policies import get_policies, registry
 from django_delayq.policy_rules import columns_read
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
+    from datetime import timedelta
 
     from django.db.models import Model
 
     from django_delayq.policies import TimeoutPolicy
+
+
+FEWEST_TOGETHER = 5
+"""Fewer objects are armed one by one, because those queries are compiled once."""
 
 
 class Group(NamedTuple):
@@ -94,11 +101,70 @@ def arm_saved(
             return
         key: Any = table._meta.pk  # a multi-table child may have a different key of its own
         pk, oldest = getattr(instance, key.attname), get_settings().catch_up
+        if (later := _later.get(connections[using])) is not None:
+            later.note(table, policies, pk, oldest)
+            continue
         # A save outside a transaction has committed already. Mostly nothing must change, which one query shows without
         # a lock: a transaction that changes the row at the same time arms it itself.
-        may_differ = created or connections[using].in_atomic_block
-        if may_differ or diff(row_state(table, policies, pk, using, lock=False), using, oldest).size:
-            arm_one(table, policies, pk, using, oldest)
+        if not created and not connections[using].in_atomic_block:
+            if fits(table, policies, pk, using):
+                continue
+            if not diff(row_state(table, policies, pk, using, lock=False), using, oldest).size:
+                continue
+        arm_one(table, policies, pk, using, oldest)
+
+
+class ArmingLater:
+    """Objects that were saved in the transaction of a group, to be armed together.
+
+    To read the states of fifty objects costs little more than to read that of one. Only the state at the end of the
+    transaction matters, and `arm` is called before any other statement that concerns the ledger.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.is_arming = False
+        self._using = using
+        self._noted: dict[tuple[type[Model], tuple[TimeoutPolicy[Any], ...], timedelta], set[Any]] = {}
+
+    def note(self, table: type[Model], policies: tuple[TimeoutPolicy[Any], ...], pk: Any, oldest: timedelta) -> None:
+        """Have the object armed by the next `arm`, as `arm_one` does."""
+        self._noted.setdefault((table, policies, oldest), set()).add(pk)
+
+    def arm(self) -> None:
+        """Arm, move or cancel for the noted objects. Raises what a callable of a policy raises, or the database."""
+        noted, self._noted = self._noted, {}
+        self.is_arming = True
+        try:
+            for (table, policies, oldest), found in noted.items():
+                pks = sorted(set(map(root_of_key(table).to_python, found)))
+                if len(pks) >= FEWEST_TOGETHER:
+                    arm_many(table, policies, pks, self._using, oldest, signals=True)
+                else:
+                    for pk in pks:
+                        arm_one(table, policies, pk, self._using, oldest)
+        finally:
+            self.is_arming = False
+
+
+_later: WeakKeyDictionary[Any, ArmingLater] = WeakKeyDictionary()
+
+
+@contextmanager
+def arming_later(using: str) -> Iterator[ArmingLater]:
+    """Note what this thread saves in database `using` instead of arming it, until the block ends.
+
+    The caller calls `arm`, or rolls the transaction back.
+    """
+    connection = connections[using]
+    outer, later = _later.get(connection), ArmingLater(using)
+    _later[connection] = later
+    try:
+        yield later
+    finally:
+        if outer is None:
+            del _later[connection]
+        else:
+            _later[connection] = outer
 
 
 def _has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:

@@ -32,6 +32,7 @@ from django_delayq.ledger.locking import (
 )
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from datetime import datetime, timedelta
 
-    from django.db.models import Model
+    from django.db.models import Model, QuerySet
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -89,15 +90,17 @@ def arm_many(
     pks: Collection[Any],
     using: str,
     oldest: timedelta | None,
+    *,
+    signals: bool = False,
 ) -> Changes:
-    """Make the ledger fit the rows `pks` in one transaction, without signals; return what was written.
+    """Make the ledger fit the rows `pks` in one transaction; return what was written.
 
-    `oldest=None`: arm rounds of any age.
+    `oldest=None`: arm rounds of any age. `signals`: for few rows.
     """
     with transaction_of(using):
         list(locking_rows(model, pks, using).values_list("pk", flat=True))
         changes = changes_of(model, policies, pks, using, oldest)
-        apply(changes, using, signals=False)
+        apply(changes, using, signals=signals)
     return changes
 
 
@@ -190,7 +193,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
     armed, moved, cancelled = list[Timeout](), list[Timeout](), list[Timeout]()
-    if signals:  # of one object
+    if signals:  # of few objects
         armed = [writing.new_row(subject_at(policy, pk, "", using), due, at) for policy, pk, at, due in changes.insert]
         writing.insert(armed, using)
     else:
@@ -204,12 +207,18 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
     if changes.cancel:
         _cancel(changes.cancel, using)
         if signals and timeout_cancelled.receivers:  # not has_listeners(), which ignores those of one sender
-            cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
+            ids = padded(changes.cancel)
+            cancelled = _cancelled.objects(using, len(ids), id=ids)
     if signals:
         sent = ((timeout_scheduled, armed), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
         for signal, changed in sent:
             for row in changed:
                 announce(signal, row, using)
+
+
+@compiled
+def _cancelled(using: str, ids: int) -> QuerySet[Timeout, Any]:
+    return Timeout.objects.using(using).filter(pk__in=params("id", ids), state=Timeout.State.CANCELLED)
 
 
 def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:

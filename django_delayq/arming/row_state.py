@@ -7,22 +7,24 @@ times the CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
-from django.db.models.fields import BigIntegerField, DateTimeField
+from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
+from django.db.models.lookups import Exact
 
-from django_delayq.key_types import key_type, root_of_key
-from django_delayq.ledger.controls import delay_in_force, read_delay
+from django_delayq.key_types import object_id_of, root_of_key
+from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, rows_of
-from django_delayq.ledger.statements import Param, compiled
-from django_delayq.ledger.subjects import kind_of, object_id
-from django_delayq.models import Timeout
+from django_delayq.ledger.statements import Param, compiled, params
+from django_delayq.ledger.subjects import kind_of, slots_of
+from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry
 from django_delayq.policy_rules import reads_other_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from datetime import datetime, timedelta
 
     from django.db.models import Model, QuerySet
@@ -48,12 +50,12 @@ class RowState:
     policy: TimeoutPolicy[Any]
     holds: bool
     since_at: datetime | None
+    after: timedelta | None
+    """The delay that an operator has put in force; None: the declared one."""
     pending_id: int | None
     pending_since: datetime | None
     closed: bool | None
     """Whether the round of `since_at` is closed; None: unknown, because SQL cannot read a callable `since`."""
-    after: timedelta | None = None
-    """The delay that an operator has put in force; None: the declared one."""
 
 
 def row_state(
@@ -62,17 +64,61 @@ def row_state(
     """Return the state of the row `pk` for each policy, or [] if it is gone. `lock`: until the transaction ends."""
     if lock:
         lock_parents(model, [pk], using)
-    # The id of the content type is part of the shape, because tests create content types again.
-    rows = _row.rows(using, model, tuple(policies), kind_of(model, using), lock, registry.version, pk=pk)
-    return _row_states(rows[0], policies) if rows else []
+    slots = _slots_of(model, policies, pk, using)
+    rows = _row.rows(using, model, tuple(policies), lock, registry.version, pk=pk, slot=slots)
+    return [
+        RowState(pk, policy, *values[COLUMNS * number : COLUMNS * (number + 1)])
+        for pk, *values in rows
+        for number, policy in enumerate(policies)
+    ]
 
 
 @compiled
 def _row(
-    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], kind: int, lock: bool, _version: int
+    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], lock: bool, _version: int
 ) -> QuerySet[Any, Any]:
-    rows = _query(model, policies, kind, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
+    rows = _query(model, policies, using)
     return for_update(rows, using) if lock else rows
+
+
+def fits(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> bool:
+    """Return whether the ledger has what `policies` require for the row `pk`.
+
+    The database compares, and returns nothing but the key. False also for a callable `since`, which SQL cannot read.
+    """
+    if not all(isinstance(policy.since, str) for policy in policies):
+        return False
+    slots = _slots_of(model, policies, pk, using)
+    return bool(_fitting.rows(using, model, tuple(policies), registry.version, pk=pk, slot=slots))
+
+
+@compiled
+def _fitting(
+    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], _version: int
+) -> QuerySet[Any, Any]:
+    rows = rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
+    for policy, rounds in zip(policies, _rounds_of(policies, using), strict=True):
+        pending, of_since = rounds.filter(slot_taken=1), Q(since_at=OuterRef(str(policy.since)))
+        is_needed = Q(Exact(_holds(policy, using), 1), (f"{policy.since}__isnull", False))
+        is_there = Exists(rounds.filter(Q(slot_taken=1) | CLOSING, of_since)) & ~Exists(pending.exclude(of_since))
+        rows = rows.filter(Case(When(is_needed, then=is_there), default=~Exists(pending), output_field=BooleanField()))
+    return rows.values_list("pk")
+
+
+def _slots_of(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[str]:
+    object_id, kind = object_id_of(model, pk), kind_of(model, using)
+    return [slot_of(label, kind, object_id, "") for policy in policies for label in policy.labels]
+
+
+def _rounds_of(policies: Sequence[TimeoutPolicy[Any]], using: str) -> Iterator[QuerySet[Timeout, Any]]:
+    """Yield the rounds of each policy for the object of which an execution gives the slots, by `_slots_of`.
+
+    Inside a transaction that may read stale rows, MySQL reads the current state of the ledger.
+    """
+    slots = iter(params("slot", sum(len(policy.labels) for policy in policies)))
+    for policy in policies:
+        rows = Timeout.objects.using(using).filter(slot__in=list(islice(slots, len(policy.labels))))
+        yield as_it_is(rows, using)
 
 
 def row_states(
@@ -85,23 +131,18 @@ def row_states(
     """
     shown: dict[str, Any] = {}
     for number, policy in enumerate(policies):
-        shown[f"delayq{number}_holds"] = _holds(policy, using)
-        shown[f"delayq{number}_since"] = (
-            F(policy.since) if isinstance(policy.since, str) else Value(None, output_field=DateTimeField())
-        )
+        shown |= _columns(number, policy, using)
     found = as_it_is(rows_of(model, using).filter(pk__in=pks).annotate(**shown), using).order_by("pk")
     to_python = root_of_key(model).to_python
     rows = [(to_python(pk), *rest) for pk, *rest in found.values_list("pk", *shown)]
-    rounds, states = Rounds(model, policies, pks, using), []
+    rounds, states = Rounds(policies, pks, using), []
     for number, policy in enumerate(policies):
-        after = None if policy.after is None else read_delay(policy, using)
-        holding = [row[0] for row in rows if row[1 + 2 * number]] if callable(policy.since) else []
-        objects = objects_of_policy(policy, holding, using)
-        for row in rows:
-            holds, since_at = bool(row[1 + 2 * number]), row[2 + 2 * number]
-            if callable(policy.since):
-                since_at = policy.since_of(objects[row[0]]) if row[0] in objects else None
-            states.append(rounds.state(policy, row[0], holds=holds, since_at=since_at, after=after))
+        read = [(row[0], *row[1 + 3 * number : 4 + 3 * number]) for row in rows]
+        if callable(policy.since):
+            objects = objects_of_policy(policy, [pk for pk, holds, *_ in read if holds], using)
+            since_of = {pk: policy.since_of(obj) for pk, obj in objects.items()}
+            read = [(pk, holds, since_of.get(pk), after) for pk, holds, _, after in read]
+        states += [rounds.state(policy, pk, holds=h, since_at=since, after=after) for pk, h, since, after in read]
     return states
 
 
@@ -111,20 +152,18 @@ class Rounds:
     Subqueries for each object would take a plan each, and without statistics PostgreSQL reads whole tables for one.
     """
 
-    def __init__(
-        self, model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pks: Iterable[Any], using: str
-    ) -> None:
-        self._label = {label: policy.label for policy in policies for label in policy.labels}
-        self._field, self._text = root_of_key(model), key_type(model).text
-        ids = [self._text(self._field, pk) for pk in map(self._field.to_python, pks)]
-        rows = Timeout.objects.using(using).filter(
-            CLOSING | Q(slot_taken=1), content_type=kind_of(model, using), object_id__in=ids, policy__in=self._label
-        )
-        self._pending: dict[tuple[str, str], tuple[int, datetime | None]] = {}
-        self._closed: set[tuple[str, str, datetime | None]] = set()
-        columns = ("policy", "object_id", "since_at", "id", "slot_taken")
-        for label, text, since_at, row_id, taken in as_it_is(rows.filter(key=""), using).values_list(*columns):
-            place = (self._label[label], text)
+    def __init__(self, policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], using: str) -> None:
+        places: dict[str, tuple[str, Any]] = {}
+        for policy in policies:
+            for label in policy.labels:
+                for pk, _, slot in slots_of(policy, label, pks, "", using):
+                    places[slot] = (policy.label, pk)
+        # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
+        rows = Timeout.objects.using(using).filter(CLOSING | Q(slot_taken=1), slot__in=list(places))
+        self._pending: dict[tuple[str, Any], tuple[int, datetime | None]] = {}
+        self._closed: set[tuple[str, Any, datetime | None]] = set()
+        for slot, since_at, row_id, taken in as_it_is(rows, using).values_list("slot", "since_at", "id", "slot_taken"):
+            place = places[slot]
             if not taken:
                 self._closed.add((*place, since_at))
             elif place not in self._pending or row_id > self._pending[place][0]:
@@ -134,17 +173,25 @@ class Rounds:
         self, policy: TimeoutPolicy[Any], pk: Any, *, holds: bool, since_at: datetime | None, after: timedelta | None
     ) -> RowState:
         """Return the state of the object `pk`, of which `when` and `since` are known."""
-        place = (policy.label, self._text(self._field, pk))
+        place = (policy.label, pk)
         pending_id, pending_since = self._pending.get(place, (None, None))
         is_closed = (*place, since_at) in self._closed
-        return RowState(pk, policy, holds, since_at, pending_id, pending_since, is_closed, after)
+        return RowState(pk, policy, holds, since_at, after, pending_id, pending_since, is_closed)
 
 
 def objects_of_policy(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> dict[Any, Any]:
     """Return the objects `pks` as the handler of `policy` would get them, by key. One query, none for no keys."""
-    rows = policy.model._base_manager.using(using).filter(pk__in=pks)
+    if len(pks) == 1 and not has_own_manager(policy.model):
+        found: Iterable[Any] = _object.objects(using, policy.model, pk=next(iter(pks)))
+    else:
+        found = as_it_is(policy.model._base_manager.using(using).filter(pk__in=pks), using) if pks else ()
     to_python = root_of_key(policy.concrete_model).to_python
-    return {to_python(obj.pk): obj for obj in as_it_is(rows, using)} if pks else {}
+    return {to_python(obj.pk): obj for obj in found}
+
+
+@compiled
+def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
+    return as_it_is(model._base_manager.using(using).filter(pk=Param(cast("Any", model._meta.pk), "pk")), using)
 
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
@@ -164,41 +211,30 @@ def _matching(using: str, policy: TimeoutPolicy[Any], pk: Any) -> QuerySet[Any, 
     return as_it_is(rows, using).values_list("pk")[:1]
 
 
-def _row_states(row: Sequence[Any], policies: Sequence[TimeoutPolicy[Any]]) -> list[RowState]:
-    states = []
-    for number, policy in enumerate(policies):
-        holds, *rest = row[1 + COLUMNS * number : 1 + COLUMNS * (number + 1)]
-        states.append(RowState(row[0], policy, bool(holds), *rest))
-    return states
+def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: str) -> QuerySet[Any, Any]:
+    """Return a query for one row of `model`: the key, then `COLUMNS` per policy, in the order of `RowState`.
 
-
-def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], kind: int, using: str) -> QuerySet[Any, Any]:
-    """Return a query over the table of `model`: the key, then `COLUMNS` per policy, in the order of `RowState`.
-
-    It joins only the tables of parents, whatever the managers of `model` add, so that it can lock. Inside a
-    transaction that may read stale rows, MySQL reads the current state of the ledger.
+    It joins only the tables of parents, whatever the managers of `model` add, so that it can lock.
     """
-    key = model._meta.pk
-    assert key is not None
-    own_id = object_id(OuterRef(key.name), model, using)
     columns: dict[str, Any] = {}
-    for number, policy in enumerate(policies):
-        since = F(policy.since) if isinstance(policy.since, str) else None
-        rows = as_it_is(Timeout.objects.using(using), using).filter(
-            content_type=kind, object_id=own_id, policy__in=policy.labels, key=""
-        )
-        pending = rows.filter(slot_taken=1).order_by("-id")
-        columns[f"delayq{number}_holds"] = _holds(policy, using)
-        columns[f"delayq{number}_since"] = since or Value(None, output_field=DateTimeField())
+    for number, (policy, rounds) in enumerate(zip(policies, _rounds_of(policies, using), strict=True)):
+        pending = rounds.filter(slot_taken=1).order_by("-id")
+        closed: Any = Value(None, output_field=IntegerField())
+        columns |= _columns(number, policy, using)
         columns[f"delayq{number}_pending"] = Subquery(pending.values("id")[:1], output_field=BigIntegerField())
         columns[f"delayq{number}_round"] = Subquery(pending.values("since_at")[:1], output_field=DateTimeField())
-        columns[f"delayq{number}_closed"] = (
-            Exists(rows.filter(CLOSING, since_at=OuterRef(policy.since)))
-            if isinstance(policy.since, str)
-            else Value(None, output_field=IntegerField())
-        )
-        columns[f"delayq{number}_after"] = delay_in_force(policy, using)
-    return cast("QuerySet[Any, Any]", rows_of(model, using).annotate(**columns).values_list("pk", *columns))
+        if isinstance(policy.since, str):
+            closed = Exists(rounds.filter(CLOSING, since_at=OuterRef(policy.since)))
+        columns[f"delayq{number}_closed"] = closed
+    rows = rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
+    return cast("QuerySet[Any, Any]", rows.annotate(**columns).values_list("pk", *columns))
+
+
+def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:
+    """Return the columns of `when`, of `since` (NULL for a callable) and of the delay in force."""
+    since = F(policy.since) if isinstance(policy.since, str) else Value(None, output_field=DateTimeField())
+    columns = {"holds": _holds(policy, using), "since": since, "after": delay_in_force(policy, using)}
+    return {f"delayq{number}_{name}": column for name, column in columns.items()}
 
 
 def _holds(policy: TimeoutPolicy[Any], using: str) -> Any:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 PAGE = 500
-LOCKED = 50
+LOCKED = 25
 """The number of objects that one transaction of the sync locks, so that others wait at most some milliseconds."""
 SHARE = 0.05
 """The part of one core that the regular sync may use, in this process and in the database, over all workers."""
@@ -153,7 +153,7 @@ def _checked(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, p
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
         objects = {to_python(obj.pk): obj for obj in (rows if place is None else rows.filter(pk__gt=place))[:PAGE]}
-        rounds = Rounds(policy.concrete_model, [policy], objects if callable(policy.since) else (), using)
+        rounds = Rounds([policy], objects if callable(policy.since) else (), using)
         states = [
             rounds.state(policy, pk, holds=True, since_at=policy.since_of(obj), after=in_force)
             for pk, obj in objects.items()

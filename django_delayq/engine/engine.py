@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import groupby
 from typing import Any
 from weakref import WeakSet
 
@@ -61,15 +60,15 @@ class DelayQueue:
 
         Never moves an entry back, and never changes a leased one.
         """
-        return self._count(self.ensure_calls(entries))
+        return self._count(self.calls("ensure", entries))
 
     def reschedule(self, entries: Iterable[tuple[int, int]]) -> int:
         """Set the due time of each (id, due ms), and end its lease; return how many changed."""
-        return self._count(self.reschedule_calls(entries))
+        return self._count(self.calls("reschedule", entries))
 
     def remove(self, ids: Iterable[int]) -> int:
         """Remove the ids; return how many existed."""
-        return self._count(self.remove_calls(ids))
+        return self._count(self.calls("remove", ids))
 
     def reserve(self, limit: int, lease_ms: int, ahead_ms: int = 0) -> Reserved:
         """Lease up to `limit` (at most 1,000) due entries to the caller for `lease_ms`.
@@ -152,17 +151,13 @@ class DelayQueue:
         shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
-    def ensure_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
-        """Return the commands of `ensure`, for a round trip over several queues."""
-        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return [Call("ensure", self.keys, (self.keys.wake, MAX_LEASE_MS, *_flat(batch))) for batch in batches(pairs)]
-
-    def reschedule_calls(self, entries: Iterable[tuple[int, int]]) -> list[Call]:
-        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return [Call("reschedule", self.keys, (self.keys.wake, *_flat(batch))) for batch in batches(pairs)]
-
-    def remove_calls(self, ids: Iterable[int]) -> list[Call]:
-        return [Call("remove", self.keys, batch) for batch in batches(checked_id(id) for id in ids)]
+    def calls(self, command: str, items: Iterable[Any]) -> list[Call]:
+        """Return the commands of `ensure`, `reschedule` or `remove`, for a round trip over several queues."""
+        if command == "remove":
+            return [Call(command, self.keys, batch) for batch in batches(map(checked_id, items))]
+        head = (self.keys.wake, MAX_LEASE_MS) if command == "ensure" else (self.keys.wake,)
+        pairs = [checked_pair(*pair) for pair in items]
+        return [Call(command, self.keys, (*head, *_flat(batch))) for batch in batches(pairs)]
 
     def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
         return self._caller.send([Call(command, self.keys, args)])[0]
@@ -213,19 +208,17 @@ class Engine:
         They are not atomic together, and may be repeated. Raises ValueError before anything is sent, and
         EngineUnavailable or EngineError after all other changes have been tried.
         """
-        by_queue: dict[tuple[str, int], list[Change]] = {}
-        for change in changes:
-            by_queue.setdefault((change.queue, self.shard_of(change.id)), []).append(change)
+        runs: dict[tuple[str, int], list[tuple[str, list[Any]]]] = {}
+        for name, row_id, due_ms, earlier_only in changes:
+            kind = "remove" if due_ms is None else "ensure" if earlier_only else "reschedule"
+            of_queue = runs.setdefault((name, shard_of(row_id, self.shards)), [])
+            if not of_queue or of_queue[-1][0] != kind:  # adjacent changes of one kind are one command
+                of_queue.append((kind, []))
+            of_queue[-1][1].append(row_id if due_ms is None else (row_id, due_ms))
         calls: list[Call] = []
-        for (name, shard), of_queue in by_queue.items():
-            queue = self.queue(name, shard)
-            # Adjacent changes of one kind are one command.
-            for (removal, earlier_only), run in groupby(of_queue, key=lambda c: (c.due_ms is None, c.earlier_only)):
-                pairs: list[Any] = [(change.id, change.due_ms) for change in run]
-                if removal:
-                    calls += queue.remove_calls(row_id for row_id, _ in pairs)
-                else:
-                    calls += queue.ensure_calls(pairs) if earlier_only else queue.reschedule_calls(pairs)
+        for place, of_queue in runs.items():
+            for kind, items in of_queue:
+                calls += self.queue(*place).calls(kind, items)
         self._caller.send(calls)
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -71,8 +71,7 @@ class QueueStats:
     now_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """One change for `Engine.apply`.
 
     `due_ms` None removes the entry. `earlier_only` adds it, or moves a pending one forward (`ensure`). Otherwise the

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -62,8 +62,7 @@ class Script:
         return cls(text=text, sha=digest, keys=tuple(header["KEYS"].split()), argv=header["ARGV"])
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One command: its name, an object with the keys that its head names, and its arguments in order."""
 
     command: str

@@ -32,7 +32,7 @@ CLOSE_SECONDS: Final = 1.0
 
 
 class Wakeup:
-    """Subscribes to channels in a thread; `wait` returns early when a message arrives.
+    """Subscribes to channels in a thread; `wait` returns early when a message arrives, or this process wakes it.
 
     A lost subscription and a new one also wake: messages in between are lost, so the worker must check its queues.
     Start it after a fork, in the process that waits.
@@ -44,6 +44,7 @@ class Wakeup:
         # A SimpleQueue, because a signal handler may call wake() while its thread is inside wait(): the lock of an
         # Event would deadlock.
         self._calls: SimpleQueue[None] = SimpleQueue()
+        self._must_check = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._stop_reading: socket.socket | None = None
@@ -58,21 +59,28 @@ class Wakeup:
             self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Return True as soon as there is a call, False after `seconds` without one; True at once when closed.
+        """Wait for a call, at most so many seconds, and not when closed. Return whether the queues must be checked.
 
-        Calls before it end the next wait at once. For one thread.
+        They must after `wake` and when closed, but not after `interrupt`. Calls before it end the next wait at once.
+        For one thread.
         """
         if self._closed.is_set():
             return True
-        try:
+        with suppress(Empty):
             self._calls.get(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
-        except Empty:
-            return False
         while not self._calls.empty():
             self._calls.get()
+        if not self._must_check:
+            return False
+        self._must_check = False
         return True
 
     def wake(self) -> None:
+        """End the current or next `wait`, which returns True. For any thread, and for signal handlers."""
+        self._must_check = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
         """End the current or next `wait`. For any thread, and for signal handlers."""
         if self._calls.empty():
             self._calls.put(None)

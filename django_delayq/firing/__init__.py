@@ -3,12 +3,11 @@
 In reading order:
 
     planning     which rows, in which pieces of work
-    running      one piece of work, in any thread; never raises
-    groups       several timeouts in one transaction, or one
+    running      one piece of work, in any thread; never raises. Several timeouts in one transaction, or one
     attempt      that transaction: lock, check, mark, call, commit
+    members      the timeouts of that transaction and their objects, locked
     handler      the call of a handler
     failures     the second transaction, after a handler raised
-    poison       suspects: a process may have died of them
     non_atomic   `atomic=False`: the handler between two transactions
 
 Beside them: `overlap` monitors the statements of handlers, `long_runs` logs slow handlers, `unknown` handles policies

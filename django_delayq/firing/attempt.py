@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from django.db import connections
-from django.db.models import Case, Model, Q, Value, When
 
 from django_delayq import signals
+from django_delayq.arming.receivers import arming_later
+from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
+from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, matching_of
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.report import MAX_ID, Candidate, ReportBuilder
+from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
-from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
-from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
-from django_delayq.ledger.statements import Param, compiled, padded
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.policy_rules import reads_other_rows
-
-if TYPE_CHECKING:
-    from django.db.models import QuerySet
 
 Cause = Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
@@ -42,22 +38,6 @@ class LostRace(Exception):
 
 class Overlap(Exception):
     """A handler wrote what another member of its group had read before."""
-
-
-@dataclass(slots=True)
-class Member:
-    """A timeout that may be fired now and its object, both locked."""
-
-    row: Timeout
-    obj: Model
-    place: int
-    """The position of the object in the order of keys."""
-    seen: dict[str, Any] = field(init=False)
-    """Columns of the row before it was marked. If this transaction rolls back, a later one compares them."""
-
-    def __post_init__(self) -> None:
-        self.seen = {name: getattr(self.row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
-        Timeout._meta.get_field("content_object").set_cached_value(self.row, self.obj)
 
 
 @dataclass(slots=True)
@@ -101,10 +81,12 @@ class Attempt:
     def _run(self) -> ReportBuilder:
         with firing_transaction(self.using):
             reach("begun")
-            now = self._lock_and_check()
-            reach("checked")
+            self.ready = mark_at_once(self.policy, self.candidates, self.using, counted=self.is_counted)
             if self.ready:
-                self._mark(now)
+                self.report.now = self.ready[0].row.settled_at
+                self._report_fired(self.ready)
+            if len(self.ready) < len(self.candidates):
+                self._mark_step_by_step()
             reach("marked")
             if self.ready:
                 self._call()
@@ -122,16 +104,18 @@ class Attempt:
                 self.report.release_unknown(self.policy.label, self.expired, error, self.using)
         return self.report
 
-    def _lock_and_check(self) -> datetime:
-        """Lock the objects, then the rows, then check the condition. Waits for no lock.
+    def _mark_step_by_step(self) -> None:
+        """Lock the objects and the rows of the other candidates, check them, and mark those that may be fired.
 
-        The condition is a statement of its own after the locks: joined into the locking one, PostgreSQL refuses outer
-        joins, and to-many look-ups find a row twice.
+        Each is a statement of its own, so that the report shows what prevents a firing. The condition comes after the
+        locks: joined into the locking statement, PostgreSQL refuses outer joins, and to-many look-ups find a row twice.
         """
+        marked = {member.row.pk for member in self.ready}
+        candidates = [candidate for candidate in self.candidates if candidate.id not in marked]
         policy, using, report = self.policy, self.using, self.report
-        objects, locked_elsewhere = _lock_objects_of(policy, self.candidates, using)
+        objects, locked_elsewhere = lock_objects_of(policy, candidates, using)
         reach("locked")
-        free = [candidate for candidate in self.candidates if candidate.id not in locked_elsewhere]
+        free = [candidate for candidate in candidates if candidate.id not in locked_elsewhere]
         rows, now = settling.lock_rows([candidate.id for candidate in free], using, policy=policy)
         report.now = now
         due = self._due(free, rows, now)
@@ -140,13 +124,13 @@ class Attempt:
             due = []
         places = {timeout_id: place for place, timeout_id in enumerate(objects)}
         matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
-        gone, unmet = [], []
+        members, gone, unmet = list[Member](), list[Timeout](), list[Timeout]()
         for row in due:
             obj = objects.get(row.pk)
             if obj is None:
                 gone.append(row)
             elif obj.pk in matching:
-                self.ready.append(Member(row, obj, places[row.pk]))
+                members.append(Member(row, obj, places[row.pk]))
             else:
                 unmet.append(row)
         for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
@@ -157,7 +141,11 @@ class Attempt:
         report.release(locked_elsewhere, using, "another transaction has locked its object")
         missing = [candidate.id for candidate in free if candidate.id not in rows]
         report.release(missing, using, "another transaction has locked its row")
-        return now
+        reach("checked")
+        if members:
+            self._mark(members, now)
+            order = {candidate.id: place for place, candidate in enumerate(self.candidates)}
+            self.ready = sorted([*self.ready, *members], key=lambda member: order[member.row.pk])
 
     def _due(self, candidates: Sequence[Candidate], rows: dict[int, Timeout], now: datetime) -> list[Timeout]:
         """Return the rows that are pending and due by the database clock, in the order of `candidates`."""
@@ -178,33 +166,39 @@ class Attempt:
                 due.append(row)
         return due
 
-    def _mark(self, now: datetime) -> None:
-        rows = [member.row for member in self.ready]
-        if not settling.mark_fired(rows, now, self.using, counted=self.is_counted):
+    def _mark(self, members: Sequence[Member], now: datetime) -> None:
+        if not settling.mark_fired([member.row for member in members], now, self.using, counted=self.is_counted):
             raise LostRace
-        ids = [row.pk for row in rows]
+        self._report_fired(members)
+
+    def _report_fired(self, members: Sequence[Member]) -> None:
+        ids = [member.row.pk for member in members]
         self.report.done += ids
         self.report.fired += ids
-        self.report.signals += [(signals.timeout_fired, row) for row in rows]
+        self.report.signals += [(signals.timeout_fired, member.row) for member in members]
 
     def _call(self) -> None:
-        """Call the handler for each ready member in due order, or once for a batch."""
+        """Call the handler for each ready member in due order, or once for a batch. Then arm what a group has saved."""
         is_group = len(self.ready) > 1 and self.policy.batch is None
         group = OverlapDetector(self.policy, self.ready, self.using) if is_group else None
-        self.monitor = StatementMonitor(self.using, group)
         self.driver_connection = driver_connection_of(self.using)
         began, cpu = time.monotonic(), time.thread_time()
-        try:
-            with connections[self.using].execute_wrapper(self.monitor):
+        with ExitStack() as stack:
+            later = stack.enter_context(arming_later(self.using)) if is_group else None
+            self.monitor = StatementMonitor(self.using, group, later)
+            stack.enter_context(connections[self.using].execute_wrapper(self.monitor))
+            try:
                 if self.policy.batch:
                     self._call_batch()
-                else:
-                    for member in self.ready:
-                        if self.monitor.overlaps:
-                            raise Overlap
-                        self._call_one(member, member.obj, member.row)
-        finally:
-            self.cost = Cost(began - self.began, time.monotonic() - began, time.thread_time() - cpu)
+                for member in self.ready if not self.policy.batch else ():
+                    if self.monitor.overlaps:
+                        raise Overlap
+                    self._call_one(member, member.obj, member.row)
+                if later:
+                    later.arm()
+            finally:
+                handlers, cpu = time.monotonic() - began, time.thread_time() - cpu
+                self.cost = Cost(began - self.began, handlers, cpu, self.monitor.seconds)
         reach("handled")
 
     def _call_batch(self) -> None:
@@ -213,8 +207,6 @@ class Attempt:
         `QuerySet.update` sends no signals, so nothing else arms or cancels what follows from it. The sync is inside
         the transaction, so that it commits together with its cause.
         """
-        from django_delayq.arming.sync import sync_timeouts
-
         members = sorted(self.ready, key=lambda member: member.place)
         objects = self.policy.model._base_manager.using(self.using)
         # Not `order_by`, which an UPDATE of the handler would contain: MariaDB would then wait for every row it scans.
@@ -246,116 +238,3 @@ class Attempt:
         if reason is None or len(ids) > 1:
             sizes.record_failure(len(self.ready), self.cost)
         return None if reason is None else report
-
-
-def _lock_objects_of(
-    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str
-) -> tuple[dict[int, Model], set[int]]:
-    """Return the locked objects by timeout id, in the order of their keys, and the ids that cannot be locked now.
-
-    A timeout in neither has no object any more. No object is returned twice: what one handler leaves unsaved on an
-    instance must not reach the next one.
-    """
-    pks = {candidate.id: _readable_pk(policy, candidate.object_id) for candidate in candidates}
-    asked = {pk for pk in pks.values() if pk is not None}
-    objects: dict[Any, Model] = lock_free_objects(policy, asked, using) if asked else {}
-    spelled = _spelled(policy, asked, set(objects), using)
-    owners: dict[Any, int] = {}
-    locked_elsewhere: set[int] = set()
-    for timeout_id, pk in pks.items():
-        name = spelled.get(pk)
-        if name in objects and name not in owners:
-            owners[name] = timeout_id
-        elif name is not None:
-            locked_elsewhere.add(timeout_id)
-    return {owners[name]: obj for name, obj in objects.items() if name in owners}, locked_elsewhere
-
-
-def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], using: str) -> dict[Any, Any]:
-    """Return for each key of `asked` that exists how the table spells it.
-
-    MySQL finds "ABC" for "abc", so a set of found keys does not show which question each answers.
-    """
-    missing = asked - locked
-    present = _present(policy, missing, using)
-    spelled = {pk: pk for pk in (locked | present) & asked}
-    if not locked <= asked or not present <= missing:
-        for pk in asked - set(spelled):
-            for name in _present(policy, {pk}, using):
-                spelled[pk] = name
-    return spelled
-
-
-def _present(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:
-    """Return those of `pks` that exist, locked or not."""
-    if not pks:
-        return set()
-    found = policy.model._base_manager.using(using).filter(pk__in=pks).values_list("pk", flat=True)
-    return set(map(root_of_key(policy.model).to_python, found))
-
-
-def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
-    """Return the key that `object_id` means, or None if the database would raise because no row can have it."""
-    try:
-        pk = pk_of(policy.concrete_model, object_id)
-    except ValueError:
-        return None
-    if isinstance(pk, int):
-        return pk if -MAX_ID <= pk <= MAX_ID else None
-    return None if isinstance(pk, str) and "\0" in pk else pk
-
-
-def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> dict[Any, Model]:
-    """Lock the rows `pks` that no other transaction has locked; return them fresh, by key, in the order of their keys.
-
-    A condition on the object's own columns is read by the same statement, which evaluates it on the rows as they are
-    when they are locked.
-    """
-    if not is_compilable(policy.model):
-        return lock_objects(policy.model, pks, using, wait=False)
-    wanted, to_python = padded(pks), root_of_key(policy.model).to_python
-    return {to_python(obj.pk): obj for obj in _free_objects.objects(using, policy, len(wanted), pk=wanted)}
-
-
-@compiled
-def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
-    rows = rows_of(policy.model, using).filter(pk__in=_keys(policy, count)).order_by("pk")
-    if policy.when and not reads_other_rows(policy):
-        rows = rows.annotate(delayq_matches=Case(When(policy.when, then=Value(1)), default=Value(0)))
-    return for_update(rows, using, wait=False)
-
-
-def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str) -> set[Any]:
-    """Return the keys of those of the locked `objects` for which `when` holds now.
-
-    A set, because to-many look-ups find a row several times. They, and outer joins, need a statement of their own:
-    PostgreSQL refuses to lock their rows.
-    """
-    pks = [obj.pk for obj in objects]
-    if not policy.when or not objects:
-        return set(pks)
-    if "delayq_matches" in vars(objects[0]):
-        return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
-    if not is_compilable(policy.model):
-        return set(_matching(using, policy, pks).values_list("pk", flat=True))
-    wanted = padded(pks)
-    return {pk for (pk,) in _matching_compiled.rows(using, policy, len(wanted), pk=wanted)}
-
-
-def _matching(using: str, policy: TimeoutPolicy[Any], pks: Sequence[Any]) -> QuerySet[Any]:
-    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(pk__in=pks)
-    return rows.filter(policy.when or Q()).order_by()
-
-
-@compiled
-def _matching_compiled(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any, Any]:
-    return _matching(using, policy, _keys(policy, count)).values_list("pk")
-
-
-def is_compilable(model: type[Model]) -> bool:
-    """Return whether statements on `model` can be kept: not with a manager of its own, which may change its mind."""
-    return not has_own_manager(model) and not cast("Any", model._meta.pk).is_relation
-
-
-def _keys(policy: TimeoutPolicy[Any], count: int) -> list[Param]:
-    return [Param(cast("Any", policy.model._meta.pk), "pk", index) for index in range(count)]

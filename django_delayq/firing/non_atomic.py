@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import TransientFailure, record, settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
+from django_delayq.firing.members import Member
 from django_delayq.firing.report import Candidate, Report, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger import settling
@@ -37,8 +38,8 @@ _SETTLE_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
 class _MarkFiring(Attempt):
     """The first transaction: mark the row `firing` instead of `fired`, and call no handler."""
 
-    def _mark(self, now: datetime) -> None:
-        for member in self.ready:
+    def _mark(self, members: Sequence[Member], now: datetime) -> None:
+        for member in members:
             if not settling.mark_firing(member.row, now + get_settings().lease, self.using):
                 raise LostRace
 

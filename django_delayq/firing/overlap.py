@@ -9,6 +9,7 @@ only costs time. Triggers and functions inside the database are not noticed.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import TimeoutPolicy
 
 if TYPE_CHECKING:
-    from django_delayq.firing.attempt import Member
+    from django_delayq.arming.receivers import ArmingLater
+    from django_delayq.firing.members import Member
 
 _READS = frozenset({"SELECT", "SAVEPOINT", "RELEASE", "ROLLBACK", "SET", "EXPLAIN", "SHOW", "PRAGMA"})
 _REPLACES = ("ON CONFLICT", "ON DUPLICATE")
@@ -34,15 +36,20 @@ class BrokenTransaction(RuntimeError):
 class StatementMonitor:
     """What the handlers of one transaction did to its connection.
 
+    Objects that the handlers of a group have saved are armed before a statement that concerns the ledger.
+
     Attributes:
         errors: database errors, also those that a handler caught.
         overlaps: a handler wrote, or may have written, the row of another member of the group.
+        seconds: the wall time of the statements.
     """
 
-    def __init__(self, using: str, group: OverlapDetector | None = None) -> None:
+    def __init__(self, using: str, group: OverlapDetector | None = None, later: ArmingLater | None = None) -> None:
         self.errors: list[Error] = []
         self.overlaps = False
+        self.seconds = 0.0
         self.group = group
+        self._later = later
         self._using = using
         self._saw_rollback = False
 
@@ -51,13 +58,19 @@ class StatementMonitor:
         text = sql if isinstance(sql, str) else str(sql)
         if text[:8].upper() == "ROLLBACK" and " TO " not in text[:14].upper():
             self._saw_rollback = True
-        if self.group and not self.overlaps:
+        is_arming = self._later is not None and self._later.is_arming
+        if self._later and not is_arming and Timeout._meta.db_table in text:
+            self._later.arm()
+        if self.group and not self.overlaps and not is_arming:
             self.overlaps = self.group.overlaps(text, params, many)
+        began = time.monotonic()
         try:
             return execute(sql, params, many, context)
         except Error as error:
             self.errors.append(error)
             raise
+        finally:
+            self.seconds += time.monotonic() - began
 
     def check_unbroken(self, row_id: int) -> None:
         """Check that the work of the handler can be committed; raise BrokenTransaction if not.

@@ -21,7 +21,7 @@ from django_delayq.policies import registry
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-NEAR: Final = timedelta(milliseconds=2)
+NEAR: Final = timedelta(milliseconds=1)
 """How long the first of a work that is planned before its deadline may wait for the last one."""
 
 

@@ -89,11 +89,14 @@ class Work:
     queue: str = "default"
     suspect: bool = False
     """A process may have died while it ran: it is fired alone, after its attempt has been counted."""
+    begin_at: float = 0.0
+    """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the work as plain types for JSON: ids and labels only."""
-        ids, object_ids = list(self.ids), list(self.object_ids)
-        return {"version": VERSION, **asdict(self), "ids": ids, "object_ids": object_ids}
+        data = {**asdict(self), "ids": list(self.ids), "object_ids": list(self.object_ids)}
+        del data["begin_at"]
+        return {"version": VERSION, **data}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Work:

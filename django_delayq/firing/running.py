@@ -1,27 +1,44 @@
-"""Run one piece of work in this thread."""
+"""Run one piece of work in this thread: in groups or batches, one by one, outside a transaction, or as a suspect."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db.utils import Error
+
+from django_delayq.conf import get_settings
+from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.checkpoints import reach
-from django_delayq.firing.groups import fire_in_groups
-from django_delayq.firing.handler import guarded
+from django_delayq.firing.failures import WorkerDied, record
+from django_delayq.firing.handler import firing_transaction, guarded
 from django_delayq.firing.long_runs import tracked
 from django_delayq.firing.non_atomic import fire_non_atomic
-from django_delayq.firing.poison import fire_suspect
-from django_delayq.firing.report import Report, ReportBuilder, Work
-from django_delayq.firing.state import firing_state
+from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
+from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, firing_state
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.controls import stop_cache
-from django_delayq.policies import registry
+from django_delayq.ledger import settling
+from django_delayq.ledger.history import appended, event
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy, registry
+
+logger = logging.getLogger("django_delayq.firing")
+State = Timeout.State
+ALONE_AFTER_BATCH_SECONDS = 30.0
+_UNCOUNT_TRIES, _UNCOUNT_PAUSE_SECONDS = 50, 0.02
 
 
 def run(work: Work, using: str) -> Report:
-    """Fire, skip, record as failed or release every timeout of `work`, and report which.
+    """Wait until `work` begins. Then fire, skip, record as failed or release every timeout of it, and report which.
 
     Call it outside a transaction, in any thread. It raises nothing for what handlers do or databases suffer. Only
     KeyboardInterrupt passes, after the interrupted transaction has rolled back. It does not acknowledge in Redis.
     """
     report = ReportBuilder()
+    time.sleep(max(0.0, work.begin_at - time.monotonic()))
     with tracked(work):
         guarded(
             lambda: _fire(work, using, report),
@@ -41,13 +58,128 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     if policy is None:
         now = report.current_time()
         report.again.update((id, unknown.again_at(work.policy, id, now)) for id in work.ids)
-    elif stopped := stop_cache.confirmed(using, [policy.label]):  # while the work waited for a thread
-        report.release_rest(work.ids, stopped.recheck_at(policy.label, report.current_time()))
     elif not policy.atomic:
         for candidate in candidates:
             report.add(fire_non_atomic(policy, candidate, using))
     elif work.suspect:
         for candidate in candidates:
-            report.add(fire_suspect(policy, candidate, using))
+            report.add(_fire_suspect(policy, candidate, using))
     else:
-        fire_in_groups(policy, candidates, using, report)
+        _fire_in_groups(policy, candidates, using, report)
+
+
+def _fire_in_groups(
+    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, report: ReportBuilder
+) -> None:
+    """Fire `candidates` in due order, in groups or batches (`batch=n`): one lock, one compare-and-set, one COMMIT.
+
+    Handlers run without savepoints, which would cost as much as a transaction each. So a handler that raises, be it
+    only an outcome, rolls the whole group back, and its members are fired one by one. After a while the rest is
+    released, so that other threads and workers can claim it, and a worker that stops need not finish it.
+    """
+    sizes = firing_state.group_size(policy.label)
+    stop_at = time.monotonic() + 2 * WORK_SECONDS
+    rest, locked_size = list(candidates), 0
+    while rest:
+        own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
+        size = max(own_size, locked_size)
+        group, rest = rest[:size], rest[size:]
+        found = _fire_group(policy, group, using, stop_at)
+        report.add(found)
+        # Where all objects of a group are locked, the next ones most likely are too: find out in few steps.
+        all_locked = len(found.uncounted) == len(group) and not policy.batch
+        locked_size = min(MAX_GROUP, 4 * size) if all_locked else 0
+        if time.monotonic() > stop_at:
+            break
+    report.release_rest((candidate.id for candidate in rest), report.current_time())
+
+
+def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float) -> ReportBuilder:
+    if len(group) == 1:
+        return _fire_one(policy, group[0], using)
+
+    def fire_one_by_one(_: BaseException) -> ReportBuilder:
+        if policy.batch:
+            firing_state.group_size(policy.label).fire_alone_for(ALONE_AFTER_BATCH_SECONDS)
+        report, rest = ReportBuilder(), list(group)
+        while rest:
+            report.add(_fire_one(policy, rest.pop(0), using))
+            if time.monotonic() > stop_at:
+                break
+        report.release_rest((candidate.id for candidate in rest), report.current_time())
+        return report
+
+    return Attempt(policy, group, using).fire(fire_one_by_one)
+
+
+def _fire_one(
+    policy: TimeoutPolicy[Any], candidate: Candidate, using: str, *, is_counted: bool = False
+) -> ReportBuilder:
+    """Fire one timeout in a transaction of its own, and record the attempt if its handler fails.
+
+    `is_counted`: an earlier transaction has counted the attempt.
+    """
+    attempt = Attempt(policy, [candidate], using, is_counted)
+
+    def record_failure(error: BaseException) -> ReportBuilder:
+        seen = attempt.turn.seen if attempt.turn else None
+        try:
+            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted)
+        except Exception as failure:  # noqa: BLE001 - the outcomes of other timeouts must be reported nevertheless
+            report = ReportBuilder()
+            report.release_unknown(policy.label, [candidate.id], failure, using)
+            return report
+
+    return attempt.fire(record_failure)
+
+
+def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> ReportBuilder:
+    """Fire a suspect, a timeout that a process may have died of, alone, and count its attempt before it runs.
+
+    It is `dead` if no attempt is left. Two deliveries make a suspect: of a hundred timeouts that a dying process held,
+    one may have killed it. Counting first and firing alone finds that one, and counts no attempt for the others.
+    """
+    report, timeout_id, is_counted, seen = ReportBuilder(), candidate.id, False, None
+    with firing_transaction(using):
+        rows, now = settling.lock_rows([timeout_id], using, history=True)
+        row, report.now = rows.get(timeout_id), now
+        if row is None:
+            report.release([timeout_id], using, "another transaction has locked its row")
+            return report
+        is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
+        if row.state == State.PENDING and row.run_at <= now and is_meant:  # else `_fire_one` reports why not
+            # An attempt that was counted less than a lease ago, with unknown outcome, may be about to run. Redis gives
+            # an entry to one worker at a time, but a forged entry can reach several, each as a suspect; the second of
+            # them would find no attempt left.
+            last = row.history[-1] if row.history else {}
+            if last.get("what") == "suspected" and datetime.fromisoformat(last["at"]) + get_settings().lease > now:
+                report.release([timeout_id], using, "another worker has just claimed it")
+                return report
+            if row.attempts and (policy.retry or get_settings().retry).delay_after(row.attempts) is None:
+                seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
+            else:
+                history = appended(row.history, event("suspected", now, attempt=row.attempts + 1))
+                is_counted = settling.compare_and_set(row, using, attempts=row.attempts + 1, history=history)
+    if seen is not None:  # no attempt is left
+        died = WorkerDied("The process died each time that this timeout was fired.")
+        return record(policy, timeout_id, died, using, seen=seen, is_counted=True)
+    reach("charged")
+    report = _fire_one(policy, candidate, using, is_counted=is_counted)
+    if is_counted and timeout_id in report.uncounted:
+        _uncount(timeout_id, using)
+    return report
+
+
+def _uncount(timeout_id: int, using: str) -> None:
+    """Undo the counting: the handler did not begin, or was rolled back for a reason outside of it."""
+    try:
+        for _ in range(_UNCOUNT_TRIES):
+            with firing_transaction(using):
+                row = settling.lock_rows([timeout_id], using, history=True)[0].get(timeout_id)
+                if row is not None:
+                    if row.state == State.PENDING and row.history and row.history[-1].get("what") == "suspected":
+                        settling.compare_and_set(row, using, attempts=row.attempts - 1, history=row.history[:-1])
+                    return
+            time.sleep(_UNCOUNT_PAUSE_SECONDS)
+    except Error:
+        logger.warning("Timeout %s keeps an attempt counted that did not run: the database failed", timeout_id)

@@ -29,9 +29,10 @@ WORK_SECONDS: Final = 0.2
 _WEIGHT: Final = 0.4
 _SLOWER_WEIGHT: Final = 0.7
 """Of the latest measurement: groups shrink at once where handlers become slow, and recover within a few groups."""
-MAX_HANDLERS_PER_OVERHEAD: Final = 4
+MAX_HANDLERS_PER_OVERHEAD: Final = 12
 MAX_IDLE_OF_BUSY: Final = 0.5
 MIN_IDLE_OF_WAITING: Final = 0.8
+MAX_FOREIGN_SHARE: Final = 0.8
 CORES: Final = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _FAILURE_WEIGHT: Final = 0.1
 _ACCEPTED_FAILURE_RATE: Final = 0.3
@@ -57,6 +58,8 @@ class Cost(NamedTuple):
     """Wall time of its handlers."""
     cpu: float = 0.0
     """CPU time of its handlers."""
+    database: float = 0.0
+    """Wall time of the statements of its handlers."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,8 @@ class GroupSize:
     """What a transaction took recently until its first handler began."""
     idle_share: float = 0.0
     """The part of their time in which handlers recently used no CPU: they waited, for a server or for the GIL."""
+    foreign_share: float = 0.0
+    """The part in which they waited for something else than the database, which also serves the transaction itself."""
     failure_rate: float = 0.0
     proven: int = 1
     """Four times the size of the largest group that committed, which the next group may have."""
@@ -82,12 +87,13 @@ class GroupSize:
         """Return how many to fire in one transaction.
 
         On a busy machine, or where threads wait for each other, handlers and the transaction itself become slower
-        alike. Groups would collapse there if they were bounded by a fixed time. It stays fixed for handlers that wait.
+        alike. Groups would collapse there if they were bounded by a fixed time. It stays fixed for handlers that wait
+        for something else than the database.
         """
         if self.is_alone or self.seconds is None:
             return 1
         seconds = LOCK_SECONDS
-        if self.threads < math.inf:
+        if self.foreign_share <= MAX_FOREIGN_SHARE:
             seconds = min(max(seconds, MAX_HANDLERS_PER_OVERHEAD * self.overhead), MAX_LOCK_SECONDS)
         by_time = seconds / max(self.seconds, 1e-6)
         by_failures = _ACCEPTED_FAILURE_RATE / max(self.failure_rate, 1e-6)
@@ -108,12 +114,13 @@ class GroupSize:
     def threads(self) -> float:
         """Return how many threads of one process may run its handlers at once.
 
-        Handlers that use the CPU only wait for each other's GIL. Those that mostly wait do not, and nothing is known
-        of those that have not run yet. A part between the two may also come from threads that wait for each other.
+        Handlers that use the CPU wait for each other's GIL, so two are enough: one runs while the transaction of the
+        other waits for the database. Those that mostly wait do not, and nothing is known of those that have not run
+        yet. A part between the two may also come from threads that wait for each other.
         """
         if self.seconds is None or self.idle_share > MIN_IDLE_OF_WAITING:
             return math.inf
-        return CORES if self.idle_share > MAX_IDLE_OF_BUSY else 1
+        return max(2, CORES) if self.idle_share > MAX_IDLE_OF_BUSY else 2
 
     def record_success(self, count: int, cost: Cost) -> None:
         """Note what a transaction with `count` handlers cost that committed."""
@@ -135,6 +142,8 @@ class GroupSize:
         self.overhead += weight * (cost.overhead - self.overhead)
         if cost.handlers:
             self.idle_share += weight * (max(0.0, 1 - cost.cpu / cost.handlers) - self.idle_share)
+            foreign = 1 - (cost.cpu + cost.database) / cost.handlers
+            self.foreign_share += weight * (max(0.0, foreign) - self.foreign_share)
 
     def fire_alone_for(self, seconds: float) -> None:
         """Fire each timeout in a transaction of its own for the next `seconds`."""

@@ -14,13 +14,14 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from django.db import connections
 from django.db.models import BooleanField, DurationField, Expression, ExpressionWrapper, Q, Subquery, Value
 
-from django_delayq.clock import DatabaseNow
-from django_delayq.ledger.statements import compiled
-from django_delayq.models import PolicyControl
+from django_delayq.clock import DatabaseNow, evaluated_at_execution
+from django_delayq.ledger.statements import Param, Raw, compiled, sql_of
+from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
 
 if TYPE_CHECKING:
@@ -150,6 +151,18 @@ class Stopped(dict[str, "datetime | None"]):
         return again if until is None else min(again, until)
 
 
+class News(NamedTuple):
+    """What a worker reads every few seconds, beside due timeouts."""
+
+    now: datetime
+    """The time of the database."""
+    stopped: Stopped
+    resumed: set[str]
+    """The labels of policies that were changed since the given datetime and are not stopped."""
+    has_expired: bool
+    """Whether a row is `firing` although its worker has died."""
+
+
 class StopCache:
     """Which policies are stopped by the database clock, cached for a second in this process.
 
@@ -170,6 +183,21 @@ class StopCache:
             stopped[policy.label if policy else label] = until
         self._answers[using] = asked_at, stopped
         return stopped
+
+    def read_news(self, using: str, since: datetime) -> News:
+        """Query the database for the same, and what else a worker needs to know every few seconds."""
+        asked_at = time.monotonic()
+        stopped, resumed = Stopped(), set()
+        rows = _news.rows(using, since=since)
+        for label, stop, until, *_ in rows:
+            if stop:
+                policy = registry.get(label)
+                stopped[policy.label if policy else label] = until
+            elif label:
+                resumed.add(label)
+        self._answers[using] = asked_at, stopped
+        *_, now, has_expired = rows[0]
+        return News(now, stopped, resumed, bool(has_expired))
 
     def cached(self, using: str) -> Stopped:
         """Return an answer that is at most a second old."""
@@ -196,10 +224,27 @@ class StopCache:
 stop_cache = StopCache()
 
 
-def resumed_since(moment: datetime, using: str) -> set[str]:
-    """Return the labels of the policies that were changed after `moment` and are not stopped now."""
-    rows = PolicyControl.objects.using(using).filter(stop=Stop.NONE, changed_at__gt=moment)
-    return set(rows.values_list("policy", flat=True))
+@compiled
+def _news(using: str) -> Raw:
+    """Select a row for each control that is stopped or was changed since, and at least one, for its other columns."""
+    connection = connections[using]
+    field: Any = PolicyControl._meta.get_field
+    expired = Timeout.objects.using(using).filter(
+        state=Timeout.State.FIRING, settled_at=None, run_at__lte=DatabaseNow()
+    )
+    expired_sql, expired_parameters = sql_of(expired.values("pk"), using)
+    compiler = PolicyControl.objects.using(using).all().query.get_compiler(using)
+    with evaluated_at_execution():
+        now, moment = compiler.compile(DatabaseNow())
+    table = connection.ops.quote_name(PolicyControl._meta.db_table)
+    sql = (
+        f"SELECT control.policy, control.stop, control.until, {now}, EXISTS ({expired_sql})"
+        f" FROM (SELECT 1 AS one) one LEFT JOIN {table} control"
+        f" ON control.stop <> '' AND (control.until IS NULL OR control.until > {now})"
+        " OR control.stop = '' AND control.changed_at > %s"
+    )
+    columns = [field(name) for name in ("policy", "stop", "until", "changed_at")]
+    return Raw(sql, (*moment, *expired_parameters, *moment, Param(columns[3], "since")), columns)
 
 
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:

@@ -248,7 +248,8 @@ def can_lock_and_write(model: type[Model], using: str) -> bool:
     Not for multi-table children, whose parents are locked first, and not if the base manager may hide the row. Outside
     a transaction not under REPEATABLE READ, for the reason given in `transaction_of`.
     """
-    connection, dialect = connections[using], dialect_of(connections[using])
+    connection = connections[using]
+    dialect = dialect_of(connection)
     return (
         dialect.locks_and_writes_at_once
         and connection.features.can_return_columns_from_insert

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db import connections
+from django.db.models import TextField
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
@@ -19,18 +20,37 @@ from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.statements import Param, Raw, compiled, param, update
 from django_delayq.ledger.subjects import kind_of
-from django_delayq.ledger.writing import ROUND_FIELDS
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
+
+    from django.db.models.sql import UpdateQuery
 
     from django_delayq.policies import TimeoutPolicy
 
-SLOT = ("slot", "slot_taken")
-"""The columns of the unique index that allows one pending row for each slot."""
+State = Timeout.State
+
+# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
+# extend a cart three times could keep it indefinitely by replacing its timeout.
+ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
+ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
+# Columns of which every new row has the same value, as SQL: fewer parameters take less time.
+NEW = {
+    "state": "'pending'",
+    "cause": "''",
+    "extensions": "0",
+    "attempts": "0",
+    "settled_at": "NULL",
+    "slot_taken": "1",
+    "claims": "0",
+    "claimed_until": "NULL",
+}
+GIVEN = ("slot", "object_id", "since_at", "due_at", "idempotency_key")
+"""The columns of which each row has its own value."""
 
 
 class Round(NamedTuple):
@@ -51,82 +71,107 @@ def insert_rounds(
     payload: Any = None,
     reason: str = "",
     replace: bool = False,
-) -> None:
-    """Insert a pending row for each of `rounds`, one statement a page. The objects are locked.
+) -> int:
+    """Insert a pending row for each of `rounds`, one statement a page; return how many. The objects are locked.
 
-    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values.
+    A slot that is taken keeps its row as it is, or with `replace` begins a new round with the new values.
     """
     common = {"policy": policy.label, "content_type_id": kind_of(policy.concrete_model, using), "key": key}
-    common |= {"queue": policy.queue, "state": "pending", "cause": "", "extensions": 0, "attempts": 0}
-    common |= {"payload": payload, "history": [], "reason": clipped(reason), "created_at": clock.now()}
-    common |= {"settled_at": None, "slot_taken": 1, "final_attempt": False, "claims": 0, "claimed_until": None}
-    overwritten = ROUND_FIELDS if replace else ("slot",)
+    common |= {"queue": policy.queue, "payload": payload, "reason": clipped(reason), "created_at": clock.now()}
+    reports_inserted = connections[using].features.supports_update_conflicts_with_target  # not MySQL
+    count = 0
     for page in chunks(sorted(rounds)):
-        keys = os.urandom(16 * len(page)).hex()  # one call of the system for all
-        rows = [
-            {
-                "slot": slot,
-                "object_id": object_id,
-                "since_at": since_at,
-                "due_at": due_at,
-                "run_at": due_at,
-                "first_due_at": due_at,
-                "idempotency_key": keys[32 * number : 32 * number + 32],
-            }
-            for number, (slot, object_id, since_at, due_at) in enumerate(page)
-        ]
-        due = {each.slot: each.due_at for each in page}
-        written = upsert(rows, common, overwritten, using)
-        push_due(policy.queue, ((row_id, due[slot]) for slot, row_id in written), using, earlier_only=not replace)
+        written = []
+        if reports_inserted or not replace:
+            written = _write(page, common, using)
+            push_due(policy.queue, written, using, earlier_only=True)
+        if replace and len(written) < len(page):
+            written = _write(page, common, using, replace=True)
+            push_due(policy.queue, written, using, earlier_only=False)
+        count += len(written)
+    return count
 
 
-def upsert(
-    rows: Sequence[Mapping[str, Any]], common: Mapping[str, Any], update: Sequence[str], using: str
-) -> list[tuple[str, int]]:
-    """Insert `rows` with the values that they have in `common`; return the slots and ids of the rows in their slots.
-
-    Args:
-        rows: each with the same columns, among them `slot`; for strings, numbers and datetimes.
-        common: the values of the other columns, by the names of the model's attributes.
-        update: the columns that are written over a row whose slot is taken.
-        using: the database.
-    """
+def _write(
+    page: Sequence[Round], common: dict[str, Any], using: str, *, replace: bool = False
+) -> list[tuple[int, datetime]]:
+    """Insert the rounds whose slots are free, with `replace` all; return id and `run_at` of the rows written."""
     connection = connections[using]
-    fields = {field.attname: field for field in Timeout._meta.concrete_fields}
-    fixed = {name: fields[name].get_db_prep_save(value, connection) for name, value in common.items()}
-    # A NULL among the parameters would have no type.
-    absent = tuple(name for name, value in fixed.items() if value is None)
-    sql = _upsert_statement(tuple(rows[0]), tuple(common), absent, tuple(update), using)
-    values = [value for value in fixed.values() if value is not None]
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*values, _as_json(rows, fields, connection)])
-        if connection.features.can_return_rows_from_bulk_insert:
-            return list(cursor.fetchall())
-    slots = [row["slot"] for row in rows]  # MySQL returns nothing
-    taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
-    return list(taken.values_list("slot", "id"))
+    digits = os.urandom(16 * len(page)).hex()  # one call of the system for all
+    keys = [digits[start : start + 32] for start in range(0, len(digits), 32)]
+    written_as = functools.cache(lambda at: None if at is None else str(connection.ops.adapt_datetimefield_value(at)))
+    rows = json.dumps(
+        [
+            dict(zip(GIVEN, (slot, object_id, written_as(since_at), written_as(due_at), key), strict=True))
+            for (slot, object_id, since_at, due_at), key in zip(page, keys, strict=True)
+        ]
+    )
+    shape = (using, common["payload"] is None, replace)
+    if connection.features.supports_update_conflicts_with_target:
+        return cast("list[tuple[int, datetime]]", _inserted.rows(*shape, rows=rows, **common))
+    _inserted.execute(*shape, rows=rows, **common)
+    found = Timeout.objects.using(using).filter(slot__in=[each.slot for each in page], slot_taken=1)
+    return list(as_it_is(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
 
 
-def _as_json(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, Any], connection: Any) -> str:
-    """Return `rows` as JSON, with datetimes as the database writes them."""
-    adapted = functools.cache(connection.ops.adapt_datetimefield_value)
-    return json.dumps(rows, default=lambda moment: str(adapted(moment)))
-
-
-@functools.cache
-def _upsert_statement(
-    given: tuple[str, ...], common: tuple[str, ...], absent: tuple[str, ...], update: tuple[str, ...], using: str
-) -> str:
-    """Return the statement that inserts rows with the columns `given` from JSON, and the columns `common` alike."""
+@compiled
+def _inserted(using: str, no_payload: bool, replace: bool) -> Raw:
     connection = connections[using]
     dialect, quoted = dialect_of(connection), connection.ops.quote_name
-    fields: dict[str, Any] = {field.attname: field for field in Timeout._meta.concrete_fields}
-    columns = ", ".join(quoted(fields[name].column) for name in (*common, *given))
-    values = ", ".join("NULL" if name in absent else "%s" for name in common)
-    rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in given}, "given")
-    names = ", ".join(f"given.{name}" for name in given)
-    conflict = dialect.on_conflict([quoted(name) for name in SLOT], [quoted(fields[name].column) for name in update])
-    sql = f"INSERT INTO {quoted(Timeout._meta.db_table)} ({columns}) SELECT {values}, {names} FROM {rows} {conflict}"
-    if connection.features.can_return_rows_from_bulk_insert:
-        sql += f" RETURNING {quoted('slot')}, {quoted('id')}"
-    return sql
+    fields: dict[str, Any] = {field.name: field for field in Timeout._meta.concrete_fields if not field.primary_key}
+    known = NEW | {name: f"given.{name}" for name in GIVEN}
+    known |= {"run_at": "given.due_at", "first_due_at": "given.due_at", "history": "'[]'", "final_attempt": "false"}
+    if no_payload:
+        known["payload"] = "NULL"  # among the parameters it would have no type
+    values = ", ".join(known.get(name, "%s") for name in fields)
+    columns = ", ".join(quoted(field.column) for field in fields.values())
+    rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in GIVEN}, "given")
+    unique = [quoted("slot"), quoted("slot_taken")]
+    end = (
+        dialect.on_conflict(unique, [quoted(fields[name].column) for name in ROUND_FIELDS])
+        if replace
+        else dialect.on_conflict_keep
+    )
+    sql = f"INSERT INTO {quoted(Timeout._meta.db_table)} ({columns}) SELECT {values} FROM {rows} {end}"
+    parameters = [*(param(name) for name in fields if name not in known), Param(TextField(), "rows")]
+    if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
+        return Raw(sql, parameters)
+    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "run_at")]
+    return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
+
+
+def update_each(
+    rows: Sequence[Timeout],
+    names: Sequence[str],
+    using: str,
+    states: Sequence[Timeout.State] = (State.PENDING,),
+) -> None:
+    """Write the columns `names` of each of `rows`, as the instance has them, if the row is still in one of `states`.
+
+    PostgreSQL gets one JSON parameter; the others one statement, sent for all rows. Not `bulk_update`: for 500 rows it
+    builds thousands of expressions, and takes more time in Python than the database takes to write them.
+    """
+    each = [{name: getattr(row, name) for name in ("id", *names)} for row in rows]
+    if len(rows) > 1 and dialect_of(connections[using]).updates_from_rows:
+        _updated.execute(using, tuple(names), tuple(states), rows=json.dumps(each, default=str))
+    elif rows:
+        _written.execute_many(using, tuple(names), tuple(states), each=each)
+
+
+@compiled
+def _updated(using: str, names: tuple[str, ...], states: tuple[Timeout.State, ...]) -> Raw:
+    connection = connections[using]
+    quoted, table = connection.ops.quote_name, connection.ops.quote_name(Timeout._meta.db_table)
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in ("id", *names)]
+    rows = dialect_of(connection).rows_of_json({each.column: each.rel_db_type(connection) for each in fields}, "given")
+    values = ", ".join(f"{quoted(each.column)} = given.{each.column}" for each in fields[1:])
+    wanted = ", ".join(f"'{state.value}'" for state in states)
+    condition = f"{table}.id = given.id AND {table}.state IN ({wanted})"
+    return Raw(f"UPDATE {table} SET {values} FROM {rows} WHERE {condition}", [Param(TextField(), "rows")])
+
+
+@compiled
+def _written(using: str, names: tuple[str, ...], states: tuple[Timeout.State, ...]) -> UpdateQuery:
+    rows = Timeout.objects.using(using).filter(pk=param("id"))
+    rows = dialect_of(connections[using]).in_states(rows, states)
+    return update(rows, **{name: param(name) for name in names})

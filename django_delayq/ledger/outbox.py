@@ -39,6 +39,8 @@ logger = logging.getLogger("django_delayq.outbox")
 
 def announce(signal: Signal, row: Timeout, using: str) -> None:
     """Send `signal` for `row` once the transaction has committed; what a receiver raises is logged."""
+    if not signal.receivers:
+        return
     policy = registry.get(row.policy)
     sender = policy.model if policy else Timeout
     if not signal.has_listeners(sender):

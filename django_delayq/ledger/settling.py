@@ -8,21 +8,32 @@ worker proves nothing.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from django.db.models import F
+from django.db import connections
+from django.db.models import Case, F, Value, When
 
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
 from django_delayq.ledger.controls import IsStopped
-from django_delayq.ledger.locking import for_update, in_state, raising_instead_of_waiting, transaction_of
-from django_delayq.ledger.statements import compiled, padded, param, params, update
+from django_delayq.ledger.locking import (
+    can_lock_and_write,
+    for_update,
+    in_state,
+    raising_instead_of_waiting,
+    rows_of,
+    transaction_of,
+)
+from django_delayq.ledger.statements import Param, Raw, compiled, padded, param, params, sql_of, update
+from django_delayq.ledger.subjects import object_id
 from django_delayq.models import Timeout, slot_of
+from django_delayq.policy_rules import reads_other_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from django.db.models import QuerySet
+    from django.db.models import Model, QuerySet
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.models import TimeoutQuerySet
@@ -30,6 +41,8 @@ if TYPE_CHECKING:
 
 State, Cause = Timeout.State, Timeout.Cause
 PRUNED_PAGE: Final = 500
+_ROW: Final = [field for field in Timeout._meta.concrete_fields if field.name != "history"]
+_COLUMNS: Final = dict.fromkeys(field.attname for field in _ROW)  # a dict, because Django searches it for each field
 
 
 def lock_rows(
@@ -76,6 +89,73 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
 def _mark_fired(using: str, count: int, attempts: int) -> UpdateQuery:
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": param("settled_at"), "slot_taken": None}
     return update(_due(params("id", count), using), **values, attempts=F("attempts") + attempts)
+
+
+@lru_cache(maxsize=1000)
+def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
+    """Return whether `mark_at_once` serves `policy`: not if its condition reads other rows, which it would lock too."""
+    if not connections[using].features.has_select_for_update or not policy.atomic or policy.batch:
+        return False
+    if reads_other_rows(policy):
+        return False
+    return can_lock_and_write(policy.model, using) and not cast("Any", policy.model._meta.pk).is_relation
+
+
+def mark_at_once(
+    policy: TimeoutPolicy[Any], pks: Collection[Any], ids: Collection[int], using: str, *, counted: bool = False
+) -> list[tuple[Timeout, Any]]:
+    """Lock the objects `pks` and their rows among `ids`, check both, and mark the rows as fired, in one statement.
+
+    Return the rows that were marked, without their history, each with its object. The others are as they were, and
+    the answer does not say why: not due, stopped, locked by another transaction, or the object is gone, locked by
+    another transaction, or does not match.
+
+    The whole statement has one snapshot, and waits for no lock. Where a row has changed since the snapshot and its lock
+    is free, PostgreSQL (EvalPlanQual) evaluates conditions and columns again on the latest version, which it locks. So
+    a cancel that was committed in between prevents the firing. `counted`: see `mark_fired`.
+    """
+    model: type[Model] = policy.model
+    pks, ids = padded(pks), padded(ids)
+    found = _marked_at_once.rows(using, policy, len(pks), len(ids), 0 if counted else 1, pk=pks, id=ids)
+    own = [field.attname for field in model._meta.concrete_fields]
+    size = len(_COLUMNS)
+    return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
+
+
+@compiled
+def _marked_at_once(using: str, policy: TimeoutPolicy[Any], pks: int, ids: int, attempts: int) -> Raw:
+    model, key, features = policy.model, cast("Any", policy.model._meta.pk), connections[using].features
+    quoted, ledger = connections[using].ops.quote_name, connections[using].ops.quote_name(Timeout._meta.db_table)
+    keys = [Param(key, "pk", index) for index in range(pks)]
+    objects = rows_of(model, using).filter(pk__in=keys).order_by("pk")
+    objects = objects.annotate(delayq_id=object_id(F(key.name), model, using), delayq_matches=matches(policy))
+    own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
+    due: Any = _due(params("id", ids), using).filter(policy__in=policy.labels).exclude(IsStopped(policy))
+    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": DatabaseNow(), "slot_taken": None}
+    parts = (
+        sql_of(for_update(objects, using, wait=False), using),
+        sql_of(due.order_by().values_list("pk", "object_id"), using),
+        sql_of(update(Timeout.objects.using(using), **values, attempts=F("attempts") + attempts), using),
+    )
+    (locked, _), (checked, _), (marked, _) = parts
+    rows, _, condition = checked.partition(" WHERE ")
+    lock = connections[using].ops.for_update_sql(
+        skip_locked=True, of=(ledger,), no_key=features.has_select_for_no_key_update
+    )
+    returned = [f"{ledger}.{quoted(cast('str', field.column))}" for field in _ROW] + [f"locked.{name}" for name in own]
+    sql = (
+        f"WITH locked ({', '.join(own)}, object_id, matches) AS MATERIALIZED ({locked}),"
+        f" due (id, object_id) AS MATERIALIZED ({rows} JOIN locked ON locked.object_id = {ledger}.object_id"
+        f" AND locked.matches = 1 WHERE {condition} {lock})"
+        f" {marked} FROM due JOIN locked ON locked.object_id = due.object_id WHERE {ledger}.id = due.id"
+        f" RETURNING {', '.join(returned)}"
+    )
+    return Raw(sql, [each for _, given in parts for each in given], [*_ROW, *model._meta.concrete_fields])
+
+
+def matches(policy: TimeoutPolicy[Any]) -> Any:
+    """Return an expression for whether the condition of `policy`, on columns of the object, holds: 1 or 0."""
+    return Case(When(policy.when, then=Value(1)), default=Value(0)) if policy.when else Value(1)
 
 
 def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
@@ -130,10 +210,15 @@ def slot_is_taken(row: Timeout, labels: Iterable[str], using: str) -> bool:
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
     """Return at most `limit` rows, only `ids` if given, whose attempt has expired, the longest expired first."""
+    wanted = padded(ids) if ids is not None else []
+    return [] if ids is not None and not ids else _expired.objects(using, limit, len(wanted), id=wanted)
+
+
+@compiled
+def _expired(using: str, limit: int, ids: int) -> QuerySet[Timeout, Any]:
     rows = Timeout.objects.using(using).filter(state=State.FIRING, settled_at__isnull=True, run_at__lte=DatabaseNow())
-    if ids is not None:
-        rows = rows.filter(pk__in=ids)
-    return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
+    rows = rows.filter(pk__in=params("id", ids)) if ids else rows
+    return rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit]
 
 
 def extend(ids: Collection[int], until: datetime, using: str) -> None:

@@ -16,6 +16,7 @@ query logs and instrumentation see them like any other.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from django.core.signals import setting_changed
@@ -28,7 +29,7 @@ from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import Field
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_STATEMENTS = 1000
 """More are not kept, because shapes may contain policies, and tests declare many."""
+_PLAIN = re.compile(r"[\w.\[\]-]*", re.ASCII)
 _SETTINGS = frozenset(("DATABASES", "DATABASE_ROUTERS", "INSTALLED_APPS", "TIME_ZONE", "USE_TZ"))
 
 
@@ -119,6 +121,7 @@ class Statement:
                     self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
                     self.annotations = list(compiler.annotation_col_map.items())
         self.converters = [(at, *found) for at, found in compiler.get_converters(expressions).items()]
+        self.sql, parameters = _with_literals(self.sql, parameters)
         self.constants = [None if isinstance(each, Param) or callable(each) else each for each in parameters]
         given = [(at, each) for at, each in enumerate(parameters) if isinstance(each, Param)]
         self.given = [
@@ -152,6 +155,28 @@ class Statement:
                     for function in functions:
                         row[at] = function(row[at], expression, connection)
         return rows
+
+
+def _with_literals(sql: str, parameters: Iterable[Any]) -> tuple[str, list[Any]]:
+    """Write plain constants into the SQL: drivers convert and quote each parameter again in each execution."""
+    given, remaining = iter(parameters), []
+
+    def literal(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%%"
+        value = next(given)
+        if value is None:
+            return "NULL"
+        if isinstance(value, bool):
+            return "TRUE" if value else "FALSE"
+        if isinstance(value, int) and value >= 0:
+            return str(int(value))
+        if isinstance(value, str) and _PLAIN.fullmatch(value):
+            return f"'{value!s}'"
+        remaining.append(value)
+        return "%s"
+
+    return re.sub("%[%s]", literal, sql), remaining
 
 
 _statements: dict[tuple[Any, ...], Statement] = {}

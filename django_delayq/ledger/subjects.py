@@ -5,6 +5,7 @@ The ledger identifies an object by its content type and its primary key as a str
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,12 +20,13 @@ from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import key_type, object_id_of, pk_of, refusal, root_of_key
 from django_delayq.ledger.locking import database_of
-from django_delayq.models import Timeout, slot_of
+from django_delayq.models import SLOT_BYTES, Timeout, slot_of
 from django_delayq.policies import registry, resolve_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django.contrib.contenttypes.models import ContentTypeManager
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.expressions import Combinable
     from django.db.models.sql.compiler import SQLCompiler
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 MAX_KEY = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Subject:
     """One policy, object and key in one database; or, with `row_id`, one row of them."""
 
@@ -125,7 +127,7 @@ def slots_of(
     """
     table = policy.concrete_model
     field, text = root_of_key(table), key_type(table).text
-    common = blake2b(f"{label}\0{kind_of(table, using)}\0".encode(), digest_size=20)
+    common = blake2b(f"{label}\0{kind_of(table, using)}\0".encode(), digest_size=SLOT_BYTES)
     for pk in map(field.to_python, pks):
         object_id, digest = text(field, pk), common.copy()
         digest.update(f"{object_id}\0{key}".encode())
@@ -181,15 +183,21 @@ def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[int, type[
             yield content_type_id, models[0], sorted(keys)
 
 
+@functools.cache
+def _kinds(using: str) -> ContentTypeManager:
+    """Return the manager of the content types of a database; all share one cache, which Django clears."""
+    return ContentType.objects.db_manager(using)
+
+
 def kind_of(table: type[Model], using: str) -> int:
     """Return the id of the content type under which the ledger has objects of `table`."""
-    return int(ContentType.objects.db_manager(using).get_for_model(table).pk)
+    return int(_kinds(using).get_for_model(table).pk)
 
 
 def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
     """Return the model of a content type; None if the model, or the content type itself, does not exist any more."""
     try:
-        return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
+        return _kinds(using).get_for_id(content_type_id).model_class()
     except ContentType.DoesNotExist:
         return None
 

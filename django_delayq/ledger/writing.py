@@ -7,7 +7,7 @@ orders would deadlock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Exists, F, OuterRef
@@ -18,15 +18,16 @@ from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import (
     as_it_is,
     can_lock_and_write,
-    in_state,
     lock_in_slot_order,
     lock_newest,
     locking_object,
 )
-from django_delayq.ledger.outbox import push_rows, withdraw
+from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
+from django_delayq.ledger.outbox import announce, push_rows, withdraw
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import Raw, compiled, param, params, sql_of, update
+from django_delayq.ledger.statements import Raw, compiled, padded, param, params, sql_of, update
 from django_delayq.models import Timeout, new_idempotency_key
+from django_delayq.signals import timeout_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,40 +37,12 @@ if TYPE_CHECKING:
     from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
-    from django_delayq.models import TimeoutQuerySet
 
 State, Cause = Timeout.State, Timeout.Cause
 
-# The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
-# extend a cart three times could keep it indefinitely by replacing its timeout.
-ROUND_FIELDS = (
-    "policy",
-    "queue",
-    "due_at",
-    "run_at",
-    "since_at",
-    "attempts",
-    "payload",
-    "history",
-    "reason",
-    "created_at",
-    "idempotency_key",
-    "slot",
-    "claims",
-    "claimed_until",
-)
 SETTLED_FIELDS = ("state", "cause", "settled_at", "slot_taken", "reason", "history")
-# Columns of which every new row has the same value, as SQL: fewer parameters take less time.
-_NEW = {
-    "state": "'pending'",
-    "cause": "''",
-    "extensions": "0",
-    "attempts": "0",
-    "settled_at": "NULL",
-    "slot_taken": "1",
-    "claims": "0",
-    "claimed_until": "NULL",
-}
+_DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
+_OPTIONAL = ("key", "queue", "payload", "reason", "since_at")
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
 REVIVED_FIELDS = ("run_at", "attempts", "final_attempt", "claims", "claimed_until")
 
@@ -78,80 +51,99 @@ def new_row(
     subject: Subject, due_at: datetime, since_at: datetime | None, *, payload: Any = None, reason: str = ""
 ) -> Timeout:
     """Return an unsaved pending row for `subject`."""
-    return Timeout(
-        policy=subject.labels[0],
-        content_type_id=subject.content_type_id,
-        object_id=subject.object_id,
-        key=subject.key,
-        queue=subject.policy.queue if subject.policy else "default",
-        due_at=due_at,
-        run_at=due_at,
-        since_at=since_at,
-        first_due_at=due_at,
-        payload=payload,
-        reason=clipped(reason),
-        created_at=clock.now(),
-        slot=subject.slots[0],
-    )
+    given = {
+        "policy": subject.labels[0],
+        "content_type_id": subject.content_type_id,
+        "object_id": subject.object_id,
+        "key": subject.key,
+        "queue": subject.policy.queue if subject.policy else "default",
+        "due_at": due_at,
+        "run_at": due_at,
+        "since_at": since_at,
+        "first_due_at": due_at,
+        "payload": payload,
+        "history": [],
+        "reason": clipped(reason),
+        "created_at": clock.now(),
+        "idempotency_key": new_idempotency_key(),
+        "slot": subject.slots[0],
+    }
+    values: Any = (_DEFAULTS | given).values()
+    return Timeout(*values)  # by position, which takes a third of the time
 
 
-def insert_if_free(row: Timeout, subject: Subject, *, lock: bool = False) -> bool:
-    """Insert `row` if no row is pending in its slot; return whether it was inserted.
+def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout | None:
+    """Lock the object and insert `new`, in one statement; return it, with the value of the policy's `since` column.
 
-    With `lock` the same statement locks the object, and gives `row` the value of the policy's `since` column. Then
-    False, after which nothing is written, may also mean that the object is gone, or that one statement cannot do this
-    here: the caller locks the object and proceeds step by step.
+    If a row is pending and `replace` is set, a second statement locks the object, begins a new round with the values
+    of `new` in that row, and returns it. None, and nothing is written: `replace` is not set, the object is gone, or
+    one statement cannot do this here. Then the caller locks the object and proceeds step by step.
     """
     policy, using = subject.policy, subject.using
-    if len(subject.slots) > 1:  # a row under a former label has another slot
-        return False
-    if not lock:
-        return _insert_if_free(row, using)
-    if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
-        return False
-    return _insert_if_free(row, using, policy.model, policy.since, subject.pk)
+    if policy is None or callable(policy.since) or len(subject.slots) > 1:  # a row under a former label: another slot
+        return None
+    if not can_lock_and_write(policy.model, using):
+        return None
+    if _insert_if_free(new, using, policy.model, policy.since, subject.pk):
+        return new
+    if not replace or policy.since is not None:
+        return None
+    rows = _replaced.objects(using, policy.model, **{**vars(new), "pk": subject.pk})
+    push_rows(rows, using)
+    return rows[0] if rows else None
 
 
 def _insert_if_free(
     row: Timeout, using: str, model: type[Model] | None = None, since: str | None = None, pk: Any = None
 ) -> bool:
+    values = vars(row)
+    given = tuple(name for name in _OPTIONAL if values[name] != _DEFAULTS[name])
+    shape = model, since, (row.policy, row.content_type_id), given
     if connections[using].features.can_return_columns_from_insert:
-        found = _inserted.rows(using, model, since, **vars(row), pk=pk)
+        found = _inserted.rows(using, *shape, **values, pk=pk)
     else:
-        _inserted.execute(using, model, since, **vars(row), pk=pk)
+        _inserted.execute(using, *shape, **values, pk=pk)
         rows = Timeout.objects.using(using).filter(slot=row.slot, slot_taken=1)
-        found = list(rows.values_list("pk", "idempotency_key"))
-    if not found or found[0][1] != row.idempotency_key:  # MySQL and MariaDB find the row that has the slot, too
+        found = list(rows.values_list("pk", "since_at", "idempotency_key"))
+    if not found:
         return False
-    row.pk, _, *since_at = found[0]
-    row.since_at = since_at[0] if since_at else row.since_at
+    row_id, since_at, *own = found[0]
+    if own not in ([], [row.idempotency_key]):
+        return False
+    row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using
     push_rows([row], using, earlier_only=True)
     return True
 
 
 @compiled
-def _inserted(using: str, model: type[Model] | None, since: str | None) -> Raw:
+def _inserted(
+    using: str, model: type[Model] | None, since: str | None, kind: tuple[str, int], given: tuple[str, ...]
+) -> Raw:
+    """Write what all rows of a shape have in common into the SQL: each parameter takes time in the driver."""
     connection = connections[using]
     quoted = connection.ops.quote_name
     columns: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
-    known = {**_NEW, "since_at": "delayq_since"} if since else _NEW
-    values = [known.get(field.name, "%s") for field in columns]
-    parameters: list[Any] = [param(field.name) for field, value in zip(columns, values, strict=True) if value == "%s"]
-    lock, source = "", f"VALUES ({', '.join(values)})"
+    common = {"policy": kind[0], "content_type_id": kind[1], "history": "[]", "final_attempt": False}
+    common |= {name: _DEFAULTS[name] for name in _OPTIONAL if name not in given}
+    known, lock, first = NEW, "", ()
     if model is not None:
-        lock, first = locking_object(model, using, **({"delayq_since": F(since)} if since else {}))
-        parameters = [*first, *parameters]
-        # WHERE, because SQLite would read ON as the condition of a join.
-        source = f"SELECT {', '.join(values)} FROM locked WHERE 1 = 1"
-    names = ", ".join(quoted(each.column) for each in columns)
-    keep = dialect_of(connection).on_conflict_keep
-    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({names}) {source} {keep}"
+        known = NEW | dict.fromkeys(("due_at", "run_at", "first_due_at"), "delayq_due")
+        known |= {"since_at": "delayq_since"} if since else {}
+        selected = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
+        lock, first = locking_object(model, using, **selected)
+    values = ", ".join(known.get(field.name, "%s") for field in columns)
+    # WHERE, because SQLite would read ON as the condition of a join.
+    source = f"SELECT {values} FROM locked WHERE 1 = 1" if lock else f"VALUES ({values})"
+    names = [field.attname for field in columns if field.name not in known]
+    parameters = [*first, *(common[name] if name in common else param(name) for name in names)]
+    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(quoted(each.column) for each in columns)})"
+    sql = f"{sql} {source} {dialect_of(connection).on_conflict_keep}"
     if not connection.features.can_return_columns_from_insert:
         return Raw(sql, parameters)
-    returning: Any = [
-        Timeout._meta.get_field(name) for name in ("id", "idempotency_key", *(["since_at"] if since else []))
-    ]
+    # MariaDB returns the row that has the slot, too.
+    own = () if connection.features.supports_update_conflicts_with_target else ("idempotency_key",)
+    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", *own)]
     return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
 
 
@@ -184,7 +176,7 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
 def upsert(new: Timeout, subject: Subject) -> Timeout:
     """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row."""
     using = subject.using
-    if insert_if_free(new, subject):
+    if len(subject.slots) == 1 and _insert_if_free(new, using):
         return new
     row = adopt(subject)
     if row is None:
@@ -251,10 +243,9 @@ def cancel(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason:
     """Cancel the pending rows among `entries`, ids with their queues; return how many there were."""
     if not entries:
         return 0
-    ids = list(entries)
-    ids += ids[-1:] * ((1 << (len(ids) - 1).bit_length()) - len(ids))  # few lengths, so that few statements are kept
-    now, reason = clock.now(), clipped(reason)
-    cancelled = _cancelled_ids.execute(using, len(ids), id=ids, cause=cause, reason=reason, settled_at=now)
+    ids, settled_at = padded(entries), clock.now()
+    values = {"id": ids, "cause": cause, "reason": clipped(reason), "settled_at": settled_at}
+    cancelled = _cancelled_ids.execute(using, len(ids), **values)
     withdraw(((queue, row_id) for row_id, queue in entries.items()), using)
     return cancelled
 
@@ -266,43 +257,60 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     return update(rows, state=State.CANCELLED, slot_taken=None, **given)
 
 
-def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Timeout | None:
+def cancel_pending(subject: Subject, reason: str, *, lock: bool, whole: bool = False) -> Timeout | None:
     """Cancel the pending round of `subject` by hand, in one statement, if it is the newest; return its row.
 
-    None, and nothing is written: there is none, or one statement cannot do this here.
+    Notify Redis and the receivers of `timeout_cancelled` on commit. None, and nothing is written: there is none, or
+    one statement cannot do this here.
 
     Args:
         subject: what to cancel.
         reason: is stored.
         lock: lock the object in the same statement; otherwise the transaction has locked it.
+        whole: return all columns of the row. Otherwise only those are read that this function needs.
     """
     policy, using = subject.policy, subject.using
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return None
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
-    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), **values)
+    columns = () if whole or timeout_cancelled.receivers else ("id", "queue")
+    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), columns, **values)
     if not found:
         return None
-    withdraw([(found[0].queue, found[0].pk)], using)
-    return cast("Timeout", found[0])
+    row: Timeout = found[0]
+    withdraw([(row.queue, row.pk)], using)
+    announce(timeout_cancelled, row, using)
+    return row
 
 
 @compiled
-def _cancelled(using: str, model: type[Model] | None, slots: int) -> Raw:
+def _cancelled(using: str, model: type[Model] | None, slots: int, columns: Sequence[str]) -> Raw:
     """While the statement waits for the object, the row may be fired; then it does not match any more."""
     rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
     newer = rounds.filter(pk__gt=OuterRef("pk"))
     values = {"state": State.CANCELLED, "cause": Cause.HAND, "slot_taken": None}
     pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
-    sql, parameters = sql_of(update(pending, **values, settled_at=param("settled_at"), reason=param("reason")), using)
+    changed = update(pending, **values, settled_at=param("settled_at"), reason=param("reason"))
+    return _locking_update(changed, model, columns, using)
+
+
+@compiled
+def _replaced(using: str, model: type[Model]) -> Raw:
+    pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
+    return _locking_update(update(pending, **{name: param(name) for name in ROUND_FIELDS}), model, (), using)
+
+
+def _locking_update(changed: UpdateQuery, model: type[Model] | None, columns: Sequence[str], using: str) -> Raw:
+    """Return an UPDATE that locks its object first, unless `model` is None, and returns these columns, or all."""
+    sql, parameters = sql_of(changed, using)
     if model is not None:
         lock, first = locking_object(model, using)
         sql, parameters = f"{lock} {sql} AND EXISTS (SELECT 1 FROM locked)", (*first, *parameters)
-    fields: Any = Timeout._meta.concrete_fields
+    fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
     quoted = connections[using].ops.quote_name
     table = quoted(Timeout._meta.db_table)
-    columns = ", ".join(f"{table}.{quoted(field.column)}" for field in fields)
-    return Raw(f"{sql} RETURNING {columns}", parameters, fields)
+    returning = ", ".join(f"{table}.{quoted(field.column)}" for field in fields)
+    return Raw(f"{sql} RETURNING {returning}", parameters, fields)
 
 
 def cancel_rows(rows: Sequence[Timeout], using: str, reason: str, now: datetime) -> None:
@@ -326,13 +334,14 @@ def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
 def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> None:
     """Give the `row` that is firing no further attempt if this one fails."""
     record(row, "cancel_requested", clock.now(), by=by, reason=reason)
-    _if_still(row, State.FIRING).update(final_attempt=True, history=row.history)
+    row.final_attempt = True
+    update_each([row], ("final_attempt", "history"), row._state.db or DEFAULT_DB_ALIAS, (State.FIRING,))
 
 
 def note_condition(row: Timeout) -> None:
     """Count a round that was cancelled by hand as cancelled by its condition, so that it may be armed again."""
-    _if_still(row, State.CANCELLED).filter(cause=Cause.HAND).update(cause=Cause.CONDITION)
     row.cause = Cause.CONDITION
+    update_each([row], ("cause",), row._state.db or DEFAULT_DB_ALIAS, (State.CANCELLED,))
 
 
 def adopt(subject: Subject) -> Timeout | None:
@@ -354,28 +363,3 @@ def adopt(subject: Subject) -> Timeout | None:
         row.policy, row.slot, present = subject.labels[0], subject.slots[0], row
         update_each([row], ("policy", "slot"), subject.using)
     return present
-
-
-def update_each(
-    rows: Sequence[Timeout], names: Sequence[str], using: str, states: Sequence[Timeout.State] = (State.PENDING,)
-) -> None:
-    """Write the columns `names` of each of `rows`, as the instance has them, if the row is still in one of `states`.
-
-    One statement, sent for all rows. Not `bulk_update`: for 500 rows it builds thousands of expressions, and takes more
-    time in Python than the database takes to write them.
-    """
-    if rows:
-        each = [{name: getattr(row, name) for name in ("id", *names)} for row in rows]
-        _written.execute_many(using, tuple(names), tuple(states), each=each)
-
-
-@compiled
-def _written(using: str, names: tuple[str, ...], states: tuple[Timeout.State, ...]) -> UpdateQuery:
-    rows = Timeout.objects.using(using).filter(pk=param("id"))
-    rows = dialect_of(connections[using]).in_states(rows, states)
-    return update(rows, **{name: param(name) for name in names})
-
-
-def _if_still(row: Timeout, state: Timeout.State) -> TimeoutQuerySet:
-    using = row._state.db or DEFAULT_DB_ALIAS
-    return in_state(Timeout.objects.using(using).filter(pk=row.pk), state, using)

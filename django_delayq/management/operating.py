@@ -7,7 +7,7 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
@@ -18,10 +18,11 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count, count
-from django_delayq.management.options import Selection, add_selection, each, policy_named
+from django_delayq.management.options import Selection, add_selection, each
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result
 from django_delayq.operations.registry import OPERATIONS, Operation
+from django_delayq.policies import TimeoutPolicy, get_policy
 
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
@@ -35,7 +36,28 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
-class AskingCommand(BaseCommand):
+class DelayqCommand(BaseCommand):
+    """A command that reports the errors of this library without a traceback."""
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        try:
+            return super().execute(*args, **options)
+        except DelayqError as error:
+            raise CommandError(str(error)) from error
+
+
+class ReportCommand(DelayqCommand):
+    """A command that reads, and prints lines or JSON."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print JSON, with all values")
+
+    def print(self, value: Any, lines: Iterable[str], options: dict[str, Any]) -> None:
+        if text := as_json(value) if options["json"] else "\n".join(lines):
+            self.stdout.write(text)
+
+
+class AskingCommand(DelayqCommand):
     """A command that asks before it changes many timeouts."""
 
     runs_unattended: ClassVar[bool] = False
@@ -81,11 +103,7 @@ class OperatorCommand(AskingCommand):
         return {}
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
-        parameters = self.parameters(options)
-        try:
-            return self.operation.call(target, by=actor(), reason=options["reason"], **parameters, **more)
-        except (DelayqError, ValueError) as error:
-            raise CommandError(str(error)) from error
+        return self.operation.call(target, by=actor(), reason=options["reason"], **self.parameters(options), **more)
 
     def show_progress(self, examined: int) -> None:
         """Show how far it is, if a person watches."""
@@ -128,12 +146,16 @@ class PolicyCommand(OperatorCommand):
         parser.add_argument("--policy", action="append", metavar="LABEL", help="the same as a LABEL; may be repeated")
         super().add_arguments(parser)
 
+    def policies(self, options: dict[str, Any]) -> list[TimeoutPolicy[Any]]:
+        """Return the named policies. Raises UnknownPolicy."""
+        return [get_policy(label) for label in dict.fromkeys([*each(options["label"]), *each(options["policy"])])]
+
     def handle(self, *args: Any, **options: Any) -> None:
-        labels = [*each(options["label"]), *each(options["policy"])]
-        if not labels:
-            raise CommandError("Which policies? Give their labels, such as shop.order.cancel_unpaid.")
         # All labels are looked up before the first policy is changed: with a wrong label nothing changes.
-        for policy in [policy_named(label) for label in dict.fromkeys(labels)]:
+        policies = self.policies(options)
+        if not policies:
+            raise CommandError("Which policies? Give their labels, such as shop.order.cancel_unpaid.")
+        for policy in policies:
             using = database_of(policy.concrete_model)
             before = policy_state(policy, using)
             pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))

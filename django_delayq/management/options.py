@@ -21,11 +21,10 @@ from django.utils.dateparse import parse_datetime
 
 from django_delayq import clock
 from django_delayq.delays import UNITS
-from django_delayq.exceptions import UnknownPolicy
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.search import labels_in
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.policies import get_policy, registry
 
 SELECTING: Final = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
@@ -92,14 +91,6 @@ def moment(option: str, value: str | datetime) -> datetime:
     return timezone.make_naive(found) if timezone.is_aware(found) else found
 
 
-def policy_named(label: str, model: type[Model] | None = None) -> TimeoutPolicy[Any]:
-    """Return the declared policy with this label, or with this name for `model`. Raises CommandError."""
-    try:
-        return get_policy(label if model is None else (model, label))
-    except UnknownPolicy as error:
-        raise CommandError(str(error)) from error
-
-
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
     """Add the options that select timeouts in any of `states`; without `--state`, in those of `default`."""
     group = parser.add_argument_group("which timeouts (all conditions together)")
@@ -138,7 +129,7 @@ class Selection:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Selection:
-        """Return the selection. Raises CommandError for an unknown name, and if no option restricts it."""
+        """Return the selection. Raises UnknownPolicy, and CommandError for a wrong value or without a restriction."""
         if not options["all"] and not any(options[name] is not None for name in SELECTING):
             raise CommandError("Which timeouts? Give --policy, --id, --object ... or --all.")
         using = router.db_for_write(Timeout)
@@ -159,8 +150,8 @@ class Selection:
         for name, lookup in (("due_before", "run_at__lt"), ("due_after", "run_at__gte")):
             if options[name] is not None:
                 rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
-        plain = {name: options[name] for name in ("key", "queue") if options[name] is not None}
-        return cls(rows.filter(**plain), states, labels)
+        rows = rows if options["key"] is None else rows.filter(key=options["key"])
+        return cls(_in_queue(rows, options["queue"]), states, labels)
 
     def first(self, limit: int) -> list[Timeout]:
         """Return the first `limit` rows by their next attempt.
@@ -181,6 +172,10 @@ class Selection:
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
+def _in_queue(rows: TimeoutQuerySet, queue: str | None) -> TimeoutQuerySet:
+    return rows if queue is None else rows.of_queue(queue)
+
+
 def _labels(options: dict[str, Any], using: str) -> list[str]:
     """Return present and former labels. The label of a policy that is no longer declared must be in the ledger."""
     found: list[str] = []
@@ -188,9 +183,9 @@ def _labels(options: dict[str, Any], using: str) -> list[str]:
         if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
             found.append(name)
         elif "." not in name and options["model"] is not None:
-            found += policy_named(name, _model(options["model"])).labels
+            found += get_policy((_model(options["model"]), name)).labels
         else:
-            found += policy_named(name).labels
+            found += get_policy(name).labels
     return found
 
 
@@ -203,7 +198,7 @@ def _model(label: str) -> type[Model]:
 
 def _about(options: dict[str, Any], using: str) -> Q:
     """Return the condition on the object: its model, and its key if one is given."""
-    models = [policy_named(name).concrete_model for name in each(options["policy"]) if registry.get(name)]
+    models = [get_policy(name).concrete_model for name in each(options["policy"]) if registry.get(name)]
     if options["model"] is not None:
         models = [_model(options["model"])]
     if not models:

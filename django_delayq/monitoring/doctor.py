@@ -14,6 +14,7 @@ import django
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
+from django.db.models import Max, Min
 from django.utils import timezone
 
 import django_delayq
@@ -25,8 +26,10 @@ from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, redis_status, workers_alive
+from django_delayq.operations.replan import unfinished
 from django_delayq.policies import get_policies
 from django_delayq.redis_clients import get_engine
 
@@ -40,6 +43,13 @@ STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
 MIN_REDIS: Final = (6, 2)
 MEMORY_WARNING: Final = 0.9
+CAPACITY: Final = {
+    "firings_per_second_two_processes": 2500,
+    "ledger_bytes_per_row": 450,
+    "redis_bytes_per_pending": 102,
+    "connections_per_worker": 7,  # of which four are those of its handler threads
+}
+"""Constants of `make bench`: see docs/benchmarks.md, Capacity. A test compares them with the latest run."""
 
 
 def examine(using: str | None = None, *, quick: bool = False) -> list[CheckMessage]:
@@ -93,10 +103,7 @@ def indexes(using: str) -> Iterator[CheckMessage]:
 
 def machine_clock(using: str) -> Iterator[CheckMessage]:
     """Compare this machine's clock, which computes deadlines, with the database's, which decides which rows are due."""
-    before = timezone.now()
-    now = database_now(using)
-    aware = now if timezone.is_aware(now) else timezone.make_aware(now)
-    yield skew("clock", "This machine's clock", (before - aware).total_seconds())
+    yield skew("clock", "This machine's clock", (to_ms(timezone.now()) - to_ms(database_now(using))) / 1000)
 
 
 def connection_limit(using: str) -> Iterator[CheckMessage]:
@@ -258,8 +265,7 @@ def stopped(using: str) -> Iterator[CheckMessage]:
 
 def unfinished_changes(using: str) -> Iterator[CheckMessage]:
     """Find changes of policies that have stopped moving rows before their end."""
-    left = PolicyChange.objects.using(using).filter(finished_at__isnull=True)
-    for change in left.filter(touched_at__lt=database_now(using) - UNFINISHED_ERROR):
+    for change in unfinished(using).filter(touched_at__lt=database_now(using) - UNFINISHED_ERROR):
         text = f"The change {change.what} of {change.policy} has moved {change.moved} rows and stopped."
         hint = f"A worker continues it. Without a worker, run delayq_resume {change.policy}."
         yield Error(text, hint=hint, id="changes")
@@ -274,6 +280,33 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
                 text = f"{count} objects match {policy.label}, but their deadlines passed too long ago to arm them."
                 hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
                 yield Warning(text, hint=hint, id="too_old")
+
+
+def capacity(using: str) -> Iterator[CheckMessage]:
+    """Estimate what the next hour needs, from the constants of the benchmark. Counts 10,000 timeouts a minute at most.
+
+    A handler that costs more than the benchmark's, which saves its object, makes it slower; `batch=` much faster.
+    """
+    now, minute, found = database_now(using), timedelta(minutes=1), workers_alive(using)
+    pending = in_state(Timeout.objects.using(using).all(), Timeout.State.PENDING)
+    starts = [now + number * minute for number in range(60)]
+    counts = count_each({at: pending.filter(run_at__gt=at, run_at__lte=at + minute) for at in starts}, using)
+    due, busiest = sum(counts.values(), NOTHING), max(counts.values())
+    text = f"{due} timeouts are due in the next hour, at most {busiest} in a minute."
+    if found:
+        rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
+        opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
+        text += (
+            f" The running workers fire about {rate:.0f} a second, so that minute takes {busiest.value / rate:.0f} s "
+            f"and the hour {due.value / rate / 60:.0f} minutes. They open up to {opened} database connections."
+        )
+    yield Info(text, id="capacity")
+    ids = Timeout.objects.using(using).aggregate(first=Min("id"), last=Max("id"))
+    rows = ids["last"] - ids["first"] + 1 if ids["last"] else 0
+    sizes = [rows * CAPACITY["ledger_bytes_per_row"], due.value * CAPACITY["redis_bytes_per_pending"]]
+    ledger, redis_hour = (f"{size / 1e6:,.1f} MB" for size in sizes)
+    text = f"The ledger has at most {rows} rows, about {ledger}. Redis needs about {redis_hour} for the next hour."
+    yield Info(text, id="capacity.storage")
 
 
 def _duration(value: timedelta) -> str:
@@ -299,5 +332,5 @@ QUICK: dict[str, Check] = {
     "rounds.unfinished_changes": unfinished_changes,
 }
 """The checks, by the id of the finding that one of them failed."""
-SLOW: dict[str, Check] = {"rounds.too_old_to_arm": too_old_to_arm}
-"""These read the tables of the policies, as a sync does."""
+SLOW: dict[str, Check] = {"rounds.too_old_to_arm": too_old_to_arm, "rounds.capacity": capacity}
+"""These read the tables of the policies, as a sync does, or the timeouts of an hour."""

@@ -188,17 +188,13 @@ def workers_alive(using: str) -> list[WorkerStatus]:
     """Return the running workers, the oldest first."""
     now = database_now(using)
     rows = WorkerSeen.objects.using(using).filter(seen_at__gt=now - ALIVE).order_by("started_at", "id")
+    same = ("concurrency", "held", "uses_redis", "version", "started_at", "seen_at")
     return [
         WorkerStatus(
-            str(row),
-            None if row.queues is None else tuple(row.queues),
-            row.concurrency,
-            row.held,
-            row.uses_redis,
-            row.version,
-            row.started_at,
-            row.seen_at,
-            max(0.0, (row.seen_at - row.passed_at).total_seconds()),
+            name=str(row),
+            queues=None if row.queues is None else tuple(row.queues),
+            stuck_seconds=max(0.0, (row.seen_at - row.passed_at).total_seconds()),
+            **{name: getattr(row, name) for name in same},
         )
         for row in rows
     ]

@@ -128,7 +128,7 @@ def resume(
     """
     found = get_policy(policy)
     using = database_of(found.concrete_model)
-    earlier = unfinished(found, using)
+    earlier = unfinished(using, found).first()
     if earlier is not None and earlier.what == What.RESUMED:
         return run_move(earlier, using, progress)
     with control_of(found, by, reason) as (control, change):
@@ -160,7 +160,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
         control = _lock_control(found, using)
-        if unfinished(found, using):
+        if unfinished(using, found).exists():
             words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)
@@ -176,17 +176,17 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
             change.save(using=using)
         control.save(using=using)
     stop_cache.forget()
-    transaction.on_commit(lambda: _after_commit(change), using=using, robust=True)
 
+    def after_commit() -> None:
+        stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
+        if change.what:
+            logger.info(
+                "%s by %s: %s %s",
+                *(change.policy, change.by, change.what, change.reason),
+                extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
+            )
 
-def _after_commit(change: PolicyChange) -> None:
-    stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
-    if change.what:
-        logger.info(
-            "%s by %s: %s %s",
-            *(change.policy, change.by, change.what, change.reason),
-            extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
-        )
+    transaction.on_commit(after_commit, using=using, robust=True)
 
 
 def _lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
@@ -291,8 +291,8 @@ def change_delay(
         progress: called with the number of rows examined, page by page.
 
     Raises:
-        InvalidDelay: `after` is not a valid duration.
-        ValueError: the policy has no delay of its own, or `"shift"` where a delay differs from object to object.
+        InvalidDelay: `after` is not a valid duration, the policy has no delay of its own, or `"shift"` is given where
+            delays differ from object to object.
         PolicyConflict: an earlier change still moves rows.
     """
     found = get_policy(policy)
@@ -324,11 +324,11 @@ def _new_delay(
         raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
     if policy.after is None:
         words = _("{policy} declares no delay that could be changed: each call sets its own.")
-        raise ValueError(words.format(policy=policy.label))
+        raise InvalidDelay(words.format(policy=policy.label))
     if after is not None:
         check_length(after, "after")
     new = PolicyState(policy, after=after).delay
     if mode == "shift" and (new is None or before is None):
         words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")
-        raise ValueError(words.format(policy=policy.label))
+        raise InvalidDelay(words.format(policy=policy.label))
     return new

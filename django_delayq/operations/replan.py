@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from django.db import connections, transaction
+from django.db.models import QuerySet
 
 from django_delayq.clock import database_now
 from django_delayq.delays import shifted
@@ -33,10 +34,10 @@ MAX_REQUEUED: Final = 10_000
 REQUEUE_PAGE: Final = 1_000
 
 
-def unfinished(policy: TimeoutPolicy[Any], using: str) -> PolicyChange | None:
-    """Return the change that still moves rows of `policy`; there is at most one."""
-    changes = PolicyChange.objects.using(using).filter(finished_at__isnull=True, policy__in=policy.labels)
-    return changes.order_by("id").first()
+def unfinished(using: str, policy: TimeoutPolicy[Any] | None = None) -> QuerySet[PolicyChange]:
+    """Return the changes that still move rows: of all policies, or of one, which has at most one."""
+    changes = PolicyChange.objects.using(using).filter(finished_at__isnull=True).order_by("id")
+    return changes if policy is None else changes.filter(policy__in=policy.labels)
 
 
 def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_alone: timedelta = timedelta(0)) -> int:
@@ -46,15 +47,10 @@ def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_al
     """
     if connections[using].in_atomic_block:
         return 0
-    changes = PolicyChange.objects.using(using).filter(finished_at__isnull=True).order_by("id")
-    if policy is not None:
-        changes = changes.filter(policy__in=policy.labels)
+    changes = unfinished(using, policy)
     if left_alone:
         changes = changes.filter(touched_at__lt=database_now(using) - left_alone)
-    found = list(changes)
-    for change in found:
-        run_move(change, using)
-    return len(found)
+    return len([run_move(change, using) for change in list(changes)])
 
 
 def begin_move(change: PolicyChange, using: str) -> None:

@@ -67,6 +67,15 @@ class ClockSkew:
         """Note that the database clock showed `now`, at this time or earlier."""
         self._database.note(_ms(now))
 
+    def note_answer(self, now: datetime, asked_at: float) -> None:
+        """Note that a query, begun at the steady time `asked_at`, has just returned `now` as the database's time.
+
+        Query it again while its clock is not known, or may have been set. Raises the database's errors.
+        """
+        self._database.note(_ms(now), late_ms=1000 * (self._monotonic() - asked_at))
+        if not self._database.is_steady:
+            self.ask_database()
+
     def note_redis(self, now_ms: int) -> None:
         """Note that the clock of Redis has just shown `now_ms`."""
         self._redis.note(float(now_ms), late_ms=REDIS_LATE_MS)

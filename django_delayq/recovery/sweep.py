@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq import clock
 from django_delayq.conf import get_settings
@@ -23,10 +23,14 @@ from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.search import SOONEST, Cursor, in_state
+from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.turns import turn
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -53,12 +57,20 @@ class Row(NamedTuple):
 
 def page_of(using: str, start: datetime | None, place: Row | None, end: datetime) -> list[Row]:
     """Return the next `PAGE` pending rows after `place` whose `run_at` is from `start` (None: no bound) to `end`."""
-    rows = in_state(Timeout.objects.using(using).filter(run_at__lte=end), Timeout.State.PENDING)
-    if place is not None:
-        rows = Cursor(SOONEST, (place.run_at, place.id)).after(rows)
-    elif start is not None:
-        rows = rows.filter(run_at__gte=start)
-    return [Row(*values) for values in rows.values_list(*Row._fields)[:PAGE]]
+    if place is None:
+        found = _first_page.rows(using, PAGE, start is not None, start=start, end=end)
+    else:
+        rows = in_state(Timeout.objects.using(using).filter(run_at__lte=end), Timeout.State.PENDING)
+        found = Cursor(SOONEST, (place.run_at, place.id)).after(rows).values_list(*Row._fields)[:PAGE]
+    return [Row(*values) for values in found]
+
+
+@compiled
+def _first_page(using: str, size: int, is_bounded: bool) -> QuerySet[Timeout, Any]:
+    run_at: Any = Timeout._meta.get_field("run_at")
+    rows = Timeout.objects.using(using).filter(run_at__lte=Param(run_at, "end"))
+    rows = rows.filter(run_at__gte=Param(run_at, "start")) if is_bounded else rows
+    return in_state(rows, Timeout.State.PENDING).values_list(*Row._fields)[:size]
 
 
 class Swept(NamedTuple):
@@ -97,7 +109,7 @@ class Sweep:
         Call `between` between two pages. Raises EngineError or the database's errors; completed pages remain swept.
         """
         interval = get_settings().sweep_interval
-        now = self._skew.ask_database()  # whether it is its turn or not: each worker needs the difference of the clocks
+        now = self._skew.now()
         self._between = between
         with turn(self._engine, "sweep", interval, always=everything) as is_ours:
             if not is_ours:
@@ -105,13 +117,19 @@ class Sweep:
             before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
-                self._deferred_until = now + DEFERRED
+                self._deferred_until, end = now + DEFERRED, now + 2 * interval
+                kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
+                page = page_of(self._using, start, None, end)
+                if len(page) < min(PAGE, PASS):  # all of them, as nearly always
+                    self._places |= {"ahead": None, kind: None}
+                    swept = self._ensure([row for row in page if row.run_at > now])
+                    self._log_restored(swept)
+                    between()
+                    return swept.plus(self._ensure([row for row in page if row.run_at <= now]))
                 # Rows that are due soon come first: they must not wait behind a long backlog.
-                ahead = self._range("ahead", now, now + 2 * interval)
-                self._log_restored(ahead)
-                if is_full:
-                    return ahead.plus(self._range("full", None, now))
-                return ahead.plus(self._range("behind", now - BEHIND, now))
+                swept = self._range("ahead", now, end)
+                self._log_restored(swept)
+                return swept.plus(self._range(kind, start, now))
 
     def _log_restored(self, ahead: Swept) -> None:
         """Log once that Redis has lost entries. Later sweeps restore entries that are due later without another line.

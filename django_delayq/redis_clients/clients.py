@@ -156,11 +156,11 @@ def make_client(source: Any, timeouts: Timeouts) -> Client:
         return _lazy(lambda: _cluster_client(address, timeouts))
     options = {**timeouts.options(address.options), "max_connections": MAX_CONNECTIONS}
     if isinstance(address, ServerAddress):
-        return redis.Redis(connection_pool=redis.ConnectionPool(address.connection_class, **options))
+        return redis.Redis.from_pool(redis.ConnectionPool(address.connection_class, **options))
     sentinel_options = timeouts.options(address.sentinel_options, share=len(address.sentinels))
     manager = Sentinel(address.sentinels, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
     pool = SentinelConnectionPool(address.service, manager, **options)  # type: ignore[no-untyped-call]
-    return redis.Redis(connection_pool=pool)
+    return redis.Redis.from_pool(pool)
 
 
 def check_source(source: Any) -> None:
@@ -223,12 +223,12 @@ def _copy(client: Any, timeouts: Timeouts, share: int = 1) -> redis.Redis:
         "max_connections": MAX_CONNECTIONS,
     }
     if not isinstance(pool, SentinelConnectionPool):
-        return redis.Redis(connection_pool=redis.ConnectionPool(**options))
+        return redis.Redis.from_pool(redis.ConnectionPool(**options))
     manager = copy(pool.sentinel_manager)
     manager.sentinels = [_copy(one, timeouts, len(manager.sentinels)) for one in manager.sentinels]
     options["check_connection"] = pool.check_connection
     sentinel_pool = SentinelConnectionPool(pool.service_name, manager, **options)  # type: ignore[no-untyped-call]
-    return redis.Redis(connection_pool=sentinel_pool)
+    return redis.Redis.from_pool(sentinel_pool)
 
 
 def _lazy(make: Callable[[], Client]) -> Client:

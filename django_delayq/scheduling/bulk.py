@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from django.db import connections
 from django.db.models import QuerySet
 
 from django_delayq import clock
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     Rows = Timeout | TimeoutQuerySet | Iterable[Timeout]
 
+LOCKED_AT_ONCE = 5_000
 COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state")
 """What moving a row reads and writes."""
 
@@ -63,19 +65,20 @@ def schedule_timeouts(
     resolved, using, pks = found
     with transaction_of(using):
         rounds = _lock_and_plan(resolved, pks, key, given, using)
-        taken = _taken(resolved, rounds, key, using)
-        if taken and on_conflict == "error":
-            row = Timeout.objects.using(using).get(pk=taken[0].pk)
-            raise TimeoutConflict(f"{len(taken)} of {len(rounds)} are pending already, such as {row}.", row)
-        if on_conflict == "keep":
-            kept = {row.object_id for row in taken}
-            rounds = [each for each in rounds if each.object_id not in kept]
-        else:
-            for object_id in {row.object_id for row in taken if row.policy != resolved.label}:
-                writing.adopt(subject_at(resolved, object_id, key, using))
-        replace = bool(taken) and on_conflict == "replace"
-        many.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
-        return len(rounds)
+        # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
+        if on_conflict == "error" or len(resolved.labels) > 1:
+            taken = _taken(resolved, rounds, key, using)
+            if taken and on_conflict == "error":
+                row = Timeout.objects.using(using).get(pk=taken[0].pk)
+                raise TimeoutConflict(f"{len(taken)} of {len(rounds)} are pending already, such as {row}.", row)
+            former = {row.object_id for row in taken if row.policy != resolved.label}
+            if on_conflict == "keep":
+                rounds = [each for each in rounds if each.object_id not in former]
+            else:
+                for object_id in former:
+                    writing.adopt(subject_at(resolved, object_id, key, using))
+        replace = on_conflict == "replace"
+        return many.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
 
 
 def _places(
@@ -111,7 +114,8 @@ def _lock_and_plan(
     in_force = None if given is not None or policy.after is None else read_delay(policy, using)
     now, to_python, rounds = clock.now(), root_of_key(policy.model).to_python, []
     due_at = None if given is None else given.due_from(now)
-    for chunk in chunks(pks):
+    # Large pages: to find 500 rows of a table of 50,000, PostgreSQL reads all of it.
+    for chunk in chunks(pks, None if connections[using].features.max_query_params else LOCKED_AT_ONCE):
         rows = locking_rows(policy.model, chunk, using)
         if callable(policy.since) or (due_at is None and callable(policy.after)):
             read = {to_python(obj.pk): (policy.since_of(obj), obj) for obj in rows}

@@ -14,7 +14,7 @@ from django_delayq.ledger import writing
 from django_delayq.ledger.locking import begin_write, lock_object, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.single import cancel_newest, cancel_pending
+from django_delayq.scheduling.single import Cancelling, cancel_newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,8 @@ def before_deadline(
                 lock_object(subject.model, subject.pk, subject.using)
         else:
             obj.refresh_from_db(using=subject.using, from_queryset=_locking(obj, subject.using))
-        cancelling = cancel_pending(subject, reason, lock=False) or cancel_newest(subject, reason)
+        pending = writing.cancel_pending(subject, reason, lock=False, whole=True)
+        cancelling = Cancelling(True, pending, True) if pending else cancel_newest(subject, reason)
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=subject.using)
         row = cancelling.row

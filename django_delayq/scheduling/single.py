@@ -80,12 +80,18 @@ def schedule_timeout(
     body = check_payload(payload)
     if on_conflict not in ("replace", "keep", "error"):
         raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
-    due_at = _due_without_object(subject, given)
+    due_at = _due_at(subject, given)
     if due_at is not None:
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
-        if writing.insert_if_free(new, subject, lock=True):  # the only statement, if nothing is pending
-            announce(timeout_scheduled, new, subject.using)
-            return new
+        row = writing.write_at_once(new, subject, replace=on_conflict == "replace")
+        if row is not None:
+            announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
+            return row
+    return _schedule_in_steps(subject, given, on_conflict, payload=body, reason=reason)
+
+
+def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict, **values: Any) -> Timeout:
+    """Lock the object, then the pending row, if there is one; then decide and write."""
     with transaction_of(subject.using):
         fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
         if fresh is None:
@@ -95,21 +101,26 @@ def schedule_timeout(
             raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
         if present is not None:
             return present
-        since_at, due_at = round_of(subject, fresh, given, operator_delay(subject, given))
-        new = writing.new_row(subject, due_at, since_at, payload=body, reason=reason)
+        since_at = cast("TimeoutPolicy[Any]", subject.policy).since_of(fresh)
+        due_at = _due_at(subject, given, fresh, since_at)
+        if due_at is None:
+            raise no_deadline(subject)
+        new = writing.new_row(subject, due_at, since_at, **values)
         row = writing.upsert(new, subject)
         announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
         return row
 
 
-def _due_without_object(subject: Subject, given: Delay | None) -> datetime | None:
-    """Return the deadline if it depends on no column of the object; otherwise None."""
+def _due_at(
+    subject: Subject, given: Delay | None, obj: Model | None = None, since_at: datetime | None = None
+) -> datetime | None:
+    """Return the deadline, by the caller's delay or else by the policy; None: there is none, or it depends on `obj`."""
     if given is not None:
         return given.due_from(clock.now())
     policy = cast("TimeoutPolicy[Any]", subject.policy)
-    if policy.since is not None or not isinstance(policy.after, timedelta):
+    if policy.after is None or (obj is None and (policy.since is not None or callable(policy.after))):
         return None
-    return policy.due_of(None, clock.now(), operator_delay(subject, given))
+    return policy.due_of(obj, clock.now() if policy.since is None else since_at, read_delay(policy, subject.using))
 
 
 def check_payload(payload: Any) -> Any:
@@ -151,27 +162,6 @@ def _check_values(value: Any, depth: int = 0) -> None:
             _check_values(inner, depth + 1)
 
 
-def operator_delay(subject: Subject, given: Delay | None) -> timedelta | None:
-    """Return the delay that an operator has set in place of the policy's, if it matters."""
-    policy = cast("TimeoutPolicy[Any]", subject.policy)
-    return None if given is not None or policy.after is None else read_delay(policy, subject.using)
-
-
-def round_of(
-    subject: Subject, fresh: Model, given: Delay | None, in_force: timedelta | None = None
-) -> tuple[datetime | None, datetime]:
-    """Return since when the round counts and when it is due; a delay that the caller gives has priority."""
-    policy = cast("TimeoutPolicy[Any]", subject.policy)
-    since_at = policy.since_of(fresh)
-    if given is not None:
-        return since_at, given.due_from(clock.now())
-    counts_from = since_at if policy.since is not None else clock.now()
-    due_at = policy.due_of(fresh, counts_from, in_force)
-    if due_at is None:
-        raise no_deadline(subject)
-    return since_at, due_at
-
-
 def no_deadline(subject: Subject) -> InvalidDelay:
     """Return the error for an object whose policy gives it no deadline."""
     return InvalidDelay(
@@ -191,7 +181,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         ValueError: `obj` is not saved.
     """
     subject = subject_of(obj, policy, key)
-    if cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
+    if writing.cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
         return True
     with transaction_of(subject.using):
         if subject.model is not None:
@@ -205,15 +195,6 @@ class Cancelling(NamedTuple):
     in_time: bool
     row: Timeout | None = None
     won: bool = False
-
-
-def cancel_pending(subject: Subject, reason: str, *, lock: bool) -> Cancelling | None:
-    """Cancel the newest round of `subject` by hand if it is pending, in one statement; None: nothing is cancelled."""
-    row = writing.cancel_pending(subject, reason, lock=lock)
-    if row is None:
-        return None
-    announce(timeout_cancelled, row, subject.using)
-    return Cancelling(in_time=True, row=row, won=True)
 
 
 def cancel_newest(subject: Subject, reason: str) -> Cancelling:

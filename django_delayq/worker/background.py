@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
 
@@ -23,8 +23,9 @@ from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.firing import extend_firing
-from django_delayq.ledger.controls import Stopped, resumed_since, stop_cache
+from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.statements import Param, compiled, update
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
 from django_delayq.policies import declared_queues, registry
@@ -36,6 +37,9 @@ from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.periodic import Job
 from django_delayq.worker.sources.switch import Sources
+
+if TYPE_CHECKING:
+    from django.db.models.sql import UpdateQuery
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -86,20 +90,19 @@ class Heartbeat:
             concurrency=concurrency,
             version=django_delayq.__version__,
         )
-        self._has_begun = False
 
     def beat(self, *, uses_redis: bool, passed_at: float, in_flight: int) -> None:
         """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors.
 
         `passed_at` is `time.monotonic()` of the last pass of the main loop.
         """
-        now = self._skew.now()
-        row = self._row
-        if not self._has_begun:
-            row.started_at, self._has_begun = now, True
+        now, row, is_first = self._skew.now(), self._row, self._row.started_at is None
+        if is_first:
+            row.started_at = now
         row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
         row.uses_redis, row.held = uses_redis, in_flight
-        row.save(using=self._using)
+        if is_first or not _beat.execute(self._using, **{name: getattr(row, name) for name in ("pk", *_BEAT)}):
+            row.save(using=self._using, force_insert=True)
         if time.monotonic() - self._forgotten_at >= FORGET_SECONDS:
             self._forgotten_at = time.monotonic()
             WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
@@ -108,6 +111,16 @@ class Heartbeat:
         """Delete the worker's row. If that fails, other workers delete it later."""
         with contextlib.suppress(DatabaseError):
             WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
+
+
+_BEAT = ("seen_at", "passed_at", "uses_redis", "held")
+
+
+@compiled
+def _beat(using: str) -> UpdateQuery:
+    field: Any = WorkerSeen._meta.get_field
+    row = WorkerSeen.objects.using(using).filter(pk=Param(field("id"), "pk"))
+    return update(row, **{name: Param(field(name)) for name in _BEAT})
 
 
 class Background:
@@ -135,23 +148,27 @@ class Background:
         self._known_queues = set(known_queues)
         self._wake = wake
         self._queues_at = 0.0
-        self._stopped = Stopped()
-        self._followed_at = clock.now()
+        self._news = News(clock.now(), Stopped(), set(), has_expired=False)
         self._tables, self._sync_seconds = TableSync(using), 0.0
 
     def sweep_job(self, between: Between) -> Job:
         """Return the job that uses only the library's own tables and Redis. It calls `between` between two pages."""
-        return Job("sweep", lambda: self.sweep(between), self._sweep_seconds)
+
+        def seconds() -> float:
+            interval = get_settings().sweep_interval.total_seconds()
+            is_away = self._redis.engine is not None and not self._redis.is_up
+            return min(interval, self._redis.probe_seconds) if is_away else interval
+
+        return Job("sweep", lambda: self.sweep(between), seconds)
 
     def slow_jobs(self, between: Between) -> list[Job]:
         """Return the jobs that read or lock the tables of the project, where a migration may block them for long.
 
         They call `between` between two pages.
         """
-        settings = get_settings()
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
         return [
-            Job("moves", moves, min(6 * settings.sweep_interval, ABANDONED_AFTER).total_seconds()),
+            Job("moves", moves, min(6 * get_settings().sweep_interval, ABANDONED_AFTER).total_seconds()),
             Job("sync", lambda: self.sync(between), lambda: self._sync_seconds),
             Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
         ]
@@ -161,9 +178,8 @@ class Background:
 
         Raises the database's errors.
         """
-        settle_all_expired(self._using)
+        self._read_news()
         self._find_queues()
-        self._follow_operators()
         if self._sweep is None:
             return
         was_up = self._redis.is_up
@@ -182,11 +198,6 @@ class Background:
         except EngineError as error:
             self._redis.failed(error, was_probe=not was_up)
 
-    def _sweep_seconds(self) -> float:
-        interval = get_settings().sweep_interval.total_seconds()
-        is_away = self._redis.engine is not None and not self._redis.is_up
-        return min(interval, self._redis.probe_seconds) if is_away else interval
-
     def sweep_everything(self) -> None:
         """Sweep everything, for a worker that does not wait for its turn. Raises EngineError too."""
         settle_all_expired(self._using)
@@ -202,38 +213,39 @@ class Background:
         self._sync_seconds = self._tables.run(between, at_once=at_once)
 
     def _prune(self, between: Between) -> None:
-        self._in_turn("prune", PRUNE_INTERVAL, lambda: prune(self._using, between=between))
-
-    def _in_turn(self, name: str, interval: timedelta, work: Callable[[], object]) -> None:
         try:
-            with turn(self._redis.engine if self._redis.is_up else None, name, interval) as is_ours:
+            with turn(self._redis.engine if self._redis.is_up else None, "prune", PRUNE_INTERVAL) as is_ours:
                 if is_ours:
-                    work()
+                    prune(self._using, between=between)
                 return
         except EngineError as error:
             self._redis.failed(error)
-        work()
+        prune(self._using, between=between)
 
-    def _follow_operators(self) -> None:
-        """Requeue the timeouts of policies that were resumed, by an operator or by the end of their pause."""
-        before, self._stopped = self._stopped, stop_cache.read(self._using)
+    def _read_news(self) -> None:
+        """Read the database clock, settle the timeouts of workers that died, and requeue those of resumed policies.
+
+        A policy is resumed by an operator, or by the end of its pause.
+        """
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
-        # later than its own time. So compare both, and include the last seconds.
-        last, self._followed_at = self._followed_at, self._skew.now()
-        resumed = resumed_since(last - LOOK_BACK, self._using)
-        for label in (before.keys() - self._stopped.keys()) | resumed:
+        # later than its own time. So compare what is stopped, too, and include the last seconds.
+        asked_at, before = time.monotonic(), self._news
+        news = self._news = stop_cache.read_news(self._using, before.now - LOOK_BACK)
+        self._skew.note_answer(news.now, asked_at)
+        if news.has_expired:
+            settle_all_expired(self._using)
+        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed:
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
                 self._wake()
 
     def _find_queues(self) -> None:
-        if self._serve is None or time.monotonic() < self._queues_at:
-            return
-        found = forgotten_queues(self._using, self._known_queues)
-        self._queues_at = time.monotonic() + QUEUES_SECONDS
-        if found:
-            self._known_queues.update(found)
-            self._serve(found)
+        if self._serve is not None and time.monotonic() >= self._queues_at:
+            found = forgotten_queues(self._using, self._known_queues)
+            self._queues_at = time.monotonic() + QUEUES_SECONDS
+            if found:
+                self._known_queues.update(found)
+                self._serve(found)
 
 
 def forgotten_queues(using: str, known: Collection[str]) -> list[str]:

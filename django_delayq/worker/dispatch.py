@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from heapq import heappop, heappush
 from math import inf
@@ -65,11 +66,12 @@ class Prefetch:
         return room if room >= max(1, self.size // 4) else 0
 
 
-class _Arrival(NamedTuple):
-    """When an id came, and how many were in flight then, itself included."""
+class _InFlight(NamedTuple):
+    """The work of an id, when it may begin, and how many were in flight when it came, itself included."""
 
+    work: Work
     at: float
-    in_flight: int
+    load: int
 
 
 class Dispatch:
@@ -89,6 +91,7 @@ class Dispatch:
         wake: Callable[[], None],
     ) -> None:
         self._executor = executor
+        self._early_seconds = getattr(executor, "early_seconds", 0.0)
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
         self._sources = sources
         self._using = using
@@ -98,8 +101,7 @@ class Dispatch:
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
         self._planned: list[tuple[float, int, Work]] = []
         """A heap of the works that are not due yet."""
-        self._works: dict[int, Work] = {}
-        self._arrivals: dict[int, _Arrival] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
         self._lost: Counter[int] = Counter()
@@ -109,7 +111,7 @@ class Dispatch:
 
     @property
     def in_flight(self) -> int:
-        return len(self._works)
+        return len(self._in_flight)
 
     @property
     def refused_for(self) -> float:
@@ -123,39 +125,38 @@ class Dispatch:
             django.db.Error: the rows could not be read. None of the ids is in flight.
         """
         # A timeout that an executor has lost counts as one more delivery: a process may have died of it.
-        fresh = {id: count + self._lost[id] for id, count in deliveries.items() if id not in self._works}
+        fresh = {id: count + self._lost[id] for id, count in deliveries.items() if id not in self._in_flight}
         if not fresh:
             return
         works, report = plan(fresh, self._using, AHEAD)
-        arrival = _Arrival(time.monotonic(), len(self._works) + sum(len(work.ids) for work in works))
-        for work in works:
-            self._works.update(dict.fromkeys(work.ids, work))
-            self._arrivals.update(dict.fromkeys(work.ids, arrival))
-            self.in_flight_by_policy[work.policy] += len(work.ids)
         self._resolve(report)
-        now = self._skew.now()
+        now, arrived = self._skew.now(), time.monotonic()
+        count = self.in_flight + sum(len(work.ids) for work in works)
         for work in works:
-            due_at = report.early.get(work.ids[-1], now)
-            # A clock that jumps cannot make the wait longer.
-            seconds = min((due_at - now).total_seconds(), AHEAD.total_seconds())
-            heappush(self._planned, (arrival.at + seconds, work.ids[0], work))
+            if due_at := report.early.get(work.ids[-1]):
+                # A clock that jumps cannot make the wait longer.
+                wait = min(due_at - now, AHEAD).total_seconds()
+                work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
+            self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
+            self.in_flight_by_policy[work.policy] += len(work.ids)
+            heappush(self._planned, (work.begin_at, work.ids[0], work))
         self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
 
     def submit_due(self) -> None:
-        """Submit the works whose deadline has come."""
-        while self._planned and self._planned[0][0] <= time.monotonic():
+        """Submit the works whose deadline has come, or has nearly come if the executor waits for it."""
+        while self._planned and not self.seconds_left:
             work = heappop(self._planned)[2]
-            if work.ids[0] in self._works:
-                arrival = self._arrivals[work.ids[0]]._replace(at=time.monotonic())
-                self._arrivals.update(dict.fromkeys(work.ids, arrival))
+            if work.ids[0] in self._in_flight:
                 self._submit(work)
 
     @property
     def seconds_left(self) -> float:
-        """Return how long it is until the deadline of the next work that was planned before it."""
-        return max(0.0, self._planned[0][0] - time.monotonic()) if self._planned else inf
+        """Return how long it is until the next work that was planned before its deadline is submitted."""
+        if not self._planned:
+            return inf
+        return max(0.0, self._planned[0][0] - self._early_seconds - time.monotonic())
 
     def _submit(self, work: Work) -> None:
         """Pass the work to the executor. If it refuses, submit nothing for a while."""
@@ -178,7 +179,7 @@ class Dispatch:
 
     def requeue(self, deliveries: Iterable[int]) -> None:
         """Have the sources deliver the ids, which could not be submitted, again in a second."""
-        self._resolve_again((id for id in deliveries if id not in self._works), RETRY_SECONDS)
+        self._resolve_again((id for id in deliveries if id not in self._in_flight), RETRY_SECONDS)
 
     def collect(self) -> int:
         """Resolve in the sources what has completed since the last call; return how many works that were.
@@ -195,7 +196,7 @@ class Dispatch:
 
         An executor may send a report late, twice, of a wrong type, or with ids of other works.
         """
-        ids = [id for id in getattr(work, "ids", ()) if id in self._works]
+        ids = [id for id in getattr(work, "ids", ()) if id in self._in_flight]
         if not ids:
             return 0
         if not isinstance(report, Report):
@@ -215,8 +216,8 @@ class Dispatch:
                 self._refusal_log.recovered(
                     "The executor %s accepts works again", self._executor_name, level=logging.INFO
                 )
-            arrival = self._remove([*done, *again])
-            self._prefetch.completed(arrival.in_flight, time.monotonic() - arrival.at)
+            first = self._remove([*done, *again])
+            self._prefetch.completed(first.load, time.monotonic() - first.at)
             self.worked_on += len(done) + len(again.keys() - set(report.untried))
             for id in done:
                 self._lost.pop(id, None)
@@ -228,7 +229,7 @@ class Dispatch:
         if getattr(self._executor, "keeps_leases", False):
             return 0
         before = time.monotonic() - get_settings().lease.total_seconds()
-        expired = [id for id, arrival in self._arrivals.items() if arrival.at <= before]
+        expired = [id for id, each in self._in_flight.items() if each.at <= before]
         if expired:
             self._lose(expired)
         return len(expired)
@@ -245,7 +246,7 @@ class Dispatch:
         if len(self._lost) < MAX_LOST:
             self._lost.update(ids)
         for id in ids:
-            self._retry([id], self._arrivals[id].at + lease - time.monotonic())
+            self._retry([id], self._in_flight[id].at + lease - time.monotonic())
 
     def _retry(self, ids: Sequence[int], seconds: float) -> None:
         """Have ids in flight delivered again after some seconds. This delivery is not counted."""
@@ -258,7 +259,7 @@ class Dispatch:
         Their delivery is not counted. Return how many.
         """
         before = time.monotonic() - after_seconds
-        if after_seconds and not any(arrival.at <= before for arrival in self._arrivals.values()):
+        if after_seconds and not any(each.at <= before for each in self._in_flight.values()):
             return 0
         try:
             withdrawn = list(self._executor.withdraw())
@@ -276,9 +277,9 @@ class Dispatch:
             self._planned.clear()
         released = 0
         for work in withdrawn:
-            if any(id not in self._works for id in work.ids):
+            if any(id not in self._in_flight for id in work.ids):
                 continue
-            if self._arrivals[work.ids[0]].at > before:
+            if self._in_flight[work.ids[0]].at > before:
                 self._submit(work)
                 continue
             self._prefetch.was_too_large()
@@ -288,7 +289,7 @@ class Dispatch:
 
     def abandon(self) -> int:
         """Leave running timeouts to other workers; return how many. For a process that is about to end."""
-        ids = list(self._works)
+        ids = list(self._in_flight)
         self._resolve_again(ids, RETRY_SECONDS)
         return len(ids)
 
@@ -296,23 +297,18 @@ class Dispatch:
         """Return the ids in flight whose rows are `firing` while their handler runs (`atomic=False`)."""
         return [
             id
-            for id, work in list(self._works.items())
-            if (policy := registry.get(work.policy)) is not None and not policy.atomic
+            for id, each in list(self._in_flight.items())
+            if (policy := registry.get(each.work.policy)) is not None and not policy.atomic
         ]
 
     def _done(self, work: Work, report: Report) -> None:
         self._finished.put((work, report))
         self._wake()
 
-    def _remove(self, ids: Sequence[int]) -> _Arrival:
-        arrival = self._arrivals[ids[0]]
-        for id in ids:
-            policy = self._works.pop(id).policy
-            del self._arrivals[id]
-            self.in_flight_by_policy[policy] -= 1
-            if not self.in_flight_by_policy[policy]:
-                del self.in_flight_by_policy[policy]
-        return arrival
+    def _remove(self, ids: Sequence[int]) -> _InFlight:
+        removed = [self._in_flight.pop(id) for id in ids]
+        self.in_flight_by_policy -= Counter(each.work.policy for each in removed)  # keeps positive counts only
+        return removed[0]
 
     def _resolve_again(self, ids: Iterable[int], seconds: float) -> None:
         due_at = self._skew.now() + timedelta(seconds=max(0.0, seconds))

@@ -97,7 +97,8 @@ class Worker:
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self._only else "all queues"
         source = "the ledger, once a second" if self._redis.engine is None else "Redis"
-        return f"serves {queues} of database {self.using!r} with {self.concurrency} threads, woken by {source}"
+        threads = "1 thread" if self.concurrency == 1 else f"{self.concurrency} threads"
+        return f"serves {queues} of database {self.using!r} with {threads}, woken by {source}"
 
     def stop(self, *, hard: bool = False) -> None:
         """End `run` soon: release timeouts that have not begun, and wait for running handlers.
@@ -115,6 +116,10 @@ class Worker:
         """Make the worker check its sources now. For any thread, and for signal handlers."""
         self._wakeup.wake()
 
+    def _interrupt(self) -> None:
+        """Make the worker resolve completed works now. It checks its sources only if it is time."""
+        self._wakeup.interrupt()
+
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
@@ -126,7 +131,7 @@ class Worker:
                     self._limit_concurrency(server_limit(self.using))
             executor = make_executor(self.using, self.concurrency, self._only)
             dispatch = Dispatch(
-                executor, self._sources, self.using, skew=self._skew, prefetch=self._prefetch, wake=self.wake
+                executor, self._sources, self.using, skew=self._skew, prefetch=self._prefetch, wake=self._interrupt
             )
             serve = self._found_queues.put if self._only is None else None
             background = Background(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks import profiles
 from benchmarks.contestants import Arena, Failed
 from benchmarks.harness import QUICK, Run, measure
+from benchmarks.targets import CPU, FLOOR, FLOOR_WALL, WAKE_UP, WALL
 from benchmarks.works import calls, workers
 from tests import settings as test_settings
-from tools.servers import RedisServer
+from tools.servers import PostgresServer, RedisServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -19,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(RedisServer.missing() is not None, reason="no Redis server"),
 ]
 NAME = "delayq@sqlite"
+HEADS = (CPU, FLOOR, WALL, FLOOR_WALL, WAKE_UP)
 TINY = replace(QUICK, rounds=2, calls=5, drain_jobs=20, drain_seconds=0.01)
 
 
@@ -34,6 +39,18 @@ def test_a_work_measures_calls_in_the_process_of_a_contestant(tmp_path: Path) ->
     assert all(len(values) == TINY.rounds for values in samples.values())
 
 
+@pytest.mark.skipif(PostgresServer.missing() is not None, reason="no PostgreSQL server")
+def test_each_work_has_a_floor_and_a_profile_by_module() -> None:
+    with tempfile.TemporaryDirectory() as name, Arena(folder := Path(name)) as arena:
+        folder.chmod(0o711)  # PostgreSQL runs as another account
+        found = measure(profiles.WORKS[0], Run(arena, TINY, False, {}))["samples"]
+    for case in profiles.CASES:
+        assert found[FLOOR][case.key][0] > 0
+        parts = [columns[case.key][0] for row, columns in found.items() if row not in HEADS and case.key in columns]
+        assert sum(parts) == pytest.approx(statistics.median(found[CPU][case.key]))
+    assert found["django_delayq.firing.attempt"]["alone"][0] > 0
+
+
 def test_a_work_drains_jobs_with_worker_processes(tmp_path: Path) -> None:
     work = next(replace(work, contestants=(NAME,)) for work in workers.WORKS if work.key == "drain")
     with Arena(tmp_path) as arena:
@@ -42,3 +59,4 @@ def test_a_work_drains_jobs_with_worker_processes(tmp_path: Path) -> None:
         assert arena.contestant(NAME).recorded() > 0
     assert found["failed"] == {}
     assert found["samples"][NAME]["batch_jobs"][0] >= 20
+    assert found["samples"][NAME]["settle_server_us"][0] > 0

@@ -67,6 +67,18 @@ def test_what_comes_while_nobody_waits_ends_the_next_wait_and_only_that(waking: 
     assert not wakeup.wait(0)
 
 
+def test_an_interruption_ends_the_wait_but_is_no_reason_to_check(waking: tuple[Engine, Wakeup]) -> None:
+    _, wakeup = waking
+    started = time.monotonic()
+    wakeup.interrupt()
+    assert not wakeup.wait(LONG)
+    assert time.monotonic() - started < LONG / 2
+    wakeup.interrupt()
+    wakeup.wake()
+    assert wakeup.wait(LONG), "the message behind it is not lost"
+    assert not wakeup.wait(0)
+
+
 def test_a_wait_may_be_meant_for_ever(waking: tuple[Engine, Wakeup]) -> None:
     _, wakeup = waking
     wakeup.wake()

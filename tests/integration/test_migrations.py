@@ -68,7 +68,7 @@ def test_what_a_failed_build_left_behind_is_replaced(without_index: None) -> Non
     later = timezone.now() + timedelta(days=1)
     for number in range(2):
         Timeout.objects.create(
-            policy="p", content_type_id=1, object_id=str(number), slot=str(number), due_at=later, run_at=later,
+            policy="p", content_type_id=1, object_id=str(number), slot=f"{number:032x}", due_at=later, run_at=later,
             first_due_at=later, created_at=later,
         )  # fmt: skip
     with pytest.raises(Exception, match="duplicate"), connection.cursor() as cursor:

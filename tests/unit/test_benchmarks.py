@@ -14,8 +14,11 @@ from benchmarks.contestants import Failed
 from benchmarks.figures import number, quantile, spread
 from benchmarks.harness import QUICK, Column, Run, Work
 from benchmarks.plots import bars
+from benchmarks.profiles import place_of, profiled
+from benchmarks.rivals.base import Meter
 from benchmarks.targets import TARGETS, Part, Target, judged
 from benchmarks.works import WORKS
+from django_delayq.delays import parse_delay
 from tests.docs.pages import ROOT, read
 
 
@@ -115,6 +118,53 @@ def test_the_page_shows_medians_spreads_failures_and_every_target(tmp_path: Path
     assert all(target.work in page for target in TARGETS)
     assert "django-delayq" in (tmp_path / "docs" / "images" / "bench-drain.svg").read_text()
     assert json.loads((tmp_path / "benchmarks" / "results.json").read_text())["works"]["drain"] == found
+
+
+def test_a_missed_target_has_its_reason_on_the_page() -> None:
+    page = "\n".join(report._targets({"stored": {"delayq": {"database_bytes": [500.0]}}}))
+    assert "500 bytes | **missed** |" in page
+    assert "* **ledger bytes per row, heap and indexes**: The table of growth" in page
+    assert "**missed**" not in "\n".join(report._targets({"stored": {"delayq": {"database_bytes": [300.0]}}}))
+
+
+def compared(now: dict[str, list[float]], earlier: dict[str, list[float]]) -> str:
+    work = Work("w", "Work", "About.", (Column("us", "CPU us"), Column("rate", "rate", "more"), Column("n", "n", "")))
+    samples = {"delayq@sqlite": now, "earlier@sqlite": earlier}
+    found = {"samples": samples, "titles": {"earlier@sqlite": "an earlier one"}}
+    return "\n".join(report._compared({"works": {"w": found}}, [work]))
+
+
+def test_a_work_is_slower_than_before_only_beyond_the_spread_of_the_rounds() -> None:
+    before = {"us": [10.0, 12.0], "rate": [100.0], "n": [1.0]}
+    assert "No work is slower than in an earlier one." in compared(
+        {"us": [11.9, 14.0], "rate": [95.0], "n": [9.0]}, before
+    )
+    slower = compared({"us": [20.0, 24.0], "rate": [50.0]}, before)
+    assert "2 of 2 figures are slower" in slower
+    assert "| Work | CPU us | sqlite | 2.00x |" in slower
+    assert "| Work | rate | sqlite | 2.00x |" in slower
+
+
+def test_a_profile_has_modules_of_the_library_and_is_without_its_baseline() -> None:
+    def work() -> None:
+        for is_baseline in (False, True):
+            with Meter(is_baseline=is_baseline):
+                for _ in range(300):
+                    parse_delay({"minutes": 5})
+                    if not is_baseline:
+                        json.dumps(list(range(100)))
+
+    seconds = profiled(work)
+    assert max(seconds, key=lambda place: seconds[place]) == "json, datetime"
+    assert abs(seconds["django_delayq.delays"]) < seconds["json, datetime"]
+    assert Meter.profiles is None
+
+
+def test_a_built_in_function_counts_for_its_driver_or_its_caller() -> None:
+    assert place_of("/lib/site-packages/django/db/models/query.py") == "django.db"
+    assert place_of("/x/django_delayq/firing/__init__.py") == "django_delayq.firing"
+    assert place_of("<built-in method psycopg_binary._psycopg.wait_c>", "django.db") == "psycopg"
+    assert place_of("<built-in method builtins.len>", "django.db") == "django.db"
 
 
 def test_a_chart_escapes_names() -> None:

@@ -9,7 +9,7 @@ from django_delayq.firing.state import CORES, LOCK_SECONDS, MAX_LOCK_SECONDS, Co
 
 def quick(count: int, seconds: float = 0.0001) -> Cost:
     """Return the cost of `count` handlers that only use the CPU."""
-    return Cost(overhead=0.003, handlers=count * seconds, cpu=count * seconds)
+    return Cost(overhead=0.001, handlers=count * seconds, cpu=count * seconds)
 
 
 def test_quick_handlers_share_more_and_more() -> None:
@@ -46,8 +46,17 @@ def test_groups_stay_large_while_threads_wait_for_each_other_or_the_machine_is_b
 def test_however_slow_a_transaction_is_its_locks_are_bounded() -> None:
     pace = GroupSize(seconds=0.01, overhead=1.0, proven=50)
     assert pace.size() == MAX_LOCK_SECONDS / 0.01
-    pace.idle_share = 0.9
+    pace.foreign_share = 0.9
     assert pace.size() == LOCK_SECONDS / 0.01, "of handlers that wait for something else"
+
+
+def test_groups_stay_large_while_the_database_is_as_slow_for_handlers_as_for_the_transaction() -> None:
+    pace, sizes = GroupSize(seconds=0.005, overhead=0.02, proven=50), []
+    for _ in range(20):
+        sizes.append(pace.size())
+        handlers = 0.005 * sizes[-1]
+        pace.record_success(sizes[-1], Cost(0.02, handlers, cpu=0.1 * handlers, database=0.9 * handlers))
+    assert set(sizes) == {20}
 
 
 def test_one_outlier_is_forgotten_within_a_few_groups() -> None:
@@ -70,17 +79,17 @@ def test_handlers_that_wait_share_less_and_may_use_every_thread() -> None:
     assert pace.threads == math.inf
 
 
-def test_handlers_that_use_the_cpu_run_on_one_thread_at_once() -> None:
+def test_handlers_that_use_the_cpu_run_on_two_threads_at_once() -> None:
     pace = GroupSize()
     assert pace.threads == math.inf, "nothing is known"
     pace.record_success(1, quick(1))
-    assert pace.threads == 1
+    assert pace.threads == 2, "one runs while the other waits for the database"
 
 
 def test_handlers_that_wait_about_as_long_as_they_use_the_cpu_run_on_each_core() -> None:
     pace = GroupSize()
     pace.record_success(1, Cost(overhead=0.003, handlers=0.003, cpu=0.001))
-    assert pace.threads == CORES
+    assert pace.threads == max(2, CORES)
 
 
 def test_failures_make_groups_small_for_a_while() -> None:

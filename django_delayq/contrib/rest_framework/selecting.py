@@ -151,22 +151,21 @@ class KeysetPagination(BasePagination):
     page_size = 50
     max_page_size = 500
 
-    def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any]:
-        """Return the next rows of `queryset`, which is in the order of an index that ends with `id`."""
-        return self.page_of(queryset, Q(), request)
+    def __init__(self, narrow: Q | None = None) -> None:
+        self.narrow = narrow or Q()
 
-    def page_of(self, rows: TimeoutQuerySet, narrow: Q, request: Request) -> list[Timeout]:
-        """Return the next of `rows` that match `narrow`, as `search.page` does. Raises ValidationError."""
+    def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any]:
+        """Return the next rows of `queryset` that match `narrow`, as `search.page` does. Raises ValidationError."""
         size = request.query_params.get("page_size") or str(self.page_size)
         if not size.isascii() or not size.isdigit() or len(size) > 6 or not int(size):
             raise serializers.ValidationError({"page_size": [_("Enter a number of at least 1.")]})
         cursor = request.query_params.get("cursor")
         try:
-            start = search.Cursor.decode(cursor, search.Order.of(rows)) if cursor else None
+            start = search.Cursor.decode(cursor, search.Order.of(queryset)) if cursor else None
         except ValueError as error:
             raise serializers.ValidationError({"cursor": [_("This is not a cursor of this list.")]}) from error
         self.request = request
-        found, self.following = search.page(rows, narrow, start, min(int(size), self.max_page_size))
+        found, self.following = search.page(queryset, self.narrow, start, min(int(size), self.max_page_size))
         return found
 
     def get_next_link(self) -> str | None:

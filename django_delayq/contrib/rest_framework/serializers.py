@@ -19,14 +19,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.search import YEARS, Count
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring.snapshot import (
-    PolicyStatus,
-    QueueStatus,
-    RedisStatus,
-    Snapshot,
-    SyncStatus,
-    WorkerStatus,
-)
+from django_delayq.monitoring import snapshot
 from django_delayq.operations import Refusal
 from django_delayq.scheduling.story import explain_timeout
 
@@ -230,45 +223,45 @@ class CountSerializer(StatusPart):
 class WorkerSerializer(StatusPart):
     """A running worker."""
 
-    shows = WorkerStatus
+    shows = snapshot.WorkerStatus
     queues = serializers.ListField(child=serializers.CharField(), allow_null=True, help_text=_("null: all."))
 
 
 class QueueSerializer(StatusPart):
     """The entries of one queue in Redis."""
 
-    shows = QueueStatus
+    shows = snapshot.QueueStatus
 
 
 class RedisSerializer(StatusPart):
     """The content of Redis, and whether it has the timeouts that are due next."""
 
-    shows = RedisStatus
+    shows = snapshot.RedisStatus
     is_in_step = serializers.BooleanField()
 
 
 class SyncSerializer(StatusPart):
     """How far the workers have compared the policy with its table."""
 
-    shows = SyncStatus
+    shows = snapshot.SyncStatus
 
 
 class PolicyStatusSerializer(StatusPart):
     """The counts of one policy; `fired` and `skipped` are those of the last day."""
 
-    shows = PolicyStatus
+    shows = snapshot.PolicyStatus
     leaves_out = ("state", "hours")
     is_declared = serializers.SerializerMethodField()
     stop = NullableChoice(choices=STOPS, source="state.stop", default=None, allow_null=True)
 
-    def get_is_declared(self, policy: PolicyStatus) -> bool:
+    def get_is_declared(self, policy: snapshot.PolicyStatus) -> bool:
         return policy.state is not None
 
 
 class StatusSerializer(StatusPart):
     """A snapshot, at a time of the database's clock."""
 
-    shows = Snapshot
+    shows = snapshot.Snapshot
     leaves_out = ("database",)
 
 
@@ -287,12 +280,11 @@ class VerbSerializer(ReasonSerializer):
 class PostponeSerializer(VerbSerializer):
     """How much later, counted from the deadline, or from now if that has passed; or until when."""
 
-    weeks = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
-    days = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
-    hours = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
-    minutes = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
-    seconds = serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS)
     at = Moment(required=False)
+
+    def get_fields(self) -> dict[str, Any]:
+        units = {unit: serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS) for unit in UNITS}
+        return super().get_fields() | units
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         delay = attrs.keys() & {*UNITS, "at"}

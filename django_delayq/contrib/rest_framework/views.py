@@ -11,7 +11,6 @@ from django.http import Http404, HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_cache_control
 from django.utils.http import quote_etag
 from django.utils.translation import gettext_lazy as _
-from rest_framework import status
 from rest_framework.decorators import action
 from rest_framework.exceptions import APIException, NotAuthenticated, PermissionDenied, ValidationError
 from rest_framework.generics import GenericAPIView
@@ -24,23 +23,9 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
 from django_delayq.clock import to_ms
+from django_delayq.contrib.rest_framework import serializers
 from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.contrib.rest_framework.selecting import KeysetPagination, Selection
-from django_delayq.contrib.rest_framework.serializers import (
-    ActedSerializer,
-    CountdownSerializer,
-    PauseSerializer,
-    PolicyActedSerializer,
-    PolicySerializer,
-    PostponeSerializer,
-    ReasonSerializer,
-    ResumeSerializer,
-    StatusSerializer,
-    TimeoutDetailSerializer,
-    TimeoutSerializer,
-    TroubleSerializer,
-    VerbSerializer,
-)
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
@@ -52,29 +37,31 @@ from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATI
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
 
-REFUSED: Final = ("Refused", TroubleSerializer)
-POLICY_REFUSED: Final = ("PolicyRefused", TroubleSerializer)
 SERVER_TIME: Final = "X-Server-Time"
 LABEL: Final = ("label", "Like `shop.order.cancel_unpaid`.")
+BODIES: Final[dict[str, type[serializers.ReasonSerializer]]] = {
+    "postpone": serializers.PostponeSerializer,
+    "pause": serializers.PauseSerializer,
+    "hold": serializers.ReasonSerializer,
+    "resume": serializers.ResumeSerializer,
+}
+"""The requests of the operations; those of the others are `VerbSerializer`s."""
 
 
 class Conflict(APIException):
     """Another change won a race, or contradicts this one. Nothing was changed."""
 
-    status_code = status.HTTP_409_CONFLICT
+    status_code = 409
     default_detail = _("Another change happened at the same time. Read the current state and retry.")
     default_code = "conflict"
 
 
 class StaffWithPermission(BasePermission):
-    """Allow active staff with a permission for the view's action, as in Django's admin.
-
-    The method `permissions_of(action)` of the view returns these permissions, any of which is enough.
-    """
+    """Allow active staff with the permission of the operation, or with one of the view's permissions to read."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        user = request.user
-        names = view.permissions_of(getattr(view, "action", None))
+        user, operation = request.user, view.operations.get(getattr(view, "action", None))
+        names = (operation.permission,) if operation else view.view_permissions
         return user.is_active and user.is_staff and any(user.has_perm(f"django_delayq.{name}") for name in names)
 
 
@@ -99,11 +86,6 @@ class OperatorView(OptionalScope):
     operations: ClassVar[dict[str, Operation]] = {}
     view_permissions: ClassVar[tuple[str, ...]] = ("view_timeout",)
 
-    def permissions_of(self, action: str | None) -> tuple[str, ...]:
-        """Return the permissions of which one is enough: that of an operation, or those to read."""
-        operation = self.operations.get(action or "")
-        return (operation.permission,) if operation else self.view_permissions
-
     def run_operation(self: Any, target: Any, using: str, parameters: dict[str, Any]) -> Any:
         """Run the operation of this request on `target`. Raises APIException: 400 for bad input, 409 for a conflict."""
         driver_connection = driver_connection_of(using)
@@ -121,17 +103,27 @@ class OperatorView(OptionalScope):
                 raise
             raise Conflict from error
 
-    def sent(self: Any, body: type[ReasonSerializer]) -> dict[str, Any]:
-        serializer = body(data=self.request.data)
+    def sent(self: Any) -> dict[str, Any]:
+        serializer = BODIES.get(self.action, serializers.VerbSerializer)(data=self.request.data)
         serializer.is_valid(raise_exception=True)
         return dict(serializer.validated_data)
+
+
+def operation(method: Any) -> Any:
+    """Register and describe `method` as a POST that runs the operation of its name."""
+    body, refused = BODIES.get(method.__name__, serializers.VerbSerializer), serializers.TroubleSerializer
+    acted: dict[str, Any] = {"result": serializers.ActedSerializer, "conflict": ("Refused", refused)}
+    if method.__name__ in POLICY_OPERATIONS:
+        acted = {"result": serializers.PolicyActedSerializer, "conflict": ("PolicyRefused", refused), "path": LABEL}
+    described = describe("policies" if "path" in acted else "timeouts", body=body, **acted)
+    return described(action(detail=True, methods=["post"])(method))
 
 
 class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type: ignore[type-arg]
     """List timeouts, show the history of one, and operate on it."""
 
     queryset = Timeout.objects.all()
-    serializer_class = TimeoutDetailSerializer
+    serializer_class = serializers.TimeoutDetailSerializer
     pagination_class = KeysetPagination
     filter_backends = []
     lookup_value_regex = "[^/]+"
@@ -150,7 +142,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         except Http404:
             raise Http404 from None
 
-    @describe("timeouts", TimeoutSerializer(many=True), (400, 401, 403), query=Selection)
+    @describe("timeouts", serializers.TimeoutSerializer(many=True), (400, 401, 403), query=Selection)
     def list(self, request: Request) -> Response:
         """List timeouts in pages, without payload and history.
 
@@ -158,46 +150,42 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         settling, latest first, and otherwise the newest first.
         """
         rows, narrow = Selection.of(request.query_params).rows(database_of(Timeout))
-        page = KeysetPagination()
-        found = page.page_of(rows.defer("history", "payload"), narrow, request)
-        return page.get_paginated_response(TimeoutSerializer(found, many=True).data)
+        page = KeysetPagination(narrow)
+        found = page.paginate_queryset(rows.defer("history", "payload"), request)
+        return page.get_paginated_response(serializers.TimeoutSerializer(found, many=True).data)
 
-    @describe("timeouts", TimeoutDetailSerializer)
+    @describe("timeouts", serializers.TimeoutDetailSerializer)
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Show one timeout, with its history, its failed attempts and its payload."""
         return super().retrieve(request, *args, **kwargs)
 
-    @describe("timeouts", ActedSerializer, body=VerbSerializer, conflict=REFUSED)
-    @action(detail=True, methods=["post"])
+    @operation
     def cancel(self, request: Request, pk: str) -> Response:
         """Cancel a timeout. One that is firing cannot be stopped, but gets no further attempt."""
-        return self._operate(VerbSerializer)
+        return self._operate()
 
-    @describe("timeouts", ActedSerializer, body=VerbSerializer, conflict=REFUSED)
-    @action(detail=True, methods=["post"])
+    @operation
     def fire(self, request: Request, pk: str) -> Response:
         """Make a timeout due now. A worker fires it if its condition still holds."""
-        return self._operate(VerbSerializer)
+        return self._operate()
 
-    @describe("timeouts", ActedSerializer, body=PostponeSerializer, conflict=REFUSED)
-    @action(detail=True, methods=["post"])
+    @operation
     def postpone(self, request: Request, pk: str) -> Response:
         """Give a timeout a later deadline."""
-        return self._operate(PostponeSerializer)
+        return self._operate()
 
-    @describe("timeouts", ActedSerializer, body=VerbSerializer, conflict=REFUSED)
-    @action(detail=True, methods=["post"])
+    @operation
     def retry(self, request: Request, pk: str) -> Response:
         """Give a dead timeout all its attempts again, now."""
-        return self._operate(VerbSerializer)
+        return self._operate()
 
-    def _operate(self, body: type[VerbSerializer]) -> Response:
+    def _operate(self) -> Response:
         """Respond with 200 if the timeout changed, 404 if it does not exist, and 409 if its state does not allow it.
 
         A refusal is a response and not an exception, which would roll back the request's transaction: a refused cancel
         has forbidden further attempts of a firing timeout.
         """
-        parameters, row, using = self.sent(body), self.get_object(), database_of(Timeout)
+        parameters, row, using = self.sent(), self.get_object(), database_of(Timeout)
         result: Result = self.run_operation(row, using, parameters)
         why = result.refusals[0].why if result.refusals else None
         found = Timeout.objects.using(using).filter(pk=row.pk).first()
@@ -212,7 +200,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
             "refusal": None if why is None else {"code": why.value, "detail": str(why.label)},
             "timeout": found,
         }
-        return Response(ActedSerializer(acted).data, status.HTTP_409_CONFLICT if why else status.HTTP_200_OK)
+        return Response(serializers.ActedSerializer(acted).data, 409 if why else 200)
 
 
 class PolicyViewSet(OperatorView, ViewSet):
@@ -223,44 +211,42 @@ class PolicyViewSet(OperatorView, ViewSet):
     operations = POLICY_OPERATIONS
     view_permissions = ("view_timeout", "view_policycontrol")
 
-    @describe("policies", PolicySerializer(many=True), (401, 403))
+    @describe("policies", serializers.PolicySerializer(many=True), (401, 403))
     def list(self, request: Request) -> Response:
         """List all declared policies by label."""
         states: Any = controls.policy_states(database_of(Timeout))
-        return Response(PolicySerializer(states, many=True).data)
+        return Response(serializers.PolicySerializer(states, many=True).data)
 
-    @describe("policies", PolicySerializer, path=LABEL)
+    @describe("policies", serializers.PolicySerializer, path=LABEL)
     def retrieve(self, request: Request, label: str) -> Response:
         """Show one policy, by its present label or a former one."""
         policy = _declared(label)
-        return Response(PolicySerializer(controls.policy_state(policy, database_of(policy.concrete_model))).data)
+        state = controls.policy_state(policy, database_of(policy.concrete_model))
+        return Response(serializers.PolicySerializer(state).data)
 
-    @describe("policies", PolicyActedSerializer, body=PauseSerializer, conflict=POLICY_REFUSED, path=LABEL)
-    @action(detail=True, methods=["post"])
+    @operation
     def pause(self, request: Request, label: str) -> Response:
         """Stop a policy until it is resumed, or until a time. Timeouts that become due meanwhile fire then.
 
         A policy that is already paused keeps its end and reason unless given.
         """
-        return self._operate(PauseSerializer)
+        return self._operate()
 
-    @describe("policies", PolicyActedSerializer, body=ReasonSerializer, conflict=POLICY_REFUSED, path=LABEL)
-    @action(detail=True, methods=["post"])
+    @operation
     def hold(self, request: Request, label: str) -> Response:
         """Stop a policy and its clock: resuming it moves pending deadlines by the length of the hold.
 
         A pause that is in force becomes a hold that begins now.
         """
-        return self._operate(ReasonSerializer)
+        return self._operate()
 
-    @describe("policies", PolicyActedSerializer, body=ResumeSerializer, conflict=POLICY_REFUSED, path=LABEL)
-    @action(detail=True, methods=["post"])
+    @operation
     def resume(self, request: Request, label: str) -> Response:
         """Let a policy continue."""
-        return self._operate(ResumeSerializer)
+        return self._operate()
 
-    def _operate(self, body: type[ReasonSerializer]) -> Response:
-        parameters, policy = self.sent(body), _declared(self.kwargs["label"])
+    def _operate(self) -> Response:
+        parameters, policy = self.sent(), _declared(self.kwargs["label"])
         using = database_of(policy.concrete_model)
         change: PolicyChange | None = self.run_operation(policy, using, parameters)
         acted = {
@@ -268,8 +254,7 @@ class PolicyViewSet(OperatorView, ViewSet):
             "finished": change is None or change.finished_at is not None,
             "policy": controls.policy_state(policy, using),
         }
-        code = status.HTTP_200_OK if change is not None else status.HTTP_409_CONFLICT
-        return Response(PolicyActedSerializer(acted).data, code)
+        return Response(serializers.PolicyActedSerializer(acted).data, 409 if change is None else 200)
 
 
 def _declared(label: str) -> TimeoutPolicy[Any]:
@@ -282,10 +267,10 @@ def _declared(label: str) -> TimeoutPolicy[Any]:
 class StatusView(OperatorView, APIView):
     """Show the state of workers, ledger and Redis, at a cost that does not depend on the number of rows."""
 
-    @describe("status", StatusSerializer, (401, 403))
+    @describe("status", serializers.StatusSerializer, (401, 403))
     def get(self, request: Request) -> Response:
         """Show the present state, as `delayq_status` does."""
-        return Response(StatusSerializer(snapshot(database_of(Timeout))).data)
+        return Response(serializers.StatusSerializer(snapshot(database_of(Timeout))).data)
 
 
 class DenyAll(BasePermission):
@@ -294,9 +279,6 @@ class DenyAll(BasePermission):
     message = _("This view needs permission_classes of your project.")
 
     def has_permission(self, request: Request, view: APIView) -> bool:
-        return False
-
-    def has_object_permission(self, request: Request, view: APIView, obj: Any) -> bool:
         return False
 
 
@@ -314,7 +296,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
 
     policy: str | TimeoutPolicy[Any] | None = None
     key = ""
-    serializer_class = CountdownSerializer
+    serializer_class = serializers.CountdownSerializer
     permission_classes = [DenyAll]
     filter_backends = []
     pagination_class = None
@@ -339,7 +321,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
             # Different responses, even if only in their words, would reveal which objects exist.
             raise Http404 from None
 
-    @describe("countdown", CountdownSerializer, has_etag=True)
+    @describe("countdown", serializers.CountdownSerializer, has_etag=True)
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)

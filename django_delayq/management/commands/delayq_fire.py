@@ -4,8 +4,7 @@ from django_delayq.management.operating import TimeoutCommand
 
 
 class Command(TimeoutCommand):
-    """Make them due; a worker fires them."""
+    """Makes timeouts due now. A worker fires them if their condition still holds."""
 
-    help = "Makes timeouts due now. A worker fires them if their condition still holds."
-    name = "fire"
-    done = "due now"
+    help = __doc__
+    name, done = "fire", "due now"

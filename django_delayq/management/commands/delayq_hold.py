@@ -4,8 +4,7 @@ from django_delayq.management.operating import PolicyCommand
 
 
 class Command(PolicyCommand):
-    """Hold policies, for an outage during which the objects cannot meet their deadlines."""
+    """Stops policies until they are resumed, which then moves all pending deadlines by as long. Replaces a pause."""
 
-    help = "Stops policies until they are resumed, which then moves all pending deadlines by as long. Replaces a pause."
-    name = "hold"
-    done = "held"
+    help = __doc__
+    name, done = "hold", "held"

@@ -9,14 +9,13 @@ from django_delayq.management.options import moment
 
 
 class Command(PolicyCommand):
-    """Pause policies: timeouts that become due meanwhile fire when the pause ends."""
+    """Stops policies until they are resumed, or until a time. Timeouts that become due meanwhile fire then.
 
-    help = (
-        "Stops policies until they are resumed, or until a time. Timeouts that become due meanwhile fire then. "
-        "A policy that is already paused keeps its end and reason unless given."
-    )
-    name = "pause"
-    done = "paused"
+    A policy that is already paused keeps its end and reason unless given.
+    """
+
+    help = __doc__
+    name, done = "pause", "paused"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

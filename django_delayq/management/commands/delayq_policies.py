@@ -2,29 +2,20 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
-
-from django_delayq.management.operating import as_json, seconds, table
+from django_delayq.management.operating import ReportCommand, seconds, table
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")
 
 
-class Command(BaseCommand):
-    """List policies; change nothing."""
+class Command(ReportCommand):
+    """Lists policies: delay, whether paused or held, counts, lag, and how many fall due in the next 24 hours."""
 
-    help = "Lists policies: delay, whether paused or held, counts, lag, and how many fall due in the next 24 hours."
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="print JSON, with the number due in each hour")
+    help = __doc__
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = policy_statuses()
-        if options["json"]:
-            self.stdout.write(as_json(found))
-            return
-        for line in table(HEAD, [_row(policy) for policy in found]):
-            self.stdout.write(line)
+        self.print(found, table(HEAD, [_row(policy) for policy in found]), options)
 
 
 def _row(policy: PolicyStatus) -> tuple[object, ...]:

@@ -9,11 +9,10 @@ from django_delayq.management.options import duration, moment
 
 
 class Command(TimeoutCommand):
-    """Postpone by a duration or to a time."""
+    """Gives timeouts a later deadline; never an earlier one."""
 
-    help = "Gives timeouts a later deadline; never an earlier one."
-    name = "postpone"
-    done = "postponed"
+    help = __doc__
+    name, done = "postpone", "postponed"
 
     def add_arguments(self, parser: CommandParser) -> None:
         how = parser.add_mutually_exclusive_group(required=True)

@@ -14,9 +14,9 @@ logger = logging.getLogger("django_delayq.steering")
 
 
 class Command(AskingCommand):
-    """Prune as workers do."""
+    """Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."""
 
-    help = "Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."
+    help = __doc__
     runs_unattended = True
 
     def handle(self, *args: Any, **options: Any) -> None:

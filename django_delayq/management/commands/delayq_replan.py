@@ -4,25 +4,22 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
-from django_delayq.management.operating import OperatorCommand
-from django_delayq.management.options import duration, policy_named
+from django_delayq.management.operating import PolicyCommand
+from django_delayq.management.options import duration
 from django_delayq.operations import preview_delay
 from django_delayq.operations.policies import MODES
 
 
-class Command(OperatorCommand):
-    """Change the delay in force, or replan with the present one."""
+class Command(PolicyCommand):
+    """Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."""
 
-    help = "Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."
+    help = __doc__
     name = "delay"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("label", nargs="?", metavar="LABEL", help="the policy")
-        parser.add_argument("--policy", metavar="LABEL", help="the same as LABEL")
         delay = parser.add_mutually_exclusive_group()
         delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d")
         delay.add_argument("--declared", action="store_true", help="the declared delay applies again")
@@ -35,20 +32,17 @@ class Command(OperatorCommand):
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        labels = {options["label"], options["policy"]} - {None}
-        if len(labels) != 1:
+        policies, mode = self.policies(options), options["mode"]
+        if len(policies) != 1:
             raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
-        policy, mode = policy_named(labels.pop()), options["mode"]
+        policy = policies[0]
         if options["after"] is not None:
             options["after"] = duration("--after", options["after"])
         elif not options["declared"]:
             if mode != "recompute":
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
             options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
-        try:
-            seen = preview_delay(policy, options["after"], mode)
-        except (DelayqError, ValueError) as error:
-            raise CommandError(str(error)) from error
+        seen = preview_delay(policy, options["after"], mode)
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
         self.stdout.write(

@@ -8,11 +8,10 @@ from django_delayq.management.operating import PolicyCommand
 
 
 class Command(PolicyCommand):
-    """Resume policies; after a hold, deadlines are moved first."""
+    """Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."""
 
-    help = "Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."
-    name = "resume"
-    done = "resumed"
+    help = __doc__
+    name, done = "resume", "resumed"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

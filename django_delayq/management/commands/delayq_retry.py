@@ -4,8 +4,7 @@ from django_delayq.management.operating import TimeoutCommand
 
 
 class Command(TimeoutCommand):
-    """Retry dead timeouts, after the cause of their failures is fixed."""
+    """Makes dead timeouts pending and due now, with all their attempts."""
 
-    help = "Makes dead timeouts pending and due now, with all their attempts."
-    name = "retry"
-    done = "pending again"
+    help = __doc__
+    name, done = "retry", "pending again"

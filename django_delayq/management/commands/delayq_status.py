@@ -4,28 +4,28 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management.base import CommandParser
 
-from django_delayq.management.operating import as_json, local, seconds
+from django_delayq.management.operating import ReportCommand, local, seconds
 from django_delayq.monitoring.snapshot import Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
 
 
-class Command(BaseCommand):
-    """Show a snapshot; change nothing."""
+class Command(ReportCommand):
+    """Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies and Redis."""
 
-    help = "Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies and Redis."
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        super().add_arguments(parser)
         parser.add_argument("--watch", action="store_true", help="repeat every two seconds, until Ctrl-C")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             while True:
                 seen = snapshot()
-                self.stdout.write(as_json(seen) if options["json"] else "\n".join(_lines(seen)))
+                self.print(seen, _lines(seen), options)
                 if not options["watch"]:
                     return
                 self.stdout.write("")

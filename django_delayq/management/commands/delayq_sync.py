@@ -10,16 +10,15 @@ from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
 from django_delayq.management.operating import AskingCommand, actor
-from django_delayq.management.options import policy_named
-from django_delayq.policies import get_policies
+from django_delayq.policies import get_policies, get_policy
 
 logger = logging.getLogger("django_delayq.steering")
 
 
 class Command(AskingCommand):
-    """Sync as workers do. Only a backfill at a terminal asks first."""
+    """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."""
 
-    help = "Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."
+    help = __doc__
     runs_unattended = True
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -35,7 +34,7 @@ class Command(AskingCommand):
         label, backfill, dry_run = (options[name] for name in ("policy", "backfill", "dry_run"))
         if backfill and not label:
             raise CommandError("--backfill needs --policy: long overdue timeouts fire at once, one policy at a time.")
-        policies = [policy_named(label)] if label else [policy for policy in get_policies() if policy.is_automatic]
+        policies = [get_policy(label)] if label else [policy for policy in get_policies() if policy.is_automatic]
         if label and not policies[0].is_automatic:
             raise CommandError(f"{label} is not automatic: it is scheduled by hand, so there is nothing to sync.")
         for policy in policies:

@@ -144,7 +144,7 @@ def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
         beats.append((database_now("default") - seen).total_seconds())
         return Timeout.objects.count() == 320 and not Timeout.objects.unsettled().exists()
 
-    wait_until(all_are_settled, "all are settled", pause=0.1)
+    wait_until(all_are_settled, "all are settled")
     return counts, beats
 
 

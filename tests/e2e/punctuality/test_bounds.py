@@ -18,6 +18,7 @@ from django.db import connection
 from django_delayq import operations, schedule_timeout, schedule_timeouts
 from django_delayq.clock import database_now
 from django_delayq.models import Timeout
+from tests.e2e.outages.wire import Wire
 from tests.support.processes import StartWorker, due_now, effects, settled
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
@@ -125,6 +126,30 @@ def test_while_redis_is_down_due_timeouts_fire_within_two_seconds(start_worker: 
         wait_until(settled(6), "they have fired without Redis")
         assert_within(2, None, rows)
         server.start()
+
+
+def test_while_redis_does_not_answer_due_timeouts_fire_within_two_seconds(
+    start_worker: StartWorker, redis_client: Any
+) -> None:
+    with Wire(redis_client.connection_pool.connection_kwargs["port"]) as wire:
+        at_work(start_worker(seconds=SECONDS, REDIS_URL=wire.url))
+        wire.go_silent()
+        rows = soon(5, 3.0)
+        wait_until(settled(6), "they have fired without an answer of Redis")
+        assert_within(2, None, rows)
+
+
+def test_with_a_silently_dead_subscription_a_timeout_is_at_most_a_second_late(
+    start_worker: StartWorker, redis_client: Any
+) -> None:
+    """No sweep helps within the minute: the worker must ask Redis although no call arrives."""
+    with Wire(redis_client.connection_pool.connection_kwargs["port"]) as wire:
+        at_work(start_worker(seconds=RARE_SWEEPS, REDIS_URL=wire.url))
+        wire.go_silent_to_subscribers()
+        rows = soon(5, 0.0)
+        wait_until(settled(6), "the worker has asked by itself")
+        assert wire.dropped, "Redis has called, and the call was lost"
+        assert_within(1, None, rows)
 
 
 def test_without_redis_a_timeout_is_at_most_a_second_late(start_worker: StartWorker) -> None:

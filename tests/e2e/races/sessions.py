@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +17,9 @@ needs_row_locks = pytest.mark.skipif(
     connection.vendor == "sqlite", reason="SQLite has no row locks: a writer holds the whole database"
 )
 
-_WAITS_FOR_US = {
-    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))",
-    "mysql": "SELECT count(DISTINCT requesting_trx_id) FROM information_schema.innodb_lock_waits "
-    "JOIN information_schema.innodb_trx ON trx_id = blocking_trx_id WHERE trx_mysql_thread_id = connection_id()",
-}
+_WAITS_FOR_US = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+_WAITS_IN_DATABASE = r"TRX HAS BEEN WAITING .*\n.* table `{name}`\."
+"""A transaction of this database waits for a lock, in the words of `SHOW ENGINE INNODB STATUS`."""
 
 
 class Session:
@@ -52,14 +51,26 @@ class Session:
 
         `sessions`: how many of them wait then, including this one.
         """
+        wait_until(
+            lambda: _waiting_sessions() >= sessions or not self._thread.is_alive(),
+            "the other session waits for our lock",
+        )
 
-        def waits() -> bool:
-            with connection.cursor() as cursor:
-                cursor.execute(_WAITS_FOR_US[connection.vendor])
-                return bool(cursor.fetchone()[0] >= sessions) or not self._thread.is_alive()
 
-        # MariaDB updates these tables only if they were not read for a tenth of a second.
-        wait_until(waits, "the other session waits for our lock", pause=0.15)
+def _waiting_sessions() -> int:
+    """Count the sessions that wait for a lock of this transaction; on MariaDB, for one in the database of this test.
+
+    MariaDB names the blocking transaction only in `information_schema.innodb_lock_waits`. It fills this table again
+    only after no session of the server has read it for a tenth of a second. Two test processes that wait in turns
+    would read the old content until a lock times out.
+    """
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(_WAITS_FOR_US)
+            return int(cursor.fetchone()[0])
+        cursor.execute("SHOW ENGINE INNODB STATUS")
+        name = re.escape(str(connection.settings_dict["NAME"]))
+        return len(re.findall(_WAITS_IN_DATABASE.format(name=name), cursor.fetchone()[2]))
 
 
 @contextmanager

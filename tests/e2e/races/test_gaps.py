@@ -86,8 +86,11 @@ def test_a_slot_that_is_taken_again_waits_for_no_neighbour(
 
 @pytest.mark.usefixtures("former_entries_stay")
 def test_a_firing_waits_for_nobody_in_a_gap() -> None:
-    """Taking a slot again locks the gap before it. If the transaction then locks an object that fires, both wait."""
-    rows = [dq.schedule_timeout(Order.objects.create(status="paid"), "remind", seconds=0) for _ in range(2)]
+    """Taking a slot again locks the gap before it. If the transaction then locks an object that fires, both wait.
+
+    A batch, because on PostgreSQL one statement fires others, and nothing can come between its steps.
+    """
+    rows = [dq.schedule_timeout(Order.objects.create(status="paid"), "remind_many", seconds=0) for _ in range(2)]
     due, former = sorted(rows, key=lambda row: row.slot)
     assert dq.cancel_timeout(former)
     begins, before = Order.objects.get(pk=former.object_id), deadlocks()
@@ -95,7 +98,7 @@ def test_a_firing_waits_for_nobody_in_a_gap() -> None:
 
     def take_again_and_want_the_other() -> None:
         with transaction.atomic():
-            dq.schedule_timeout(begins, "remind", hours=1)
+            dq.schedule_timeout(begins, "remind_many", hours=1)
             Order.objects.select_for_update().get(pk=due.object_id)
 
     def look(step: str) -> None:

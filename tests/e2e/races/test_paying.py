@@ -24,6 +24,8 @@ FAIR = 0.1
 ATTEMPTS = 5
 STEP = 0.015
 """Seconds by which the payers move at first: then by twice as many, and by half as many once they went too far."""
+_fair_shifts = [0.0]
+"""Where earlier races were fair: the next one begins with the last of them, because it depends on the machine."""
 
 
 @pytest.mark.usefixtures("two_workers")
@@ -32,7 +34,7 @@ def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
     way: str, actors: Callable[[int], list[Actor]]
 ) -> None:
     payers = actors(PAYERS)
-    shift, step, shares = 0.0, 0.0, []
+    shift, step, shares = _fair_shifts[-1], 0.0, []
     for attempt in range(ATTEMPTS):
         outcome = race(
             way, payers, count=ORDERS, per_second=PER_SECOND[connection.vendor], shift=shift, seed=f"{way} {attempt}"
@@ -40,6 +42,7 @@ def test_an_order_is_paid_or_cancelled_and_both_sides_know_which(
         logger.info("%s, shifted by %.0f ms: %s", way, shift * 1000, outcome)
         shares.append(outcome.share_paid)
         if FAIR <= outcome.share_paid <= 1 - FAIR:
+            _fair_shifts.append(shift)
             return
         # Too many were paid: the workers were slower than the payers, so these shall come later, and vice versa.
         wanted = STEP if outcome.share_paid > 0.5 else -STEP

@@ -138,7 +138,7 @@ def test_another_filter_begins_anew_and_another_page_stays(viewer: Client, small
     second = changes(viewer, changes(viewer, "?state__exact=pending").further)
     assert "further=" in second.get_query_string({"p": 2})
     assert "further=" not in second.get_query_string({"queue": "x"})
-    assert second.is_further and "further=" not in second.from_the_start
+    assert second.params["further"] and "further=" not in second.from_the_start
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_objects_are_filtered_by_what_their_timeouts_do(admin_client: Client) ->
         state="dead", cause="retries", settled_at=now, slot_taken=None
     )
     Timeout.objects.create(
-        policy="x.y.z", content_type_id=late.timeouts.get().content_type_id, object_id="no key", slot="s",
+        policy="x.y.z", content_type_id=late.timeouts.get().content_type_id, object_id="no key", slot="5" * 32,
         due_at=now, run_at=now, first_due_at=now, created_at=now,
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming import sync
+from django_delayq.arming.row_state import Rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
@@ -98,6 +99,17 @@ def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
         counts.append(len(queries))
     assert counts[1] - counts[0] <= 3
     assert counts[1] <= 12
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan without statistics differs by database")
+def test_the_rounds_of_a_page_are_found_by_their_slots(policy: dq.TimeoutPolicy[Any]) -> None:
+    """Without statistics SQLite read all rows of the policy for each page of 500 objects."""
+    orders = slow_orders(20)
+    with CaptureQueriesContext(connection) as captured:
+        Rounds([policy], [order.pk for order in orders], "default")
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN QUERY PLAN {captured[-1]['sql']}")
+        assert [line for *_, line in cursor.fetchall() if "(slot=?" in line]
 
 
 def test_while_the_sync_reads_and_decides_any_row_can_be_locked_and_changed(declare: Any) -> None:

@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy, schedule_timeout
-from django_delayq.firing import Report, checkpoints, groups, plan, run
+from django_delayq.firing import Report, checkpoints, plan, run, running
 from django_delayq.firing.state import GroupSize, firing_state
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
@@ -30,7 +30,7 @@ def as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     And let no firing release a part of its work, however slow the machine is.
     """
-    monkeypatch.setattr(groups, "WORK_SECONDS", 600.0)
+    monkeypatch.setattr(running, "WORK_SECONDS", 600.0)
     firing_state.forget()
     yield
     checkpoints.set_hook(None)

@@ -27,7 +27,7 @@ def test_without_its_mark_no_handler_runs_and_no_attempt_is_counted(
     orders: list[Order], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """The UPDATE that compares has found fewer rows than were locked: on SQLite another process may have written."""
-    rows = [due(order) for order in orders[:count]]
+    rows = [due(order, "remind_many") for order in orders[:count]]  # a batch is marked by a statement of its own
     with monkeypatch.context() as patched:
         patched.setattr(settling, "mark_fired", lambda *_, **__: False)
         report = fire(*rows)

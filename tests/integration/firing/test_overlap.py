@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import django_delayq as dq
-from django_delayq.firing.attempt import Member
+from django_delayq.firing.members import Member
 from django_delayq.firing.overlap import OverlapDetector
 from tests.integration.firing.conftest import due
 from tests.testapp.models import Order

@@ -67,7 +67,7 @@ def test_what_is_settled_is_not_skipped() -> None:
         SETTLED,
         LATER,
         {"attempts": 1},
-        {"idempotency_key": "another round"},
+        {"idempotency_key": "a" * 32},
         {"state": State.FIRING, "slot_taken": None},
     ],
     ids=["settled", "moved", "tried", "restarted", "firing"],
@@ -108,10 +108,10 @@ def test_cancelling_leaves_what_was_settled_meanwhile() -> None:
 def test_a_value_that_the_database_refuses_raises_an_error() -> None:
     """MySQL and MariaDB would insert an empty string, or the beginning of a long one, if errors were ignored."""
     row = due()
-    row.pk, row.slot, row.queue = None, "other", None  # type: ignore[assignment]
+    row.pk, row.slot, row.queue = None, "e" * 32, None  # type: ignore[assignment]
     with pytest.raises(DatabaseError), transaction.atomic():
         writing.insert([row], "default")
-    assert not Timeout.objects.filter(slot="other").exists()
+    assert not Timeout.objects.filter(slot="e" * 32).exists()
 
 
 def test_a_row_that_was_settled_long_before_its_deadline_is_not_pruned() -> None:

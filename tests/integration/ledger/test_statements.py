@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection, transaction
-from django.db.models import F
+from django.db import connection, connections, transaction
+from django.db.models import F, Value
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock, schedule_timeout
@@ -57,8 +57,22 @@ def moved(using: str) -> UpdateQuery:
     return update(rows, due_at=param("due_at"), payload=param("payload"), attempts=F("attempts") + 1)
 
 
+@compiled
+def constants(using: str, *texts: str) -> QuerySet[Timeout, Any]:
+    rows = Timeout.objects.using(using).filter(pk=param("id"), slot_taken=1, final_attempt=False)
+    named = {f"text{at}": Value(text) for at, text in enumerate(texts)}
+    return rows.annotate(**named).values_list("id", *named)
+
+
+def test_constants_are_a_part_of_the_sql_unless_they_need_quoting(row: Timeout) -> None:
+    texts = ("", "shop.order.remind", "[]", "it's", "50 %", "%s", "\\", '"', "ü", "a\nb")
+    statement = constants.statement(connections["default"], texts)
+    assert [each for each in statement.constants if each is not None] == list(texts[3:])
+    assert list(constants.rows("default", *texts, id=row.pk)) == [(row.pk, *texts)]
+
+
 def test_rows_become_the_instances_that_a_query_returns(row: Timeout) -> None:
-    [found] = by_slot.objects("default", 2, slot=["unknown", row.slot])
+    [found] = by_slot.objects("default", 2, slot=["0" * 32, row.slot])
     fresh = Timeout.objects.get()
     values = [field.attname for field in Timeout._meta.concrete_fields]
     assert [getattr(found, name) for name in values] == [getattr(fresh, name) for name in values]
@@ -117,7 +131,9 @@ def test_the_number_of_statements_is_limited(row: Timeout, monkeypatch: pytest.M
     monkeypatch.setattr(statements, "MAX_STATEMENTS", 5)
     statements._statements.clear()  # of other tests
     for count in range(1, 20):
-        assert len(by_slot.rows("default", count, slot=[row.slot, *map(str, range(1, count))])) == 1
+        assert (
+            len(by_slot.rows("default", count, slot=[row.slot, *(f"{number:032x}" for number in range(1, count))])) == 1
+        )
         assert len(statements._statements) <= 5
 
 

@@ -180,12 +180,14 @@ def test_a_long_backlog_is_swept_in_passes_until_one_finds_nothing_to_do(
     monkeypatch.setattr(sweep, "PAGE", 5)
     monkeypatch.setattr(sweep, "PASS", 10)
     due_orders("remind", 34, hours=2)
-    Timeout.objects.update(run_at=clock.now() - timedelta(seconds=5))
+    Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
     made = Sweep(engine, "default", ClockSkew("default"))
     swept = made.run_once(everything=True)
     assert (swept.checked, swept.changed) == (34, 34)
     assert made.run_once(everything=True).checked == 10, "Redis is as it should be: one pass is enough"
     engine.queue("default", 0).remove(sorted(in_redis(engine))[10:])
+    try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
+    assert made.run_once().checked == 0, "the latest minute"
     assert made.run_once(everything=True).checked == 24, "the next one continues where that one ended"
     assert len(in_redis(engine)) == 34
 

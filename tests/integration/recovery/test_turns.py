@@ -30,8 +30,10 @@ def engine(redis_client: redis.Redis) -> Iterator[Engine]:
 
 def test_a_turn_is_one_workers(engine: Engine) -> None:
     other = get_worker_engine()
+    assert other is not None
     assert [try_claim_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
     assert try_claim_turn(other, "sync", MINUTE)
+    other.close()
 
 
 @pytest.mark.parametrize("forged", ["without end", "for a year", "another type"])

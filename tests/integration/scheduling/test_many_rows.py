@@ -15,6 +15,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
+from django_delayq.ledger.many import ROUND_FIELDS, update_each
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
@@ -81,6 +82,30 @@ def test_replacing_in_bulk_begins_a_new_round_as_for_one(now: datetime) -> None:
     assert (first["attempts"], first["claims"], first["extensions"], first["history"]) == (0, 0, 1, [])
     assert set(Timeout.objects.values_list("id", flat=True)) == ids
     assert not old_keys & set(Timeout.objects.values_list("idempotency_key", flat=True))
+
+
+def test_rows_written_together_are_as_those_written_alone(now: datetime) -> None:
+    names = (*ROUND_FIELDS, "first_due_at", "extensions", "final_attempt", "cause", "state", "settled_at", "slot_taken")
+    values: dict[str, Any] = {
+        "queue": "ü\"'\\ {x}", "due_at": now, "run_at": now - timedelta(days=1), "since_at": None, "attempts": 7,
+        "payload": {"n": [1, None, "ü\"'\\n", {}]}, "history": [{"what": "x", "at": now.isoformat()}], "reason": "%s",
+        "claims": 3, "claimed_until": now, "final_attempt": True, "extensions": 2, "idempotency_key": "f" * 32,
+        "state": "cancelled", "cause": "hand", "settled_at": now, "slot_taken": None,
+    }  # fmt: skip
+    dq.schedule_timeouts([Order.objects.create(status="new") for _ in range(5)], "remind", hours=1)
+    *rows, fired = Timeout.objects.order_by("object_id")
+    for row in (*rows, fired):
+        vars(row).update(values)
+    rows[2].payload = rows[0].payload = None
+    Timeout.objects.filter(pk=fired.pk).update(state="fired", cause="due", settled_at=now, slot_taken=None)
+    update_each(rows[:1], names, "default")
+    update_each(rows[1:2], names, "default")
+    update_each([*rows[2:], fired], names, "default")
+    same = [{**row, "object_id": "", "slot": ""} for row in columns()]
+    assert same[:2] == same[2:4]
+    assert all(same[1][name] == value for name, value in values.items() if name not in DIFFERENT)
+    fired.refresh_from_db()
+    assert (fired.state, fired.attempts) == ("fired", 0), "it was settled meanwhile"
 
 
 def statements(call: Callable[[], object]) -> int:

@@ -64,12 +64,17 @@ def test_scheduling_is_one_statement_without_a_transaction_of_its_own(order: Ord
         assert statements(schedule) == (["WITH"] if at_once else ["SELECT", "INSERT"])
 
 
-def test_replacing_takes_the_steps_and_keeps_one_row(order: Order) -> None:
+def test_replacing_is_a_second_statement_and_keeps_one_row(order: Order) -> None:
     first = schedule_timeout(order, "remind", minutes=5, reason="first")
     again = statements(lambda: schedule_timeout(order, "remind", minutes=9, reason="again"))
-    assert "UPDATE" in again
+    assert again == ["WITH", "WITH"] if at_once else "UPDATE" in again
     row = Timeout.objects.get()
-    assert (row.pk, row.reason) == (first.pk, "again")
+    assert (row.pk, row.reason, row.first_due_at) == (first.pk, "again", first.first_due_at)
+    assert row.due_at == row.run_at > first.due_at
+    moved = schedule_timeout(order, "remind", minutes=9, payload={"n": 1})
+    row = Timeout.objects.get()
+    assert {**vars(moved), "_state": None} == {**vars(row), "_state": None}
+    schedule_timeout(order, "remind", minutes=9, reason="again")
     assert schedule_timeout(order, "remind", minutes=1, on_conflict="keep").reason == "again"
     with pytest.raises(TimeoutConflict):
         schedule_timeout(order, "remind", minutes=1, on_conflict="error")

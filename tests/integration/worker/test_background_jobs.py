@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import operations, schedule_timeout
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import get_engine
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
@@ -123,8 +123,11 @@ def test_a_lease_lasts_as_long_as_the_setting_and_is_extended(
     start_worker: StartWorker, with_redis: Any, settings: Settings, declare: Any, handler: Handler
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=3)}
-    [row] = due_orders(declare(Order, handler, name="endless"))
+    policy = declare(Order, handler, name="endless")
     start_worker()
+    # On SQLite the first heartbeat, which the same thread writes, would wait for the transaction of the handler.
+    wait_until(WorkerSeen.objects.exists)
+    [row] = due_orders(policy)
     assert handler.begun.wait(30)
     first = entries()[row.pk]
     left = first / 1000 - timezone.now().timestamp()

@@ -28,7 +28,8 @@ def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "serves default" in out
     limit = pool_limit("default")
-    assert f"{limit.threads(2) if limit else 2} threads" in out
+    threads = limit.threads(2) if limit else 2
+    assert f" {threads} thread{'' if threads == 1 else 's'}, " in out
     assert ("the ledger" in out) == (source == "ledger")
 
 

@@ -173,6 +173,17 @@ def test_every_worker_has_an_engine_of_its_own(configure: Callable[..., None], r
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_closed_engine_leaves_no_connection_open(configure: Callable[..., None], redis_url: str) -> None:
+    configure(redis_url)
+    engine = get_worker_engine()
+    assert engine is not None
+    number = engine.client.client_id()
+    with redis.Redis.from_url(redis_url) as observer:
+        assert observer.client_list(client_id=[str(number)])
+        engine.close()
+        assert not observer.client_list(client_id=[str(number)])
+
+
 def test_a_forked_child_makes_an_engine_of_its_own(configure: Callable[..., None], redis_url: str) -> None:
     configure(redis_url)
     engine = get_engine()

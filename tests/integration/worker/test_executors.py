@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,15 @@ def test_a_forged_work_has_no_effect(name: str) -> None:
     assert Timeout.objects.values_list("state", "attempts", "run_at", "claims", "history").get() == before
     assert not Effect.objects.exists()
     assert run(genuine, "default").fired == (row.pk,)
+
+
+def test_a_work_that_is_submitted_early_waits_for_its_deadline_in_this_process_alone() -> None:
+    [row] = due_orders("remind")
+    begin_at = time.monotonic() + 0.2
+    work = Work(row.policy, (row.pk,), (row.object_id,), begin_at=begin_at)
+    assert "begin_at" not in work.as_dict()
+    assert run(work, "default").fired == (row.pk,)
+    assert time.monotonic() >= begin_at
 
 
 def test_works_and_reports_survive_json_and_fields_of_a_newer_release() -> None:

@@ -18,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.ledger import claiming, settling
+from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
 from django_delayq.recovery.sweep import PAGE, Row, page_of
 from django_delayq.worker.background import forgotten_queues
@@ -66,7 +67,8 @@ def long_ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]
     no = "false" if vendor == "postgresql" else "0"
     sql = FORM.format(columns=columns, moment=MOMENTS[vendor], past=past, series=series, no=no)
     with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(sql.replace("n, n, CASE", "CAST(n AS CHAR(32)), CAST(n AS CHAR(32)), CASE"))
+        digits = "lpad(CAST(n AS varchar), 32, '0')::uuid" if vendor == "postgresql" else "CAST(n AS CHAR(32))"
+        cursor.execute(sql.replace("n, n, CASE", f"{digits}, {digits}, CASE"))
         cursor.execute("ANALYZE TABLE django_delayq_timeout" if vendor == "mysql" else "ANALYZE django_delayq_timeout")
         if vendor == "mysql":
             cursor.fetchall()
@@ -122,6 +124,12 @@ def test_the_sweep_ahead_and_behind() -> None:
     check(behind, "delayq_unsettled", is_short=True)
     ahead = plans_of(lambda: page_of("default", now(), None, now() + timedelta(seconds=10)))
     check(ahead, "delayq_unsettled", is_short=True)
+
+
+def test_the_news_that_each_worker_reads_every_few_seconds() -> None:
+    plan = plans_of(lambda: StopCache().read_news("default", now()))
+    ledger = [line for line in plan.splitlines() if "policycontrol" not in line and "control ALL" not in line]
+    check("\n".join(ledger), "delayq_unsettled", is_short=True)
 
 
 def test_the_sweep_of_everything_from_the_beginning() -> None:

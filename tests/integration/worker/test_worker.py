@@ -13,7 +13,7 @@ import pytest
 from django.db import transaction
 
 from django_delayq import Retry, TimeoutPolicy, cancel_timeout, clock, reschedule_timeout
-from django_delayq.firing import groups
+from django_delayq.firing import running
 from django_delayq.ledger.claiming import claimable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
@@ -206,7 +206,7 @@ def test_max_timeouts_ends_the_worker_after_exactly_so_many(start_worker: StartW
 def test_what_is_given_back_untried_does_not_count_for_max_timeouts(
     start_worker: StartWorker, declare: Declare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "WORK_SECONDS", 0.0)  # each work releases all but its first group
+    monkeypatch.setattr(running, "WORK_SECONDS", 0.0)  # each work releases all but its first group
     due_orders(declare(Order, name="brief"), 6)
     start_worker(max_timeouts=4, concurrency=1).join()
     assert states() == {"fired": 4, "pending": 2}

@@ -1,0 +1,154 @@
+"""Where the time goes: each work of django-delayq on PostgreSQL beside its floor, and its profile by module."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from cProfile import Profile
+from typing import Any, NamedTuple
+
+from benchmarks.figures import quantile, spread
+from benchmarks.floor import GROUP
+from benchmarks.harness import Column, Run, Work
+from benchmarks.rivals.base import Meter
+from benchmarks.targets import CPU, FLOOR, FLOOR_WALL, WAKE_UP, WALL
+
+LEAST_PART = 0.02
+"""A module below this part of the time of every work is not listed on its own."""
+OTHER, JSON = "other Python", "json, datetime"
+PLACES = (
+    ("/benchmarks/", "handlers and loop of the benchmark"),
+    ("/django/db/", "django.db"),
+    ("/site-packages/django/", "other Django"),
+    ("psycopg", "psycopg"),
+    ("/redis/", "redis-py"),
+    ("hiredis", "redis-py"),
+    ("json", JSON),
+    ("datetime", JSON),
+)
+
+
+def place_of(name: str, otherwise: str = OTHER) -> str:
+    """Return the package, or the module of django-delayq, of a file or of the name of a built-in function."""
+    _, found, module = name.rpartition("/django_delayq/")
+    if found:
+        return "django_delayq." + module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return next((place for part, place in PLACES if part in name), otherwise)
+
+
+def profiled(operation: Callable[[], Any]) -> dict[str, float]:
+    """Return the CPU seconds of the metered blocks of an operation by package or module, less their baselines.
+
+    Runs in the client process. A built-in function counts for the module that calls it, unless it belongs to a driver.
+    """
+    Meter.profiles = measured, baseline = Profile(time.thread_time), Profile(time.thread_time)
+    try:
+        operation()
+    finally:
+        Meter.profiles = None
+    seconds: dict[str, float] = defaultdict(float)
+    for profile, sign in ((measured, 1), (baseline, -1)):
+        for entry in profile.getstats():
+            if isinstance(entry.code, str):
+                continue
+            place = place_of(entry.code.co_filename)
+            seconds[place] += sign * entry.inlinetime
+            for inner in entry.calls or ():
+                if isinstance(inner.code, str):
+                    seconds[place_of(inner.code, place)] += sign * inner.inlinetime
+    return dict(seconds)
+
+
+class Case(NamedTuple):
+    """A work that is measured, profiled and compared with its floor. COUNT stands for the number of calls."""
+
+    key: str
+    title: str
+    prepare: Sequence[Sequence[Any]]
+    operation: Sequence[Any]
+    figure: str = "cpu_us"
+
+
+COUNT = "COUNT"
+TASKS = (("prepare", COUNT),)
+CASES = (
+    Case("schedule", "schedule one", TASKS, ("schedule_one", COUNT)),
+    Case("inside", "in the caller's transaction", TASKS, ("schedule_inside", COUNT)),
+    Case("save", "save, additional", (("prepare", COUNT, "Plain"),), ("save_unchanged", COUNT), "more_us"),
+    Case("alone", "fire one alone", (("enqueue", "note", COUNT),), ("fire", COUNT)),
+    Case("settle", "with condition and save", (("enqueue", "settle", COUNT),), ("fire", COUNT)),
+    Case("group", f"fire {GROUP} together, each", (("enqueue", "note", COUNT),), ("fire", COUNT, GROUP)),
+    Case("bulk", "schedule in bulk, each", TASKS, ("bulk", COUNT)),
+)
+
+
+def _measured(run: Run, case: Case, samples: dict[str, dict[str, list[float]]]) -> None:
+    """Add the samples of one work. The first round only loads code and opens connections."""
+    contestant = run.contestant("delayq")
+    count = {"bulk": max(2_000, run.sizes.bulk // 5), "group": run.sizes.calls * 5}.get(case.key, run.sizes.calls)
+
+    def call(request: Sequence[Any], operation: str = "") -> Any:
+        return contestant.call(*filter(None, [operation]), *(count if one == COUNT else one for one in request))
+
+    def prepare() -> None:
+        contestant.call("clear")
+        for request in case.prepare:
+            call(request)
+
+    for number in range(run.sizes.rounds + 1):
+        prepare()
+        found = call(case.operation)
+        if case.operation[0] == "fire":
+            prepare()
+        floor = contestant.call("floor", case.key, count)
+        figures = {CPU: found[case.figure], FLOOR: floor["cpu_us"]}
+        if "per_second" in found:
+            figures |= {WALL: 1e6 / found["per_second"], FLOOR_WALL: 1e6 / floor["per_second"]}
+        for row, value in figures.items() if number else ():
+            samples.setdefault(row, {}).setdefault(case.key, []).append(value)
+    prepare()
+    seconds = call(case.operation, "profile")
+    scale = spread(samples[CPU][case.key]).median / sum(seconds.values())
+    for place, used in seconds.items():
+        samples.setdefault(place, {})[case.key] = [used * scale]
+
+
+def _profile(run: Run) -> dict[str, dict[str, list[float]]]:
+    samples: dict[str, dict[str, list[float]]] = {row: {} for row in (CPU, FLOOR, WALL, FLOOR_WALL)}
+    late = []
+    for _ in range(50):
+        began = time.perf_counter()
+        time.sleep(0.005)
+        late.append((time.perf_counter() - began) * 1e6 - 5000)
+    samples[WAKE_UP] = {"alone": [quantile(late, 0.5)]}
+    heads = list(samples)
+    for case in CASES:
+        _measured(run, case, samples)
+    run.contestant("delayq").call("clear")
+    totals = {key: spread(values).median for key, values in samples[CPU].items()}
+    parts = {row: max(one[key][0] / totals[key] for key in one) for row, one in samples.items() if row not in heads}
+    rest: dict[str, list[float]] = defaultdict(lambda: [0.0])
+    for row in [row for row, part in parts.items() if part < LEAST_PART]:
+        for key, (value,) in samples.pop(row).items():
+            rest[key][0] += value
+        del parts[row]
+    listed = sorted(parts, key=lambda row: (row.startswith("django_delayq"), -parts[row]))
+    return {row: samples[row] for row in (*heads, *listed)} | {"all other modules": dict(rest)}
+
+
+WORKS = (
+    Work(
+        "profile",
+        "Where the time goes",
+        "The *floor* is what the same statements cost without the library, by Django's cursor and redis-py, in the same"
+        " minutes: to schedule, one INSERT of such a row and one EVALSHA; to save, one SELECT of the object with its "
+        "pending row; to fire, a transaction with one locking SELECT and one UPDATE, and the handler's own save; in "
+        "bulk, one INSERT ... SELECT of such rows. Below it: the CPU us of one call by package, and for django-delayq "
+        "by module, measured with cProfile and scaled to the time without it. A built-in function counts for its "
+        "caller.",
+        [Column(case.key, case.title) for case in CASES],
+        whole=_profile,
+        minutes=1,
+    ),
+)

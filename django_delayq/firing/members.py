@@ -1,0 +1,173 @@
+"""Lock the objects of timeouts and check their conditions. Waits for no lock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from django.db.models import Model, Q
+
+from django_delayq.firing.report import MAX_ID, Candidate
+from django_delayq.key_types import pk_of, root_of_key
+from django_delayq.ledger import settling
+from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
+from django_delayq.ledger.statements import Param, compiled, padded
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_rules import reads_other_rows
+
+if TYPE_CHECKING:
+    from django.db.models import QuerySet
+
+_CONTENT_OBJECT: Any = Timeout._meta.get_field("content_object")
+
+
+@dataclass(slots=True)
+class Member:
+    """A timeout that may be fired now and its object, both locked."""
+
+    row: Timeout
+    obj: Model
+    place: int = 0
+    """The position of the object in the order of keys, for a batch."""
+    seen: dict[str, Any] = field(init=False)
+    """Columns of the row before it was marked. If this transaction rolls back, a later one compares them."""
+
+    def __post_init__(self) -> None:
+        row = self.row
+        unchanged = {"attempts": row.attempts, "run_at": row.run_at, "idempotency_key": row.idempotency_key}
+        self.seen = {"state": Timeout.State.PENDING, **unchanged}
+        _CONTENT_OBJECT.set_cached_value(row, self.obj)
+
+
+def mark_at_once(
+    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, *, counted: bool
+) -> list[Member]:
+    """Lock, check and mark those of `candidates` with which nothing is unusual, in one statement; return them.
+
+    An empty list if one statement cannot do this for `policy`, or if a forged work names an object twice.
+    """
+    pks = {pk for candidate in candidates if (pk := _readable_pk(policy, candidate.object_id)) is not None}
+    if len(pks) < len(candidates) or not settling.can_mark_at_once(policy, using):
+        return []
+    ids = [candidate.id for candidate in candidates]
+    found = settling.mark_at_once(policy, pks, ids, using, counted=counted)
+    members = {row.pk: Member(row, obj) for row, obj in found}
+    if not counted:
+        for member in members.values():
+            member.seen["attempts"] -= 1
+    return [members[timeout_id] for timeout_id in ids if timeout_id in members]
+
+
+def lock_objects_of(
+    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str
+) -> tuple[dict[int, Model], set[int]]:
+    """Return the locked objects by timeout id, in the order of their keys, and the ids that cannot be locked now.
+
+    A timeout in neither has no object any more. No object is returned twice: what one handler leaves unsaved on an
+    instance must not reach the next one.
+    """
+    pks = {candidate.id: _readable_pk(policy, candidate.object_id) for candidate in candidates}
+    asked = {pk for pk in pks.values() if pk is not None}
+    objects: dict[Any, Model] = lock_free_objects(policy, asked, using) if asked else {}
+    spelled = _spelled(policy, asked, set(objects), using)
+    owners: dict[Any, int] = {}
+    locked_elsewhere: set[int] = set()
+    for timeout_id, pk in pks.items():
+        name = spelled.get(pk)
+        if name in objects and name not in owners:
+            owners[name] = timeout_id
+        elif name is not None:
+            locked_elsewhere.add(timeout_id)
+    return {owners[name]: obj for name, obj in objects.items() if name in owners}, locked_elsewhere
+
+
+def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], using: str) -> dict[Any, Any]:
+    """Return for each key of `asked` that exists how the table spells it.
+
+    MySQL finds "ABC" for "abc", so a set of found keys does not show which question each answers.
+    """
+    missing = asked - locked
+    present = _present(policy, missing, using)
+    spelled = {pk: pk for pk in (locked | present) & asked}
+    if not locked <= asked or not present <= missing:
+        for pk in asked - set(spelled):
+            for name in _present(policy, {pk}, using):
+                spelled[pk] = name
+    return spelled
+
+
+def _present(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:
+    """Return those of `pks` that exist, locked or not."""
+    if not pks:
+        return set()
+    found = policy.model._base_manager.using(using).filter(pk__in=pks).values_list("pk", flat=True)
+    return set(map(root_of_key(policy.model).to_python, found))
+
+
+def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
+    """Return the key that `object_id` means, or None if the database would raise because no row can have it."""
+    try:
+        pk = pk_of(policy.concrete_model, object_id)
+    except ValueError:
+        return None
+    if isinstance(pk, int):
+        return pk if -MAX_ID <= pk <= MAX_ID else None
+    return None if isinstance(pk, str) and "\0" in pk else pk
+
+
+def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> dict[Any, Model]:
+    """Lock the rows `pks` that no other transaction has locked; return them fresh, by key, in the order of their keys.
+
+    A condition on the object's own columns is read by the same statement, which evaluates it on the rows as they are
+    when they are locked.
+    """
+    if not is_compilable(policy.model):
+        return lock_objects(policy.model, pks, using, wait=False)
+    wanted, to_python = padded(pks), root_of_key(policy.model).to_python
+    return {to_python(obj.pk): obj for obj in _free_objects.objects(using, policy, len(wanted), pk=wanted)}
+
+
+@compiled
+def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
+    rows = rows_of(policy.model, using).filter(pk__in=_keys(policy, count)).order_by("pk")
+    if policy.when and not reads_other_rows(policy):
+        rows = rows.annotate(delayq_matches=settling.matches(policy))
+    return for_update(rows, using, wait=False)
+
+
+def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str) -> set[Any]:
+    """Return the keys of those of the locked `objects` for which `when` holds now.
+
+    A set, because to-many look-ups find a row several times. They, and outer joins, need a statement of their own:
+    PostgreSQL refuses to lock their rows.
+    """
+    pks = [obj.pk for obj in objects]
+    if not policy.when or not objects:
+        return set(pks)
+    if "delayq_matches" in vars(objects[0]):
+        return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
+    if not is_compilable(policy.model):
+        return set(_matching(using, policy, pks).values_list("pk", flat=True))
+    wanted = padded(pks)
+    return {pk for (pk,) in _matching_compiled.rows(using, policy, len(wanted), pk=wanted)}
+
+
+def _matching(using: str, policy: TimeoutPolicy[Any], pks: Sequence[Any]) -> QuerySet[Any]:
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(pk__in=pks)
+    return rows.filter(policy.when or Q()).order_by()
+
+
+@compiled
+def _matching_compiled(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any, Any]:
+    return _matching(using, policy, _keys(policy, count)).values_list("pk")
+
+
+def is_compilable(model: type[Model]) -> bool:
+    """Return whether statements on `model` can be kept: not with a manager of its own, which may change its mind."""
+    return not has_own_manager(model) and not cast("Any", model._meta.pk).is_relation
+
+
+def _keys(policy: TimeoutPolicy[Any], count: int) -> list[Param]:
+    return [Param(cast("Any", policy.model._meta.pk), "pk", index) for index in range(count)]

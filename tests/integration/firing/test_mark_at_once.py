@@ -1,0 +1,167 @@
+"""One statement locks, checks and marks: what other transactions commit after its snapshot still decides."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from django.db.models import BooleanField, Func, Q, Value
+from django.test.utils import CaptureQueriesContext
+
+import django_delayq as dq
+from django_delayq.firing import Report, Work, run
+from django_delayq.ledger.settling import can_mark_at_once
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import WAIT, due, fire, grouping, state
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+GATE = 4_711_001
+
+
+class Gate(Func):
+    """True, once no session holds the advisory lock `GATE` exclusively."""
+
+    function = "pg_advisory_xact_lock_shared"
+    template = "(%(function)s(%(expressions)s) IS NOT NULL)"
+    output_field = BooleanField()
+
+
+@pytest.fixture(autouse=True)
+def only_where_one_statement_does_it() -> None:
+    if not can_mark_at_once(dq.get_policy("testapp.order.remind"), "default"):
+        pytest.skip("this database marks step by step")
+
+
+@pytest.fixture
+def gated(declare: Declare) -> dq.TimeoutPolicy[Any]:
+    """A policy whose statement has its snapshot, has read the object, and waits before it locks it."""
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what=obj.note or "sent", object_id=obj.pk)
+
+    policy = declare(Order, handler, name="gated", when=Q(status="unpaid") & Q(Gate(Value(GATE))))
+    assert can_mark_at_once(policy, "default")
+    return policy
+
+
+def is_waiting(cursor: Any) -> bool:
+    cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted", [GATE])
+    return bool(cursor.fetchone()[0])
+
+
+def fire_while(row: Timeout, act: Callable[[], object]) -> Report:
+    """Fire `row`, and call `act` between the snapshot of the statement and its locks."""
+    reports: list[Report] = []
+
+    def firing() -> None:
+        try:
+            reports.append(run(Work(row.policy, (row.pk,), (row.object_id,)), "default"))
+        finally:
+            connections.close_all()
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [GATE])
+        try:
+            thread = threading.Thread(target=firing)
+            thread.start()
+            wait_until(lambda: is_waiting(cursor), "the statement waits at the gate", WAIT)
+            act()
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [GATE])
+    thread.join(WAIT)
+    [report] = reports
+    return report
+
+
+def test_nothing_changed_while_it_waited(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    assert fire_while(row, lambda: None).fired == (row.pk,)
+    assert (state(row), row.attempts) == (("fired", "due"), 1)
+
+
+def test_a_cancel_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    report = fire_while(row, lambda: dq.cancel_timeout(order, gated))
+    assert (report.fired, report.done) == ((), (row.pk,))
+    assert state(row) == ("cancelled", "hand")
+    assert not Effect.objects.exists()
+
+
+def test_a_guard_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    """It locks the object without changing it."""
+
+    def pay() -> None:
+        with dq.before_deadline(order, gated):
+            pass
+
+    row = due(order, gated)
+    assert fire_while(row, pay).fired == ()
+    assert state(row)[0] == "cancelled"
+    assert not Effect.objects.exists()
+
+
+def test_a_condition_that_stopped_holding_meanwhile_is_seen(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    report = fire_while(row, lambda: Order.objects.filter(pk=order.pk).update(status="paid"))
+    assert (report.fired, report.done) == ((), (row.pk,))
+    assert state(row) == ("skipped", "condition")
+    assert not Effect.objects.exists()
+
+
+def test_an_object_that_was_deleted_meanwhile_is_gone(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    report = fire_while(row, lambda: Order.objects.filter(pk=order.pk)._raw_delete("default"))
+    assert (report.fired, report.done) == ((), (row.pk,))
+    assert state(row) == ("skipped", "gone")
+
+
+def test_a_move_that_committed_meanwhile_wins(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    report = fire_while(row, lambda: dq.reschedule_timeout(order, gated, hours=1))
+    assert (report.fired, set(report.again)) == ((), {row.pk})
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+
+
+def test_a_row_that_was_deleted_meanwhile_does_not_fire(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    assert fire_while(row, lambda: Timeout.objects.filter(pk=row.pk).delete()).fired == ()
+    assert not Effect.objects.exists()
+
+
+def test_the_handler_gets_the_object_as_it_was_changed_meanwhile(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:
+    row = due(order, gated)
+    report = fire_while(row, lambda: Order.objects.filter(pk=order.pk).update(note="changed meanwhile"))
+    assert report.fired == (row.pk,)
+    assert Effect.objects.get().what == "changed meanwhile"
+
+
+def test_another_firing_that_committed_meanwhile_is_the_only_one(order: Order, declare: Declare) -> None:
+    calls: list[int] = []
+    when = Q(status="unpaid") & Q(Gate(Value(GATE)))
+    policy = declare(Order, lambda obj, timeout: calls.append(timeout.attempts), name="gated_once", when=when)
+    row = due(order, policy)
+    assert fire_while(row, lambda: fire(row)).fired == ()
+    assert (calls, row.attempts, state(row)) == ([1], 0, ("fired", "due"))
+
+
+def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(orders: list[Order]) -> None:
+    rows = [due(order, "cancel_unpaid") for order in orders]
+    grouping(dq.get_policy("testapp.order.cancel_unpaid"))
+    Order.objects.filter(pk=orders[0].pk).update(status="paid")
+    Order.objects.filter(pk=orders[1].pk)._raw_delete("default")
+    dq.reschedule_timeout(orders[2], "cancel_unpaid", hours=1)
+    works = Work(rows[0].policy, tuple(row.pk for row in rows), tuple(row.object_id for row in rows))
+    with CaptureQueriesContext(connection) as queries:
+        report = run(works, "default")
+    assert report.fired == (rows[3].pk, rows[4].pk)
+    assert [state(row) for row in rows[:3]] == [("skipped", "condition"), ("skipped", "gone"), ("pending", "")]
+    assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
+    assert sum(query["sql"].startswith("WITH locked (") for query in queries) == 1
+    assert sum(query["sql"] == "COMMIT" for query in queries) == 1

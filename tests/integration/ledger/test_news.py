@@ -1,0 +1,58 @@
+"""What each worker reads every few seconds, in one statement: clock, stopped and resumed policies, dead attempts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq.clock import database_now
+from django_delayq.ledger.controls import News, StopCache
+from django_delayq.models import PolicyControl, Timeout
+from tests.support.workers import due_orders
+
+pytestmark = pytest.mark.django_db
+SECOND = timedelta(seconds=1)
+
+
+def news(cache: StopCache | None = None) -> News:
+    with CaptureQueriesContext(connection) as queries:
+        found = (cache or StopCache()).read_news("default", database_now("default") - 10 * SECOND)
+    assert len([query for query in queries if "EXISTS" in query["sql"]]) == 1
+    return found
+
+
+def test_without_any_control_it_is_the_clock() -> None:
+    before = database_now("default")
+    found = news()
+    assert before <= found.now <= database_now("default")
+    assert (found.stopped, found.resumed, found.has_expired) == ({}, set(), False)
+
+
+def test_stops_and_changes_of_the_last_seconds() -> None:
+    now = database_now("default")
+    for policy, stop, until, changed in [
+        ("a.b.paused", "paused", None, -60),
+        ("a.b.until", "held", now + 60 * SECOND, -60),
+        ("a.b.over", "paused", now - SECOND, -60),
+        ("a.b.resumed", "", None, -5),
+        ("a.b.long_ago", "", None, -60),
+    ]:
+        PolicyControl.objects.create(policy=policy, stop=stop, until=until, changed_at=now + changed * SECOND)
+    cache = StopCache()
+    found = news(cache)
+    assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND}
+    assert found.resumed == {"a.b.resumed"}
+    with CaptureQueriesContext(connection) as queries:
+        assert cache.cached("default") == found.stopped
+    assert not queries, "the answer is cached like any other"
+
+
+def test_an_attempt_is_dead_when_its_time_is_over() -> None:
+    [row] = due_orders("send_outside")
+    firing = Timeout.objects.filter(pk=row.pk)
+    for seconds, is_dead in ((60, False), (-1, True)):
+        firing.update(state="firing", slot_taken=None, run_at=database_now("default") + seconds * SECOND)
+        assert news().has_expired is is_dead
