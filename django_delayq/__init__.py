@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from django_delayq.exceptions import InvalidDelay as InvalidDelay
     from django_delayq.exceptions import InvalidPayload as InvalidPayload
     from django_delayq.exceptions import PolicyError as PolicyError
+    from django_delayq.exceptions import TimeLimitExceeded as TimeLimitExceeded
     from django_delayq.exceptions import TimeoutConflict as TimeoutConflict
     from django_delayq.exceptions import UnknownPolicy as UnknownPolicy
+    from django_delayq.guard_rails import Brake as Brake
+    from django_delayq.guard_rails import Late as Late
+    from django_delayq.guard_rails import Limits as Limits
+    from django_delayq.guard_rails import Rate as Rate
     from django_delayq.outcomes import GiveUp as GiveUp
     from django_delayq.outcomes import Skip as Skip
     from django_delayq.outcomes import Snooze as Snooze
@@ -61,9 +66,10 @@ if TYPE_CHECKING:
 _NAMES = {
     "exceptions": (
         "DeadlinePassed DelayqError ExtensionLimit InvalidDelay InvalidPayload PolicyError "
-        "TimeoutConflict UnknownPolicy"
+        "TimeLimitExceeded TimeoutConflict UnknownPolicy"
     ),
     "scheduling.guards": "before_deadline",
+    "guard_rails": "Brake Late Limits Rate",
     "outcomes": "GiveUp Skip Snooze",
     "policies": "TimeoutPolicy get_policies get_policy register_policy timeout_policy",
     "relations": "TimeoutRelation",

@@ -23,6 +23,8 @@ from django_delayq.retries import Retry
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
+MAX_INSTALLATION = 100
+MIN_HANDLER_LIMIT = timedelta(milliseconds=50)
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 
@@ -50,6 +52,8 @@ class Settings:
         retry: when failed handlers are retried, unless their policy has its own.
         scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that filters every error message and
             traceback before it is stored or logged; `timeout` is None if the error belongs to no timeout.
+        handler_limit: how long a handler may run if its policy declares no `Limits(run=...)`; None: without limit.
+        installation: the name of this installation. A worker refuses a ledger of another name. None: no check.
         executor: dotted path of the class that runs firings; None: threads of the worker process.
     """
 
@@ -66,6 +70,8 @@ class Settings:
     retry: Retry = Retry()
     scrub: str | Callable[[str, Any], str] | None = None
     executor: str | None = None
+    handler_limit: timedelta | None = None
+    installation: str | None = None
 
 
 KEYS = {field.name.upper(): field for field in fields(Settings)}
@@ -100,6 +106,14 @@ def _checked(key: str, value: Any) -> Any:
     if key in {"EXECUTOR", "SCRUB"}:
         expected = value is None or isinstance(value, str) or (key == "SCRUB" and callable(value))
         rule = "a dotted path or None" if key == "EXECUTOR" else "a callable, a dotted path to one, or None"
+    elif key == "HANDLER_LIMIT":
+        expected = value is None or (isinstance(value, timedelta) and value >= MIN_HANDLER_LIMIT)
+        rule = f"a timedelta of at least {MIN_HANDLER_LIMIT.total_seconds():g} seconds, or None"
+    elif key == "INSTALLATION":
+        expected = value is None or (
+            isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
+        )
+        rule = f"a string of 1 to {MAX_INSTALLATION} printable characters, or None"
     elif isinstance(default, timedelta):
         floor = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else timedelta(milliseconds=50)
         expected = isinstance(value, timedelta) and value >= floor

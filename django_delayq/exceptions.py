@@ -55,6 +55,10 @@ class DeadlinePassed(_AboutTimeout):
     """The current round, `timeout`, has fired or is firing."""
 
 
+class TimeLimitExceeded(DelayqError):
+    """A call of a handler took longer than `Limits(run=...)`. Its attempt failed, and its transaction rolled back."""
+
+
 class EngineError(DelayqError):
     """Redis failed. Nothing is lost: the ledger still has the row."""
 

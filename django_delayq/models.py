@@ -10,72 +10,19 @@ import hashlib
 import uuid
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.base.schema import BaseDatabaseSchemaEditor
-from django.db.backends.ddl_references import Statement
-from django.db.models import Func, Q
+from django.db.models import Q
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.dialects import dialect_of
+from django_delayq.columns import HAS_KEY, HAS_OWN_QUEUE, HexField, PartialIndex
 
-if TYPE_CHECKING:
-    _CharField = models.CharField[str, str]
-else:
-    _CharField = models.CharField
 SLOT_BYTES = 16
-
-
-class _Literal(Func):
-    """A string in the SQL itself, because with a parameter SQLite would not use a partial index."""
-
-    template, arity, output_field = "'%(text)s'", 0, models.CharField()
-
-
-HAS_KEY = Q(key__gt=_Literal(text=""))
-HAS_OWN_QUEUE = ~Q(queue=_Literal(text="default"))
-
-
-class PartialIndex(models.Index):
-    """An index of the rows that match `rows`. MySQL and MariaDB, which have no partial indexes, index all rows.
-
-    `rows` contains no parameter, because SQLite does not match a partial index by a bound one.
-    """
-
-    def __init__(self, *, rows: Q, **options: Any) -> None:
-        super().__init__(**options)
-        self.rows = rows
-
-    def deconstruct(self) -> Any:
-        path, args, options = super().deconstruct()
-        return path, args, {**options, "rows": self.rows}
-
-    def create_sql(
-        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
-    ) -> Statement:
-        partial = schema_editor.connection.features.supports_partial_indexes
-        plain = models.Index(fields=self.fields, name=self.name, condition=self.rows if partial else None)
-        return plain.create_sql(model, schema_editor, using, **kwargs)
-
-
-class HexField(_CharField):
-    """128 bits as 32 hexadecimal digits. PostgreSQL stores them as a `uuid`, in 16 bytes.
-
-    Not `UUIDField`: MariaDB would sort its values in another order than Python, in which rows are inserted and locked,
-    and an upgrade of MariaDB to 10.7 or newer would break the column.
-    """
-
-    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        return dialect_of(connection).hex_type or super().db_type(connection)
-
-    def get_db_converters(self, connection: BaseDatabaseWrapper) -> list[Any]:
-        return [lambda value, *_: value and value.hex] if dialect_of(connection).hex_type else []
 
 
 def new_idempotency_key() -> str:
@@ -159,6 +106,9 @@ class Timeout(models.Model):
         RETRIES = "retries", _("all retries are used up")
         LATE = "late", _("it was too late")
         SUPERSEDED = "superseded", _("a newer round took its place")
+        LIMIT = "limit", _("a limit of its policy")
+        SHADOW = "shadow", _("its policy is in shadow mode")
+        RETIRED = "retired", _("its policy was retired")
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(_("policy"), max_length=200)
@@ -202,6 +152,7 @@ class Timeout(models.Model):
             ("fire_timeout", _("Can have timeouts fired now")),
             ("postpone_timeout", _("Can postpone timeouts")),
             ("retry_timeout", _("Can retry dead timeouts")),
+            ("refire_timeout", _("Can fire settled timeouts again")),
         )
         constraints: ClassVar[list[models.BaseConstraint]] = [
             # NULLs are distinct on every supported database, so settled rows release the slot.
@@ -282,6 +233,8 @@ class PolicyControl(models.Model):
     stopped_at = models.DateTimeField(_("stopped at"), null=True, blank=True)
     until = models.DateTimeField(_("until"), null=True, blank=True)
     after = models.DurationField(_("delay in force"), null=True, blank=True)
+    guards = models.JSONField(_("guard rails in force"), default=dict, blank=True)
+    """What operators have set instead of the declared guard rails: see `ledger.controls.PolicyState`."""
     changed_at = models.DateTimeField(_("changed at"))
     by = models.CharField(_("by"), max_length=150, default="", blank=True)
     reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
@@ -293,6 +246,7 @@ class PolicyControl(models.Model):
         permissions = (
             ("pause_policy", _("Can pause, hold and resume policies")),
             ("change_policy_delay", _("Can change the delay of policies")),
+            ("change_policy_guards", _("Can change the guard rails of policies")),
         )
 
     def __str__(self) -> str:
@@ -311,6 +265,10 @@ class PolicyChange(models.Model):
         HELD = "held", _("held")
         RESUMED = "resumed", _("resumed")
         DELAY = "delay", _("delay changed")
+        LATE = "late", _("limit of lateness changed")
+        BRAKE = "brake", _("brake changed")
+        SHADOW = "shadow", _("shadow mode changed")
+        RETIRED = "retired", _("retired")
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(_("policy"), max_length=200)
@@ -367,6 +325,41 @@ class PolicySync(models.Model):
     def is_running(self) -> bool:
         """Return whether a pass has begun and is not complete."""
         return self.began_at is not None and (self.finished_at is None or self.finished_at < self.began_at)
+
+
+class PolicyMeter(models.Model):
+    """A counter of one policy that all workers share: its rate, or its brake. Used only while there is no Redis."""
+
+    id = models.BigAutoField(primary_key=True)
+    policy = models.CharField(max_length=200)
+    name = models.CharField(max_length=10)
+    state = models.JSONField(default=dict)
+
+    class Meta:
+        default_permissions = ()
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["policy", "name"], name="delayq_one_meter"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.policy}: {self.name}"
+
+
+class Installation(models.Model):
+    """The name of the installation that this ledger belongs to: the setting `INSTALLATION` of the first worker.
+
+    At most one row. A copy of the database has the same name, so workers of another installation refuse it.
+    """
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    name = models.CharField(max_length=100)
+    since_at = models.DateTimeField()
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class WorkerSeen(models.Model):

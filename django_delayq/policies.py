@@ -15,6 +15,7 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
+from django_delayq.guard_rails import Brake, Late, Limits
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration
 from django_delayq.retries import Retry
 
@@ -44,6 +45,10 @@ class TimeoutPolicy(Generic[M]):
     queue: str = "default"
     max_extensions: int | None = None
     aliases: tuple[str, ...] = ()
+    limits: Limits | None = None
+    late: Late | None = None
+    brake: Brake | None = None
+    shadow: bool = False
 
     do_not_call_in_templates: ClassVar[bool] = True
     """Templates show a policy in their context, instead of calling its handler."""
@@ -269,6 +274,10 @@ class _Options(TypedDict, Generic[M], total=False):
     queue: str
     max_extensions: int | None
     aliases: Iterable[str]
+    limits: Limits | None
+    late: Late | None
+    brake: Brake | None
+    shadow: bool
 
 
 @overload
@@ -296,6 +305,10 @@ def timeout_policy(
     queue: str = "default",
     max_extensions: int | None = None,
     aliases: Iterable[str] = (),
+    limits: Limits | None = None,
+    late: Late | None = None,
+    brake: Brake | None = None,
+    shadow: bool = False,
     **unknown: Any,
 ) -> Callable[[Any], TimeoutPolicy[Any]]:
     """Declare what happens to an object of `model` if something else has not happened by a deadline.
@@ -318,6 +331,10 @@ def timeout_policy(
         queue: which workers serve it (`delayq_worker --queue`).
         max_extensions: how often `extend_timeout` may move one deadline; None: without limit.
         aliases: former names or labels, so that rows scheduled before a rename are still found and fired.
+        limits: how long its handler may run, how often attempts may begin, how often a timeout may snooze.
+        late: what happens to a timeout that would fire too long after its deadline.
+        brake: pause the policy when too many of its timeouts fire within a period.
+        shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
         **unknown: refused with a suggestion.
 
     Returns:
@@ -326,25 +343,11 @@ def timeout_policy(
     Raises:
         PolicyError: when the declaration is wrong (fields of models not yet loaded: at start).
     """
+    options = {name: value for name, value in locals().items() if name != "unknown"}
     check_call(model, unknown, _OPTIONS)
 
     def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
-        return register_policy(
-            TimeoutPolicy[Any](
-                model=cast("type[Any]", model),
-                handler=handler,
-                name=name or "",
-                after=after,
-                since=since,
-                when=when,
-                retry=retry,
-                batch=batch,
-                atomic=atomic,
-                queue=queue,
-                max_extensions=max_extensions,
-                aliases=cast("tuple[str, ...]", aliases),
-            )
-        )
+        return register_policy(TimeoutPolicy[Any](handler=handler, **cast("Any", options)))
 
     return declare
 

@@ -16,6 +16,7 @@ from django.db.models.expressions import Col, RawSQL, Subquery
 from django.db.models.sql import Query
 
 from django_delayq.exceptions import PolicyError
+from django_delayq.guard_rails import Brake, Late, Limits
 from django_delayq.key_types import refusal
 from django_delayq.retries import Retry
 
@@ -82,6 +83,10 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     yield not _is_count(policy.batch, 1, MAX_BATCH), f"batch must be an int from 1 to {MAX_BATCH}, or None."
     yield policy.batch is not None and not policy.atomic, "batch needs atomic=True: its objects share one transaction."
     yield not _is_count(policy.max_extensions, 0, 32_000), "max_extensions must be an int, 0 or more, or None."
+    for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
+        given = getattr(policy, option)
+        yield given is not None and not isinstance(given, type_), f"{option} must be a {type_.__name__}, not {given!r}."
+    yield not isinstance(policy.shadow, bool), f"shadow must be True or False, not {policy.shadow!r}."
     yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
     yield (
         not isinstance(policy.queue, str) or not policy.queue or len(policy.queue) > 100 or "\0" in policy.queue,

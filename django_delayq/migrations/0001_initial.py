@@ -4,6 +4,7 @@
 from typing import Any
 
 import django.db.models.deletion
+import django_delayq.columns
 import django_delayq.models
 from django.db import migrations, models
 
@@ -58,6 +59,7 @@ class Migration(migrations.Migration):
                 ('stopped_at', models.DateTimeField(blank=True, null=True, verbose_name='stopped at')),
                 ('until', models.DateTimeField(blank=True, null=True, verbose_name='until')),
                 ('after', models.DurationField(blank=True, null=True, verbose_name='delay in force')),
+                ('guards', models.JSONField(blank=True, default=dict, verbose_name='guard rails in force')),
                 ('changed_at', models.DateTimeField(verbose_name='changed at')),
                 ('by', models.CharField(blank=True, default='', max_length=150, verbose_name='by')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
@@ -65,8 +67,32 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'policy control',
                 'verbose_name_plural': 'policy controls',
-                'permissions': (('pause_policy', 'Can pause, hold and resume policies'), ('change_policy_delay', 'Can change the delay of policies')),
+                'permissions': (('pause_policy', 'Can pause, hold and resume policies'), ('change_policy_delay', 'Can change the delay of policies'), ('change_policy_guards', 'Can change the guard rails of policies')),
                 'default_permissions': ('view',),
+            },
+        ),
+        migrations.CreateModel(
+            name='PolicyMeter',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('policy', models.CharField(max_length=200)),
+                ('name', models.CharField(max_length=10)),
+                ('state', models.JSONField(default=dict)),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('policy', 'name'), name='delayq_one_meter')],
+            },
+        ),
+        migrations.CreateModel(
+            name='Installation',
+            fields=[
+                ('id', models.PositiveSmallIntegerField(default=1, primary_key=True, serialize=False)),
+                ('name', models.CharField(max_length=100)),
+                ('since_at', models.DateTimeField()),
+            ],
+            options={
+                'default_permissions': (),
             },
         ),
         migrations.CreateModel(
@@ -95,7 +121,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('policy', models.CharField(max_length=200, verbose_name='policy')),
-                ('what', models.CharField(choices=[('paused', 'paused'), ('held', 'held'), ('resumed', 'resumed'), ('delay', 'delay changed')], max_length=10, verbose_name='what')),
+                ('what', models.CharField(choices=[('paused', 'paused'), ('held', 'held'), ('resumed', 'resumed'), ('delay', 'delay changed'), ('late', 'limit of lateness changed'), ('brake', 'brake changed'), ('shadow', 'shadow mode changed'), ('retired', 'retired')], max_length=10, verbose_name='what')),
                 ('at', models.DateTimeField(verbose_name='at')),
                 ('by', models.CharField(blank=True, default='', max_length=150, verbose_name='by')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
@@ -149,14 +175,14 @@ class Migration(migrations.Migration):
                 ('claims', models.PositiveSmallIntegerField(default=0, editable=False)),
                 ('slot_taken', models.PositiveSmallIntegerField(default=1, editable=False, null=True)),
                 ('final_attempt', models.BooleanField(default=False, editable=False)),
-                ('slot', django_delayq.models.HexField(editable=False, max_length=32)),
-                ('idempotency_key', django_delayq.models.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),
+                ('slot', django_delayq.columns.HexField(editable=False, max_length=32)),
+                ('idempotency_key', django_delayq.columns.HexField(default=django_delayq.models.new_idempotency_key, editable=False, max_length=32, verbose_name='idempotency key')),
                 ('policy', models.CharField(max_length=200, verbose_name='policy')),
                 ('object_id', models.CharField(max_length=255, verbose_name='object id')),
                 ('queue', models.CharField(default='default', max_length=100, verbose_name='queue')),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('firing', 'firing'), ('fired', 'fired'), ('skipped', 'skipped'), ('cancelled', 'cancelled'), ('dead', 'dead')], default='pending', max_length=10, verbose_name='state')),
                 ('key', models.CharField(blank=True, default='', max_length=200, verbose_name='key')),
-                ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'decided by the handler'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place')], default='', max_length=12, verbose_name='cause')),
+                ('cause', models.CharField(blank=True, choices=[('due', 'it was due'), ('hand', 'by hand'), ('condition', 'the condition stopped holding'), ('gone', 'the object is gone'), ('handler', 'decided by the handler'), ('retries', 'all retries are used up'), ('late', 'it was too late'), ('superseded', 'a newer round took its place'), ('limit', 'a limit of its policy'), ('shadow', 'its policy is in shadow mode'), ('retired', 'its policy was retired')], default='', max_length=12, verbose_name='cause')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
                 ('payload', models.JSONField(blank=True, default=None, null=True, verbose_name='payload')),
                 ('history', models.JSONField(blank=True, default=list, verbose_name='history')),
@@ -164,9 +190,9 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'timeout',
                 'verbose_name_plural': 'timeouts',
-                'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('retry_timeout', 'Can retry dead timeouts')),
+                'permissions': (('cancel_timeout', 'Can cancel timeouts'), ('fire_timeout', 'Can have timeouts fired now'), ('postpone_timeout', 'Can postpone timeouts'), ('retry_timeout', 'Can retry dead timeouts'), ('refire_timeout', 'Can fire settled timeouts again')),
                 'default_permissions': ('view',),
-                'indexes': [django_delayq.models.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.models.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.models.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.models.HAS_KEY), django_delayq.models.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.models.HAS_OWN_QUEUE)],
+                'indexes': [django_delayq.columns.PartialIndex(fields=['state', 'run_at', 'id'], name='delayq_unsettled', rows=models.Q(('settled_at__isnull', True))), models.Index(fields=['content_type', 'object_id'], name='delayq_object'), django_delayq.columns.PartialIndex(fields=['settled_at', 'id'], name='delayq_settled', rows=models.Q(('settled_at__isnull', False))), models.Index(fields=['policy', 'state', 'run_at', 'id'], name='delayq_policy'), models.Index(fields=['due_at', 'id'], name='delayq_due'), django_delayq.columns.PartialIndex(fields=['key', 'id'], name='delayq_key', rows=django_delayq.columns.HAS_KEY), django_delayq.columns.PartialIndex(fields=['queue', 'state', 'run_at', 'id'], name='delayq_queue', rows=django_delayq.columns.HAS_OWN_QUEUE)],
                 'constraints': [models.UniqueConstraint(fields=('slot', 'slot_taken'), name='delayq_one_pending_per_slot'), models.CheckConstraint(condition=models.Q(models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken', 1), ('slot_taken__isnull', False), ('state', 'pending')), models.Q(('cause', ''), ('settled_at__isnull', True), ('slot_taken__isnull', True), ('state', 'firing')), models.Q(models.Q(('cause', ''), _negated=True), ('settled_at__isnull', False), ('slot_taken__isnull', True), ('state__in', ['fired', 'skipped', 'cancelled', 'dead'])), _connector='OR'), name='delayq_state_fits_its_columns')],
             },
         ),
