@@ -42,7 +42,7 @@ def test_an_emptied_redis_is_one_line_in_the_log_of_all_workers(
     for seconds in (2.0, 3.0):  # the entries of the second half are restored by later sweeps
         due_orders("remind", 30, seconds=seconds)
     lost_at = clock.now() + timedelta(seconds=1)
-    wait_until(lambda: clock.now() > lost_at)  # longer than two sweeps: the entries are no news any more
+    wait_until(lambda: clock.now() > lost_at)  # longer than two sweeps
     with own_redis.client() as client:
         client.flushall()
     wait_until(all_are("fired"))
