@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,15 @@ from django.core.checks import ERROR, INFO, WARNING, CheckMessage
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq
 from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
 from django_delayq.monitoring import doctor
 from django_delayq.monitoring.doctor import examine
-from django_delayq.operations import hold, pause
+from django_delayq.operations import change_delay, hold, pause
+from django_delayq.policies import registry
 from tests.docs.pages import ROOT
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
@@ -97,11 +99,75 @@ def test_workers_that_are_gone_hang_or_serve_other_queues_are_found() -> None:
     assert "shop1:7 has not checked for due timeouts for 180 s" in words
     as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
     assert worst("workers.queues")[0] == ERROR
+    assert "delayq_worker --queue default" in worst("workers.queues")[1]
     a_worker(version="0.0.9")
     assert found("workers.queues") == []
-    assert worst("workers")[0] == WARNING
+    level, words = worst("workers")
+    assert (level, f"of versions 0.0.9, {django_delayq.__version__}" in words) == (WARNING, True)
     hanging.delete()
     assert found("workers.stuck") == []
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_first_deadline(declare: Any) -> None:
+    declare(Order, name="mailed", queue="mail")
+    a_worker(queues=["default"])
+    ((level, words),) = [(each.level, f"{each.msg} {each.hint}") for each in found("workers.queues")]
+    assert level == WARNING
+    assert "No worker serves the queue 'mail'" in words and "delayq_worker --queue mail" in words
+    a_worker(queues=["mail"])
+    assert found("workers.queues") == []
+
+
+@pytest.fixture
+def pay_by(declare: Any) -> Callable[..., None]:
+    """Declare the policy `pay_by` with this `after`, in place of the one before, as a deployment does."""
+    declared: list[Any] = []
+
+    def deploy(after: timedelta) -> None:
+        for policy in declared:
+            registry.remove(policy)
+        declared.append(declare(Order, name="pay_by", after=after, since="created_at", when=Q(status="open")))
+
+    return deploy
+
+
+def opened() -> Order:
+    return Order.objects.create(status="open", created_at=timezone.now())
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_deadlines_of_a_delay_that_was_changed_in_the_code_are_found_until_they_are_replanned(
+    pay_by: Any, do: Do
+) -> None:
+    pay_by(HOUR)
+    for _ in range(3):
+        opened()
+    assert worst("delays")[0] == INFO
+    pay_by(2 * HOUR)
+    opened()
+    level, words = worst("delays")
+    assert level == WARNING
+    assert "Of 4 pending timeouts of testapp.order.pay_by that were checked, 3 are due 1:00:00 after" in words
+    assert "its delay is 2:00:00 now" in words
+    assert "delayq_replan testapp.order.pay_by --mode recompute" in words
+    assert "delays" not in {finding.id for finding in examine(quick=True)}
+    do("delayq_replan", "testapp.order.pay_by", "--mode", "recompute", "--yes")
+    assert worst("delays")[0] == INFO
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_deadlines_that_differ_on_purpose_are_not_found(pay_by: Any) -> None:
+    pay_by(HOUR)
+    extended, moved, own, kept = (opened() for _ in range(4))
+    django_delayq.extend_timeout(extended, "pay_by", minutes=5)
+    django_delayq.reschedule_timeout(moved, "pay_by", hours=3)
+    django_delayq.cancel_timeout(own, "pay_by")
+    django_delayq.schedule_timeout(own, "pay_by", minutes=5)
+    assert worst("delays")[0] == INFO
+    change_delay("testapp.order.pay_by", 2 * HOUR, by=BY)
+    assert django_delayq.get_deadline(kept, "pay_by") is not None
+    assert worst("delays")[0] == INFO
 
 
 @pytest.mark.usefixtures("without_redis")
@@ -125,7 +191,8 @@ def test_rows_that_nobody_will_fire_are_found() -> None:
     unknown = pending(Order.objects.create())
     Timeout.objects.filter(pk=unknown.pk).update(policy="testapp.order.forgotten")
     Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(days=300))])
-    assert worst("unknown_policy")[0] == WARNING
+    level, words = worst("unknown_policy")
+    assert (level, "delayq_retire testapp.order.forgotten" in words) == (WARNING, True)
     level, words = worst("too_old")
     assert level == WARNING
     assert "1 objects match testapp.order.cancel_unpaid" in words
@@ -149,6 +216,17 @@ def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do
     level, words = worst("dead")
     assert level == WARNING
     assert "4 of testapp.order.forgotten are dead." in words
+    assert "delayq_cancel --policy testapp.order.forgotten --state dead" in words
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_each_finding_that_is_wrong_has_a_hint(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    dead(Order.objects.create())
+    as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
+    wrong = [finding for finding in examine() if finding.level > INFO]
+    assert {finding.id for finding in wrong} >= {"redis", "workers", "dead", "overdue"}
+    assert [finding for finding in wrong if not finding.hint] == []
 
 
 @pytest.mark.usefixtures("without_redis")
