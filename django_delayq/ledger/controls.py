@@ -96,7 +96,7 @@ class PolicyState:
 
     @property
     def shadow(self) -> int:
-        """Return the share of objects in shadow mode, in percent: 100 if all of them are, 0 if it is off."""
+        """Return the percentage of objects in shadow mode: 100 if all of them are, 0 if it is off."""
         declared = 100 if self.policy.shadow else 0
         return int(self.guards.get("shadow", declared))
 
