@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,13 @@ from django.core.checks import ERROR, INFO, WARNING, CheckMessage
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
-from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq
 from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
 from django_delayq.monitoring import doctor
 from django_delayq.monitoring.doctor import examine
-from django_delayq.operations import change_delay, hold, pause
-from django_delayq.policies import registry
+from django_delayq.operations import hold, pause
 from tests.docs.pages import ROOT
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
@@ -117,57 +115,6 @@ def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_fir
     assert "No worker serves the queue 'mail'" in words and "delayq_worker --queue mail" in words
     a_worker(queues=["mail"])
     assert found("workers.queues") == []
-
-
-@pytest.fixture
-def pay_by(declare: Any) -> Callable[..., None]:
-    """Declare the policy `pay_by` with this `after`, in place of the one before, as a deployment does."""
-    declared: list[Any] = []
-
-    def deploy(after: timedelta) -> None:
-        for policy in declared:
-            registry.remove(policy)
-        declared.append(declare(Order, name="pay_by", after=after, since="created_at", when=Q(status="open")))
-
-    return deploy
-
-
-def opened() -> Order:
-    return Order.objects.create(status="open", created_at=timezone.now())
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_deadlines_of_a_delay_that_was_changed_in_the_code_are_found_until_they_are_replanned(
-    pay_by: Any, do: Do
-) -> None:
-    pay_by(HOUR)
-    for _ in range(3):
-        opened()
-    assert worst("delays")[0] == INFO
-    pay_by(2 * HOUR)
-    opened()
-    level, words = worst("delays")
-    assert level == WARNING
-    assert "Of 4 pending timeouts of testapp.order.pay_by that were checked, 3 are due 1:00:00 after" in words
-    assert "its delay is 2:00:00 now" in words
-    assert "delayq_replan testapp.order.pay_by --mode recompute" in words
-    assert "delays" not in {finding.id for finding in examine(quick=True)}
-    do("delayq_replan", "testapp.order.pay_by", "--mode", "recompute", "--yes")
-    assert worst("delays")[0] == INFO
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_deadlines_that_differ_on_purpose_are_not_found(pay_by: Any) -> None:
-    pay_by(HOUR)
-    extended, moved, own, kept = (opened() for _ in range(4))
-    django_delayq.extend_timeout(extended, "pay_by", minutes=5)
-    django_delayq.reschedule_timeout(moved, "pay_by", hours=3)
-    django_delayq.cancel_timeout(own, "pay_by")
-    django_delayq.schedule_timeout(own, "pay_by", minutes=5)
-    assert worst("delays")[0] == INFO
-    change_delay("testapp.order.pay_by", 2 * HOUR, by=BY)
-    assert django_delayq.get_deadline(kept, "pay_by") is not None
-    assert worst("delays")[0] == INFO
 
 
 @pytest.mark.usefixtures("without_redis")
