@@ -38,6 +38,10 @@ CACHE_SECONDS: Final = 1.0
 RECHECK_AFTER: Final = timedelta(minutes=1)
 """The average time after which timeouts of a stopped policy are checked again. Resuming brings them back at once."""
 RECHECK_SPREAD: Final = 0.5
+GUARDS: Final = ("late", "brake", "shadow")
+"""The guard rails that operators can set."""
+BRAKE_ACTOR: Final = "brake"
+"""The actor of a pause by the brake of the policy itself."""
 
 Stop = PolicyControl.Stop
 logger = logging.getLogger("django_delayq.steering")
@@ -75,6 +79,11 @@ class PolicyState:
         return bool(self.stop)
 
     @property
+    def is_braked(self) -> bool:
+        """Return whether its own brake has paused it."""
+        return self.stop == Stop.PAUSED and self.by == BRAKE_ACTOR
+
+    @property
     def delay(self) -> timedelta | None:
         """Return the delay in force; None if it is not the same for every object."""
         if self.after is not None:
@@ -102,6 +111,10 @@ class PolicyState:
         """Return the percentage of objects in shadow mode: 100 if all of them are, 0 if it is off."""
         declared = 100 if self.policy.shadow else 0
         return int(self.guards.get("shadow", declared))
+
+    def set_by(self, guard: str) -> str:
+        """Return the actor who has set `guard`, "late", "brake" or "shadow"; empty: it is as declared."""
+        return str(self.guards.get("by", {}).get(guard, "")) if guard in self.guards else ""
 
 
 def delay_in_force(policy: TimeoutPolicy[Any], using: str) -> Any:
