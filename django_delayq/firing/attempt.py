@@ -19,7 +19,7 @@ from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, matching_of
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.rails import is_in_shadow, log_withheld, withhold
+from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.ledger import settling
@@ -99,6 +99,7 @@ class Attempt:
         self.is_committed = True
         reach("committed")
         log_withheld(self.policy.label, self.withheld)
+        count_fired(self.policy, len(self.report.fired), self.guards, self.using)
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:
             sizes.record_success(len(self.ready), self.cost)
