@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 from weakref import WeakSet
 
 from django_delayq.engine.faults import Client, translated
@@ -15,6 +15,7 @@ from django_delayq.engine.records import (
     MAX_LEASE_MS,
     MAX_PEEK,
     NO_LEASE,
+    SLICES,
     Change,
     Entry,
     Lease,
@@ -28,9 +29,6 @@ from django_delayq.engine.records import (
 from django_delayq.engine.scripts import Call, Caller
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError
-
-SLICES: Final = 10
-"""The parts into which the period of a counter is divided."""
 
 
 class DelayQueue:

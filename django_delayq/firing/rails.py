@@ -65,7 +65,7 @@ def is_in_shadow(object_id: str, percent: int) -> bool:
 
 
 def log_withheld(label: str, rows: Collection[Timeout]) -> None:
-    """Log what was settled without a call of the handler: each timeout in shadow mode, and how many were too late."""
+    """Log each timeout that was settled in shadow mode, and how many were settled because they were too late."""
     for row in rows:
         if row.cause == Cause.SHADOW:
             logger.info(

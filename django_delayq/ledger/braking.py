@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import connections, transaction
 
 from django_delayq.clock import database_now, to_ms
-from django_delayq.engine.engine import SLICES
+from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.guard_rails import Brake
 from django_delayq.ledger.controls import Guards, stop_cache

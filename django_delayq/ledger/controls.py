@@ -216,7 +216,7 @@ class Guards(NamedTuple):
     brake: Brake | None = None
     shadow: int = 0
     changed_at: datetime | None = None
-    """When an operator, or a brake, last changed the policy. A brake counts anew from then."""
+    """When an operator, or a brake, last changed the policy. A brake counts from then on."""
 
 
 class _Answer(NamedTuple):
@@ -226,7 +226,7 @@ class _Answer(NamedTuple):
     stopped: Stopped
     controls: dict[str, tuple[dict[str, Any], datetime]]
     """The guard rails that operators have set, and the last change, of each policy that has a control."""
-    guards: dict[str, Guards]
+    guards: dict[TimeoutPolicy[Any], Guards]
     """What `StopCache.guards` has computed of them."""
 
 
@@ -278,9 +278,9 @@ class StopCache:
     def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
         """Return the guard rails of `policy` that were in force a second ago or later."""
         answer = self._recent(using)
-        found = answer.guards.get(policy.label)
+        found = answer.guards.get(policy)
         if found is None:
-            found = answer.guards[policy.label] = _guards_of(policy, *answer.controls.get(policy.label, ({}, None)))
+            found = answer.guards[policy] = _guards_of(policy, *answer.controls.get(policy.label, ({}, None)))
         return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
