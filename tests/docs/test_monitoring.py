@@ -26,7 +26,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def kept() -> Iterator[Metric]:
-    for metric in (*metrics.COUNTERS.values(), metrics.LAG):
+    for metric in (*metrics.COUNTERS.values(), *metrics.BY_CAUSE.values(), metrics.BRAKES, metrics.LAG):
         yield from metric.collect()
 
 

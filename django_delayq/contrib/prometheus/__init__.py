@@ -26,6 +26,7 @@ from django_delayq import signals
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
+    from django_delayq.policies import TimeoutPolicy
 
 logger = logging.getLogger("django_delayq.metrics")
 
@@ -43,6 +44,12 @@ COUNTED: Final = {
     signals.timeout_dead: ("dead", "Timeouts that are dead"),
 }
 LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the end", ["policy"], buckets=LAG_BUCKETS)
+BY_CAUSE: Final = {
+    "late": Counter("delayq_late", "Timeouts that were too late to fire", ["policy"]),
+    "shadow": Counter("delayq_shadowed", "Timeouts that would have fired, but for shadow mode", ["policy"]),
+}
+"""Counters of skipped and dead timeouts by their cause."""
+BRAKES: Final = Counter("delayq_brakes", "How often a policy has paused itself", ["policy"])
 COUNTERS = {signal: Counter(f"delayq_{name}", words, ["policy"]) for signal, (name, words) in COUNTED.items()}
 
 
@@ -50,13 +57,20 @@ def connect() -> None:
     """Count from now on what happens in this process. May be called twice."""
     for signal in COUNTERS:
         signal.connect(_count, dispatch_uid="delayq_prometheus")
+    signals.policy_paused.connect(_count_brake, dispatch_uid="delayq_prometheus")
 
 
 def _count(signal: Any, timeout: Timeout, **_: object) -> None:
     COUNTERS[signal].labels(timeout.policy).inc()
+    if signal in {signals.timeout_skipped, signals.timeout_dead} and timeout.cause in BY_CAUSE:
+        BY_CAUSE[timeout.cause].labels(timeout.policy).inc()
     lateness = timeout.lateness()
     if lateness is not None:
         LAG.labels(timeout.policy).observe(max(0.0, lateness))
+
+
+def _count_brake(policy: TimeoutPolicy[Any], **_: object) -> None:
+    BRAKES.labels(policy.label).inc()
 
 
 class Gauges(Collector):
