@@ -142,7 +142,7 @@ class DelayForm(ReasonForm):
             return given
         if (given.get("amount") is not None) == bool(given.get("declared")):
             raise forms.ValidationError(_("Enter either a delay or choose the declared one."))
-        if given.get("amount") is not None and self.parameters()["after"] > MAX_DELAY:
+        if given.get("amount") is not None and abs(self.parameters()["after"]) > MAX_DELAY:
             self.add_error("amount", _("This delay is too long."))
         return given
 
@@ -153,6 +153,16 @@ class DelayForm(ReasonForm):
         """Return `mode`, and `after` (None: the declared delay)."""
         given = self.cleaned_data
         return {"after": None if given.get("declared") else duration_of(given), "mode": given.get("mode")}
+
+
+class SignedDelayForm(DelayForm):
+    """The same for a policy that counts from a time of its object."""
+
+    amount = forms.FloatField(
+        label=_("New delay"),
+        required=False,
+        help_text=_("Negative: before the time that it counts from."),
+    )
 
 
 class GuardForm(ReasonForm):

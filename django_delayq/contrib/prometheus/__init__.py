@@ -56,7 +56,7 @@ def connect() -> None:
 
 def _count(signal: Any, timeout: Timeout, **_: object) -> None:
     COUNTERS[signal].labels(timeout.policy).inc()
-    if timeout.cause in GUARD_CAUSES:
+    if timeout.cause in GUARD_CAUSES and signal is not signals.timeout_cancelled:  # saved too late: not a guard rail
         WITHHELD.labels(timeout.policy, timeout.cause).inc()
     lateness = timeout.lateness()
     if lateness is not None:
