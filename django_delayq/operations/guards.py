@@ -1,8 +1,7 @@
 """Change the guard rails of policies at run time: the limit of lateness, the brake, and shadow mode.
 
-What an operator sets replaces what is declared, until it is set again or the declared value is restored. Workers apply
-it to every attempt that begins after the commit. Rounds that are settled already stay settled: what was skipped in
-shadow mode or as too late does not fire afterwards.
+What an operator sets replaces what is declared, until it is set again or the declared value is restored. Workers follow
+within two seconds. Settled rounds stay settled: what was skipped in shadow mode or as too late does not fire later.
 """
 
 from __future__ import annotations
