@@ -70,6 +70,13 @@ class PostponeForm(ReasonForm):
         return {"after": timedelta(**{given.get("unit") or "minutes": given["amount"]})}
 
 
+class RefireForm(ReasonForm):
+    """An optional deadline."""
+
+    at = LocalDateTimeField(label=_("Due at"), required=False, help_text=_("Empty: now."))
+    field_order = ("at", "reason")
+
+
 class PauseForm(ReasonForm):
     """An optional end."""
 
@@ -144,6 +151,7 @@ class DelayForm(ReasonForm):
 
 FORMS: Final[dict[str, type[ReasonForm]]] = {
     "postpone": PostponeForm,
+    "refire": RefireForm,
     "pause": PauseForm,
     "resume": ResumeForm,
     "delay": DelayForm,

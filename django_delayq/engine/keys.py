@@ -4,6 +4,7 @@
     delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
     delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
+    delayq:installation      string       the name of the installation whose workers use this prefix
 
 The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """
@@ -52,6 +53,11 @@ def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
     tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
     base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
     return QueueKeys(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
+
+
+def installation_key(prefix: str) -> str:
+    """Return the key that holds the name of the installation."""
+    return f"{_quoted(prefix, safe=':')}:installation"
 
 
 def shard_of(id: int, shards: int) -> int:

@@ -2,13 +2,16 @@
 
 | on timeouts | on policies |
 | --- | --- |
-| `cancel`, `fire_now`, `postpone`, `retry` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
+| `cancel`, `fire_now`, `postpone`, `retry`, `refire` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
+
+`retire` cancels the timeouts of a policy that is not declared any more. `adopt` makes a copied ledger one's own.
 
 Each takes the actor `by` (`admin:alice`) and a `reason` for people, and stores both: in the row's history or as a
 `PolicyChange`. An empty `by` is a ValueError. Those on policies take the policy or its label, and raise UnknownPolicy
 if it is not declared.
 """
 
+from django_delayq.operations.adoption import Adoption, adopt
 from django_delayq.operations.policies import (
     DelayPreview,
     PolicyConflict,
@@ -18,15 +21,19 @@ from django_delayq.operations.policies import (
     preview_delay,
     resume,
 )
+from django_delayq.operations.repetition import refire
 from django_delayq.operations.replan import continue_moves
+from django_delayq.operations.retirement import retire
 from django_delayq.operations.timeouts import Refusal, Refused, Result, cancel, fire_now, postpone, retry
 
 __all__ = [
+    "Adoption",
     "DelayPreview",
     "PolicyConflict",
     "Refusal",
     "Refused",
     "Result",
+    "adopt",
     "cancel",
     "change_delay",
     "continue_moves",
@@ -35,6 +42,8 @@ __all__ = [
     "pause",
     "postpone",
     "preview_delay",
+    "refire",
     "resume",
+    "retire",
     "retry",
 ]
