@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from django.db.models import Q
@@ -79,33 +79,38 @@ def adopt(
         raise ConfigError("DELAYQ['INSTALLATION'] is not set: give this installation a name of its own first.")
     if pending not in ("cancel", "keep", None):
         raise ValueError(f'pending is "cancel", "keep" or None, not {pending!r}.')
-    before = installation.ledger_name(using)
-    if before == name:
-        return Adoption(before, name)
+    done = Adoption(installation.ledger_name(using), name)
     if not with_redis:
         _check_redis()
+    if done.before != name:
+        done = _change_rows(done, using, pending, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    if dry_run:
+        return done
+    if done.before != name:
+        with transaction_of(using):
+            installation.take_over(using, name)
+        logger.info(
+            "The database of %r was adopted as %r by %s: %d timeouts cancelled, %d with new keys",
+            *(done.before, name, by, done.cancelled, done.renewed),
+            extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
+        )
+    if with_redis and (engine := get_engine()) is not None:
+        engine.claim_prefix(name, replace=True)
+    return done
+
+
+def _change_rows(done: Adoption, using: str, pending: str | None, **options: Any) -> Adoption:
     rows = Timeout.objects.using(using)
     if pending is None and rows.unsettled().exists():
         raise DelayqError("This database has pending timeouts: give --cancel-pending or --keep-pending.")
-    cancelled = renewed = 0
-    options: dict[str, Any] = {"by": by, "reason": reason, "dry_run": dry_run, "progress": progress}
+    kept, cancelled = Q(state=State.DEAD), 0
     if pending == "cancel":
         action = Action("cancel", signals.timeout_cancelled, _refuse_settled, _cancel)
         cancelled = run_action(rows.unsettled(), action, **options).changed
-    adopted = Action("adopt", signals.timeout_rescheduled, _refuse_settled, _renew)
-    kept = Q(state=State.DEAD) if pending == "cancel" else Q(state=State.DEAD) | Q(settled_at__isnull=True)
-    renewed = run_action(rows.filter(kept), adopted, **options).changed
-    if not dry_run:
-        with transaction_of(using):
-            installation.take_over(using, name)
-        if with_redis and (engine := get_engine()) is not None:
-            engine.claim_prefix(name, replace=True)
-        logger.info(
-            "The database of %r was adopted as %r by %s: %d timeouts cancelled, %d with new keys",
-            *(before, name, by, cancelled, renewed),
-            extra={"event": "adopted", "by": by, "reason": reason, "before": before, "installation": name},
-        )
-    return Adoption(before, name, cancelled, renewed)
+    else:
+        kept |= Q(settled_at__isnull=True)
+    action = Action("adopt", signals.timeout_rescheduled, _refuse_settled, _renew)
+    return replace(done, cancelled=cancelled, renewed=run_action(rows.filter(kept), action, **options).changed)
 
 
 def _check_redis() -> None:

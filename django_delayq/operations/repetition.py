@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
+
 from django_delayq import signals
 from django_delayq.delays import check_moment
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import record
+from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import Timeout
 from django_delayq.operations.timeouts import (
@@ -61,6 +64,11 @@ def refire(
         writing.write_histories([*rows, *new], context.using)
         return new
 
+    if isinstance(target, QuerySet) and target.model is Timeout and not target.query.is_sliced:
+        # Rows are read page by page. A worker may have fired new rounds of the first pages when the last one is read,
+        # and they would be repeated again and again.
+        newest = Timeout.objects.using(database_of(Timeout, target)).order_by("-pk").values_list("pk", flat=True)
+        target = target.filter(pk__lte=newest.first() or 0)
     action = Action("refire", signals.timeout_scheduled, refuse, write)
     return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 

@@ -35,16 +35,14 @@ class Command(AskingCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(Timeout)
         pending: Any = "cancel" if options["cancel_pending"] else "keep" if options["keep_pending"] else None
-        if (name := get_settings().installation) is not None and name == installation.ledger_name(using):
-            self.stdout.write(f"This database belongs to {name} already: nothing was changed")
-            return
+        is_own = installation.ledger_name(using) == get_settings().installation
         alive = WorkerSeen.objects.using(using).filter(seen_at__gt=database_now(using) - ALIVE).count()
-        if alive and not (options["yes"] or options["dry_run"]):
+        if alive and not (is_own or options["yes"] or options["dry_run"]):
             raise CommandError(
                 f"{alive} workers have used this database within the last {ALIVE.seconds} seconds. If it is not a "
                 "copy, stop them first. If it is one, wait, or give --yes."
             )
-        if pending is not None:
+        if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
         done = adopt(
             by=actor(),
@@ -54,5 +52,8 @@ class Command(AskingCommand):
             dry_run=options["dry_run"],
             using=using,
         )
+        if done.before == done.name:
+            self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
+            return
         counts = f"{done.cancelled} timeouts cancelled, {done.renewed} with new idempotency keys"
         self.report(f"{done.name} adopted the database of {done.before or 'no installation'}: {counts}", options)
