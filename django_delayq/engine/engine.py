@@ -233,7 +233,8 @@ class Engine:
     def installation(self) -> str | None:
         """Return the name of the installation that uses this prefix; None: none has claimed it, or Redis lost the name.
 
-        Whoever can write to Redis can change it: use `repr` to show it. Raises EngineUnavailable or EngineError.
+        Every client that can write to Redis can change it, so show it with `repr`. Raises EngineUnavailable or
+        EngineError.
         """
         client: Any = self.client
         with translated(client):

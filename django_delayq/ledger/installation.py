@@ -63,7 +63,7 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
     return _failure_of(engine)
 
 
-def take_over(using: str, name: str) -> None:
+def assign(using: str, name: str) -> None:
     """Make the ledger belong to `name`, and delete what workers of its former installation have left in it.
 
     Their heartbeats would be shown as running workers, and a claim of a copied sync would delay the next one.

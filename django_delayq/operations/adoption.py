@@ -63,7 +63,7 @@ def adopt(
     Args:
         by, reason: see `operations`. They are stored in the history of each row.
         pending: `"cancel"` pending and firing timeouts by hand, or `"keep"` them. Required if there are any.
-        with_redis: also take over the Redis under `PREFIX` from an installation that does not use it any more.
+        with_redis: also claim the Redis under `PREFIX`, from an installation that does not use it any more.
         dry_run: count, and write nothing.
         progress: called with the result of each page, after its commit.
         using: the database; by default where the routers write the ledger.
@@ -88,7 +88,7 @@ def adopt(
         return done
     if done.before != name:
         with transaction_of(using):
-            installation.take_over(using, name)
+            installation.assign(using, name)
         logger.info(
             "The database of %r was adopted as %r by %s: %d timeouts cancelled, %d with new keys",
             *(done.before, name, by, done.cancelled, done.renewed),

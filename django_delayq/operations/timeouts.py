@@ -292,13 +292,7 @@ def _refuse_unless_pending(row: Timeout) -> Refusal | None:
 
 
 def run_action(
-    target: Target,
-    action: Action,
-    *,
-    by: str,
-    reason: str,
-    dry_run: bool = False,
-    progress: Progress | None = None,
+    target: Target, action: Action, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
 ) -> Result:
     """Change each row of `target` that is not refused, and return what changed and what did not.
 

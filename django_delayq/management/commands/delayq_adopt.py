@@ -27,7 +27,9 @@ class Command(AskingCommand):
             "--keep-pending", action="store_true", help="fire them here too, with new idempotency keys"
         )
         parser.add_argument(
-            "--redis", action="store_true", help="also take over the Redis of an installation that does not use it now"
+            "--redis",
+            action="store_true",
+            help="also claim the Redis prefix, if the other installation does not use it any more",
         )
         parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)

@@ -177,7 +177,8 @@ def test_a_worker_stops_using_a_redis_that_another_installation_has_claimed(
     called("staging")
     running = start_worker()
     with own_redis.client() as client:
-        wait_until(lambda: client.get(f"{prefix}:installation") == b"staging")
+        wait_until(lambda: WorkerSeen.objects.exists(), "the worker has passed the check of its start")
+        assert client.get(f"{prefix}:installation") == b"staging"
         client.set(f"{prefix}:installation", "production")
         wait_until(lambda: not running.worker._redis.is_up)
         due_orders("remind", 2)
@@ -204,7 +205,7 @@ def test_a_full_redis_without_the_name_is_used(called: Call, own_redis: RedisPro
 def test_a_database_that_is_away_at_the_start_is_waited_for(
     start_worker: StartWorker, without_redis: None, called: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that gave up would not start after a power failure; one that went on would fire."""
+    """A worker that gave up would not start after a power failure; one that did not wait would fire."""
     named("production")
     called("staging")
     real, answers = installation.ledger_name, iter([OperationalError("away"), OperationalError("away")])
