@@ -10,7 +10,7 @@ In reading order:
     failures     the second transaction, after a handler raised
     non_atomic   `atomic=False`: the handler between two transactions
 
-Beside them: `overlap` monitors the statements of handlers, `long_runs` logs slow handlers, `unknown` handles policies
+Beside them: `time_limits` abandons handlers that take too long, `overlap` monitors the statements of handlers, `long_runs` logs slow handlers, `unknown` handles policies
 that are not declared in this process, `state` is what the process has learned, `report` the input and output, and
 `checkpoints` are for tests.
 """
