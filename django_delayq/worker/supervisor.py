@@ -126,7 +126,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
             worker.run()
-            code = 1 if worker.abandoned else 0
+            code = 1 if worker.abandoned or worker.is_stuck else 0
         except BaseException:  # noqa: BLE001 - nothing of the supervisor may run in this process
             traceback.print_exc()
         finally:

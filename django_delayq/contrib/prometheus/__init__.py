@@ -85,7 +85,7 @@ class Gauges(Collector):
 
         connection = connections[self._using or router.db_for_write(Timeout)]
         was_open = connection.connection is not None
-        pending, overdue, dead, stopped, workers, redis_up = families = [gauge for gauge, _ in gauge_families()]
+        pending, overdue, dead, stopped, workers, stuck, redis_up = families = [gauge for gauge, _ in gauge_families()]
         try:
             now = status.snapshot(self._using)
         except Exception:  # without the gauges, the page still has the counters
@@ -100,6 +100,7 @@ class Gauges(Collector):
             dead.add_metric([policy.label], policy.dead.value)
             stopped.add_metric([policy.label], policy.is_stopped)
         workers.add_metric([], len(now.workers))
+        stuck.add_metric([], sum(worker.stuck_threads for worker in now.workers))
         if now.redis.is_configured:
             redis_up.add_metric([], now.redis.is_reachable)
         return list(families)
@@ -113,6 +114,7 @@ def gauge_families() -> list[tuple[GaugeMetricFamily, tuple[str, ...]]]:
         "dead_timeouts": ("Timeouts that are dead", ("policy",)),
         "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
         "workers": ("Workers that are running", ()),
+        "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
         "redis_up": ("1 if Redis answers", ()),
     }
     return [
