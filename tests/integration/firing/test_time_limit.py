@@ -1,9 +1,8 @@
-"""A handler that takes longer than its limit is abandoned: rolled back, recorded, and unable to write later."""
+"""A handler that takes longer than its limit is abandoned: rolled back, recorded, retried, in every mode."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 import time
@@ -13,26 +12,31 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import DatabaseError, Error, connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 import django_delayq as dq
 from django_delayq import signals
-from django_delayq.firing import checkpoints
-from django_delayq.firing.state import Abandoned, firing_state
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import another_session, due, fire, grouping, make_due, needs_row_locks, state
+from tests.integration.firing.conftest import (
+    WAIT,
+    another_session,
+    due,
+    fire,
+    grouping,
+    make_due,
+    needs_row_locks,
+    state,
+)
+from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, compute, overrun, sleep
 from tests.support.waiting import wait_until
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
-LIMIT = timedelta(milliseconds=300)
-LIMITS = dq.Limits(run=LIMIT)
-RETRY = dq.Retry([3600])
-WAIT = 20
 TRACE: ContextVar[str] = ContextVar("trace", default="")
 
 
@@ -59,30 +63,6 @@ def wait_for_answer(silent_server: socket.socket) -> Iterator[Callable[[], None]
     wait_until(lambda: firing_state.stuck_threads == 0, "the abandoned threads have ended")
     for client in clients:
         client.close()
-
-
-def compute() -> None:
-    while True:
-        pass
-
-
-def sleep() -> None:
-    while True:
-        time.sleep(0.01)
-
-
-def overrun(row: Timeout) -> tuple[str, int, str]:
-    """Return the state, the attempts and the error of `row`."""
-    row.refresh_from_db()
-    return row.state, row.attempts, row.errors[-1]["error"] if row.errors else ""
-
-
-FAILED = ("pending", 1, "TimeLimitExceeded")
-
-
-def _columns(row: Timeout) -> dict[str, object]:
-    row.refresh_from_db()
-    return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
 
 
 def is_free(order: Order) -> bool:
@@ -237,65 +217,6 @@ def test_a_batch_that_hangs_is_fired_one_by_one(orders: list[Order], declare: De
     reports = [fire(row) for row in rows]
     assert (sizes, overrun(rows[1])) == ([5, 1, 1, 1, 1, 1], FAILED)
     assert sum(len(report.fired) for report in reports) == 4
-
-
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
-@pytest.mark.parametrize("returns", [True, False], ids=["returns", "raises"])
-def test_a_handler_that_returns_later_can_change_nothing(
-    order: Order, declare: Declare, options: dict[str, Any], returns: bool
-) -> None:
-    go_on, refused, committed = threading.Event(), list[str](), list[int]()
-
-    def wait() -> None:
-        with contextlib.suppress(Abandoned):  # a handler that catches everything, and continues
-            go_on.wait(WAIT)
-
-    def write() -> None:
-        Effect.objects.create(what="late")
-
-    def write_in_transaction() -> None:
-        with transaction.atomic():
-            transaction.on_commit(lambda: committed.append(1))
-            write()
-
-    def write_anew() -> None:
-        connection.close()
-        write()
-
-    def handler(target: Any, timeouts: Any) -> None:
-        with connection.cursor() as cursor:
-            transaction.on_commit(lambda: committed.append(1)) if connection.in_atomic_block else None
-            wait()
-            for act in (write, lambda: cursor.execute("DELETE FROM testapp_order"), write_in_transaction, write_anew):
-                try:
-                    act()
-                except Error as error:
-                    refused.append(str(error))
-        if not returns:
-            raise ValueError
-
-    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, **options))
-    fire(row)
-    before = _columns(row)
-    assert overrun(row) == FAILED
-    go_on.set()
-    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
-    assert (len(refused), committed) == (4, [])
-    assert _columns(row) == before
-    assert not Effect.objects.exists()
-    assert Order.objects.exists()
-
-
-@pytest.mark.parametrize("step", ["handled", "committed", "settled"])
-@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
-def test_a_handler_that_has_returned_is_not_abandoned(
-    order: Order, declare: Declare, options: dict[str, Any], step: str
-) -> None:
-    """However long the commit takes: exactly one of fired and failed is true."""
-    row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **options))
-    checkpoints.set_hook(lambda reached: time.sleep(2 * LIMIT.total_seconds()) if reached == step else None)
-    assert fire(row).fired == (row.pk,)
-    assert (state(row), row.attempts, row.errors) == (("fired", "due"), 1, [])
 
 
 def test_the_timeouts_of_a_callback_that_hangs_are_fired_and_the_callbacks_behind_it_run(
