@@ -43,5 +43,5 @@ class RQExecutor(RemoteExecutor):
     def send(self, message: dict[str, Any]) -> None:
         # Without a time limit of RQ's: the policy's own one, Limits(run=...), applies.
         self._queue.enqueue_call(
-            FIRE, (message,), timeout=-1, result_ttl=0, failure_ttl=FAILURE_SECONDS, description=message["policy"]
+            FIRE, (message,), timeout=-1, result_ttl=0, failure_ttl=FAILURE_SECONDS, description="django_delayq"
         )

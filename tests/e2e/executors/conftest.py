@@ -14,10 +14,10 @@ from django.db import connection
 
 from tests.e2e.executors.engines import TABLE, Engine, make
 from tests.engine.redis_process import RedisProcess
-from tests.support.processes import SHORT
 from tools import processes
 
 ROOT = Path(__file__).parents[3]
+SECONDS = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
 
 
 @pytest.fixture(params=["celery", "rq", "tasks"])
@@ -25,7 +25,7 @@ def engine(request: pytest.FixtureRequest, child_environment: dict[str, str]) ->
     """Run the test once with each task queue."""
     with RedisProcess() as broker:
         engine = make(request.param, broker)
-        child_environment |= {**engine.environment, "DELAYQ_TEST_SECONDS": json.dumps(SHORT)}
+        child_environment |= {**engine.environment, "DELAYQ_TEST_SECONDS": json.dumps(SECONDS)}
         if request.param == "tasks":
             _make_table(child_environment)
             engine.lose()

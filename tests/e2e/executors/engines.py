@@ -8,7 +8,7 @@ from django.db import connection
 
 from tests.engine.redis_process import RedisProcess
 
-TABLE = "django_tasks_db_dbtaskresult"
+TABLE = "django_tasks_database_dbtaskresult"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Engine:
     def waiting(self) -> int:
         """Return how many messages no process has received."""
         with self.broker.client() as client:
-            return int(client.llen(self.key))  # type: ignore[arg-type]
+            return int(client.llen(self.key))
 
     def lose(self) -> None:
         """Delete the messages that no process has received."""
@@ -61,5 +61,5 @@ def make(name: str, broker: RedisProcess) -> Engine:
     if name == "rq":
         command = ("rq.cli", "worker", "-S", "json", "-c", "tests.e2e.executors.rq_config", "delayq")
         return Engine(broker, "tests.e2e.executors.own_queue.Executor", "rq:queue:delayq", command)
-    command = ("django", "db_worker", "--interval", "0.05", "--no-startup-delay")
-    return TasksEngine(broker, "django_delayq.contrib.django_tasks.TaskExecutor", "", command)
+    polling = ("django", "db_worker", "--interval", "0.05", "--no-startup-delay")
+    return TasksEngine(broker, "django_delayq.contrib.django_tasks.TaskExecutor", "", polling)
