@@ -227,7 +227,7 @@ def fire(message: Mapping[str, Any]) -> None:
             "A message names the policy %s, which is not declared in this process. Deploy the same release here as for "
             "the worker.",
             label,
-            extra={"event": "unknown_policy", "policy": label},
+            extra={"event": "policy_unknown", "policy": label},
         )
         return
     check_connections(idle_seconds=float("inf"))

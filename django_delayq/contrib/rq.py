@@ -22,8 +22,8 @@ FAILURE_SECONDS = 3600
 class RQExecutor(RemoteExecutor):
     """Enqueue works in the queue `delayq` of the Redis of `DELAYQ["REDIS"]`.
 
-    A subclass may name another queue, or override `new_queue`. The messages are JSON, because a pickle that somebody
-    forges would run code.
+    A subclass may name another queue, or override `new_queue`. The messages are JSON, because a forged pickle would
+    run code.
     """
 
     queue_name = "delayq"

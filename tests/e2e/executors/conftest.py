@@ -69,7 +69,7 @@ def start_remote(engine: Engine, child_environment: dict[str, str]) -> Iterator[
 
 @pytest.fixture
 def send(engine: Engine, child_environment: dict[str, str]) -> Callable[[list[Any]], None]:
-    """Send messages to the queue, as whoever has access to it may."""
+    """Send messages to the queue, as any process with access to it can."""
 
     def do(messages: list[Any]) -> None:
         command = [sys.executable, "-m", "tests.e2e.executors.send", json.dumps(messages)]

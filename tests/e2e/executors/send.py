@@ -1,4 +1,4 @@
-"""Send messages as whoever has access to the queue may: `python -m tests.e2e.executors.send '[message, ...]'`."""
+"""Send messages, as any process with access to the queue can: `python -m tests.e2e.executors.send '[message, ...]'`."""
 
 from __future__ import annotations
 

@@ -91,7 +91,10 @@ def test_a_message_contains_ids_and_the_label_of_the_policy_only(start: Any, rec
         assert len(message) == 5
 
 
-def test_each_timeout_fires_once_and_the_worker_ends_in_order(start: Any, receive: Any, caplog: Any) -> None:
+def test_each_timeout_fires_once_and_the_worker_ends_in_order(
+    start: Any, receive: Any, caplog: Any, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=30)}
     rows = due_orders("remind", 60) + due_orders("remind_many", 30) + due_orders("send_outside", 3)
     receive()
     running = start()
