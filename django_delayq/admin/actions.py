@@ -27,7 +27,7 @@ from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.admin.changelist import ObjectColumn
 from django_delayq.admin.filters import rows_about
-from django_delayq.admin.forms import FORMS, ReasonForm
+from django_delayq.admin.forms import FORMS, ReasonForm, SignedDelayForm
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
@@ -244,6 +244,12 @@ class PolicyOperationView(OperationView):
             raise Http404
         self.operation, self.using = operation, database_of(policy.concrete_model)
         self.state = policy_state(policy, self.using)
+
+    def get_form_class(self) -> type[ReasonForm]:
+        """Allow a negative delay where the policy counts from a time of its object."""
+        if self.operation.name == "delay" and self.state.policy.since is not None:
+            return SignedDelayForm
+        return super().get_form_class()
 
     def get_initial(self) -> dict[str, Any]:
         """Keep the reason and the end of a stop that is in force unless the visitor changes them."""

@@ -123,7 +123,7 @@ class DelayForm(ReasonForm):
             return given
         if (given.get("amount") is not None) == bool(given.get("declared")):
             raise forms.ValidationError(_("Enter either a delay or choose the declared one."))
-        if given.get("amount") is not None and self.parameters()["after"] > MAX_DELAY:
+        if given.get("amount") is not None and abs(self.parameters()["after"]) > MAX_DELAY:
             self.add_error("amount", _("This delay is too long."))
         return given
 
@@ -138,8 +138,18 @@ class DelayForm(ReasonForm):
             try:
                 after = timedelta(**{given.get("unit") or "minutes": given["amount"]})
             except OverflowError:
-                after = timedelta.max
+                after = timedelta.max  # which `clean` refuses
         return {"after": after, "mode": given.get("mode")}
+
+
+class SignedDelayForm(DelayForm):
+    """The same for a policy that counts from a time of its object."""
+
+    amount = forms.FloatField(
+        label=_("New delay"),
+        required=False,
+        help_text=_("Negative: before the time that it counts from."),
+    )
 
 
 FORMS: Final[dict[str, type[ReasonForm]]] = {

@@ -224,6 +224,8 @@ def _condition(node: Any) -> str:
 
 def delay(value: timedelta) -> str:
     """Render a delay in its two largest units, and in seconds too if those are not exact."""
+    if value < timedelta(0):
+        return _("{delay} before").format(delay=delay(-value))
     seconds = value.total_seconds()
     shown = duration(int(seconds))
     if seconds == sum(count * UNIT_SECONDS[unit] for unit, count in _largest_units(int(seconds)).items()):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django_delayq.delays import signed
 from django_delayq.management.operating import ReportCommand, seconds, table
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
@@ -34,4 +35,4 @@ def _delay(policy: PolicyStatus) -> str:
         return "not declared"
     if policy.state.delay is None:
         return "by hand" if policy.state.policy.after is None else "computed"
-    return f"{policy.state.delay}{'*' if policy.state.after is not None else ''}"
+    return f"{signed(policy.state.delay)}{'*' if policy.state.after is not None else ''}"

@@ -229,7 +229,7 @@ def test_a_pause_until_a_moment_ends_by_itself_and_says_when(admin_client: Clien
         ("hold", {"reason": "x" * 256}),
         ("delay", {"amount": ""}),
         ("delay", {"amount": "5", "declared": "on"}),
-        ("delay", {"amount": "-1"}),
+        ("delay", {"amount": "-99999999", "unit": "days"}),
         ("delay", {"amount": "nan"}),
         ("delay", {"amount": "inf"}),
         ("delay", {"amount": "1e30", "unit": "days"}),
