@@ -17,7 +17,7 @@ from tests.engine.redis_process import RedisProcess
 from tools import processes
 
 ROOT = Path(__file__).parents[3]
-SECONDS = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0}
+SECONDS = {"LEASE": 30.0, "SWEEP_INTERVAL": 1.0}
 
 
 @pytest.fixture(params=["celery", "rq", "tasks"])
@@ -30,6 +30,12 @@ def engine(request: pytest.FixtureRequest, child_environment: dict[str, str]) ->
             _make_table(child_environment)
             engine.lose()
         yield engine
+
+
+@pytest.fixture
+def short_lease(engine: Engine, child_environment: dict[str, str]) -> None:
+    """Have what is lost sent again after two seconds."""
+    child_environment["DELAYQ_TEST_SECONDS"] = json.dumps({**SECONDS, "LEASE": 2.0})
 
 
 def _make_table(environment: dict[str, str]) -> None:

@@ -45,6 +45,7 @@ def test_the_other_queue_fires_in_groups_in_batches_and_outside_a_transaction(
     assert fired == {row.pk: 1 for row in rows}
 
 
+@pytest.mark.usefixtures("short_lease")
 @pytest.mark.parametrize("step", ["handled", "committed"])
 def test_a_process_is_killed_in_the_middle(engine: Engine, start_worker: Start, start_remote: Start, step: str) -> None:
     rows = due_now("remind", 3)
@@ -73,6 +74,7 @@ def _state(pid: int) -> str:
         return ""
 
 
+@pytest.mark.usefixtures("short_lease")
 def test_lost_messages_are_sent_again_after_a_lease(engine: Engine, start_worker: Start, start_remote: Start) -> None:
     rows = due_now("remind", 10)
     worker = start_worker()
@@ -148,11 +150,12 @@ def test_a_thousand_are_due_at_once(engine: Engine, start_worker: Start, start_r
     rows = due_now("remind", 1000)
     start_remote()
     worker = start_worker()
-    wait_until(settled(1000))
+    wait_until(settled(1000), seconds=150)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
 
 
+@pytest.mark.usefixtures("short_lease")
 @pytest.mark.parametrize("engine", ["celery", "rq"], indirect=True)
 def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
     engine: Engine, start_worker: Start, start_remote: Start

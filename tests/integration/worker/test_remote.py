@@ -169,14 +169,16 @@ def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_b
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
 
 
-def test_outside_a_transaction_a_handler_that_takes_longer_than_a_lease_runs_once(
+def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(
     start: Any, receive: Any, declare: Any, caplog: Any
 ) -> None:
     calls: list[object] = []
 
     def handler(order: Order, timeout: Timeout) -> None:
         calls.append(order)
-        time.sleep(3 * LEASE.total_seconds())
+        rows = Timeout.objects.filter(pk=timeout.pk)
+        expires_at = rows.get().run_at
+        wait_until(lambda: rows.get().run_at > expires_at + 2 * LEASE)
 
     declare(Order, handler, name="slow", atomic=False)
     due_orders("slow")
