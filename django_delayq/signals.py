@@ -13,8 +13,14 @@
 `sender` is the model class of the policy (the `Timeout` model if the policy is no longer declared), `timeout` the
 ledger row. An exception in a receiver is logged and affects nothing else. The bulk functions send no signals.
 
+`policy_paused` is sent when a policy has paused itself, because its brake counted too many firings. `sender` is the
+model class, `policy` the policy, `change` the `PolicyChange` with the reason.
+
 `worker_started` (`sender` is the class, `worker=` the worker) is sent once, in the main thread, before the worker
 claims anything. Its receivers can serve metrics or health pages from the worker's process.
+
+`entries_restored` (`sender` is `Timeout`, `count=` how many) is sent by a sweep that restored entries which Redis had
+lost, in the process of that worker.
 """
 
 from django.dispatch import Signal
@@ -26,4 +32,6 @@ timeout_fired = Signal()
 timeout_skipped = Signal()
 timeout_failed = Signal()
 timeout_dead = Signal()
+policy_paused = Signal()
 worker_started = Signal()
+entries_restored = Signal()

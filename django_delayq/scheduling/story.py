@@ -16,7 +16,7 @@ from django_delayq import clock
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
-from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
@@ -35,6 +35,10 @@ EVENT_LABELS = {
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
+    "refired": gettext_lazy("fired again by the new round"),
+    "refires": gettext_lazy("repeats the round"),
+    "retired": gettext_lazy("its policy was retired"),
+    "adopted": gettext_lazy("adopted by another installation"),
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
 }
@@ -67,6 +71,8 @@ class StoryEvent:
 
     def __str__(self) -> str:
         parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
+        if "timeout" in self.details:
+            parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
             parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
         if "error" in self.details:
@@ -99,6 +105,11 @@ class Story:
 def actor_label(who: str) -> str:
     """Return the actor, translated."""
     return str(ACTOR_LABELS[who]) if who in ACTOR_LABELS else _("by {who}").format(who=who)
+
+
+def operator_label(by: str) -> str:
+    """Return the actor of a change of a policy, translated if it is the brake of the policy itself."""
+    return _("its brake") if by == BRAKE_ACTOR else by
 
 
 def reason_label(reason: str) -> str:
@@ -176,7 +187,7 @@ def _why_stopped(subject: Subject) -> str:
         "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }
-    text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
+    text = words[state.stop].format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
     return f"{text} ({state.reason})" if state.reason else text
 
 

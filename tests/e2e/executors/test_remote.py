@@ -140,7 +140,8 @@ def test_a_broker_that_is_down_does_not_stop_the_worker(
     assert worker.poll() is None
     assert states() == {"fired": 5, "pending": 20}
     engine.broker.start()
-    wait_until(settled(25), "due timeouts fire when the broker is back", seconds=120)  # RQ's worker waits up to 60 s
+    start_remote()  # RQ's worker may have ended with its broker; its process manager would start it again
+    wait_until(settled(25), "due timeouts fire when the broker is back", seconds=120)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
