@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,10 @@ ALONE_AFTER_OVERLAP_SECONDS = 600.0
 
 class LostRace(Exception):
     """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
+
+
+class SlotOver(Exception):
+    """The slot of a policy with a rate was over before the handler could be called."""
 
 
 class Overlap(Exception):
@@ -89,6 +94,8 @@ class Attempt:
                 self._mark_step_by_step()
             reach("marked")
             if self.ready:
+                if not firing_state.running[threading.get_ident()].begin():
+                    raise SlotOver
                 self._call()
         self.is_committed = True
         reach("committed")
@@ -227,6 +234,10 @@ class Attempt:
         """Return a report that releases all candidates if `error` is transient, else None. Adapt the group size."""
         report, ids = ReportBuilder(now=self.report.now), [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
+        if isinstance(error, SlotOver):
+            report.release_rest(ids, report.current_time())
+            report.missed = True
+            return report
         if isinstance(error, Overlap):
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         elif isinstance(error, LostRace):

@@ -99,7 +99,7 @@ class Sweep:
         self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         """Where the next sweep continues in each range."""
-        self._deferred_until = clock.now()
+        self._now = clock.now()
         self._stopped = Stopped()
         self._restored_at = float("-inf")
 
@@ -117,7 +117,7 @@ class Sweep:
             before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
-                self._deferred_until, end = now + DEFERRED, now + 2 * interval
+                self._now, end = now, now + 2 * interval
                 kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
                 page = page_of(self._using, start, None, end)
                 if len(page) < min(PAGE, PASS):  # all of them, as nearly always
@@ -185,10 +185,12 @@ class Sweep:
             # that is not declared here stay deferred for this worker; workers that may know it sweep the others.
             policy = registry.get(row.policy)
             due_at = row.run_at
+            if policy is not None and policy.rate and due_at <= self._now:
+                continue  # overdue timeouts of a policy with a rate are claimed from the ledger, without their entry
             if policy is None:
                 due_at = unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
-                due_at = max(due_at, self._deferred_until)
+                due_at = max(due_at, self._now + DEFERRED)
             entries[row.queue, self._engine.shard_of(row.id)].append((row.id, self._skew.redis_ms(due_at)))
         changed = sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
         horizon = get_settings().horizon
