@@ -49,7 +49,7 @@ class Delay(NamedTuple):
 
 
 def shifted(start: datetime, by: timedelta) -> datetime:
-    """Return `start + by`, in UTC if aware. Raises InvalidDelay if that is too far in the future.
+    """Return `start + by`, in UTC if aware. Raises InvalidDelay if that is after `LATEST_YEAR`, or before the year 1.
 
     Converts to UTC before adding: Python adds to local time, which would be an hour off if the clocks change in
     between, and does not keep which of two equal hours was meant.
@@ -61,6 +61,9 @@ def shifted(start: datetime, by: timedelta) -> datetime:
     if due is None or due.year > LATEST_YEAR:
         # Translated, because users may have entered the delay in a form.
         day = f"{start:%Y-%m-%d}"
+        if by < timedelta(0):
+            text = _("A deadline {length} before {start} is too far in the past: there is no year before 1.")
+            raise InvalidDelay(text.format(length=duration_string(-by), start=day))
         if not by:
             text = _("{start} is too far in the future: the latest supported year is {year}.")
             raise InvalidDelay(text.format(start=day, year=LATEST_YEAR))
@@ -97,13 +100,21 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
         raise InvalidDelay(_("The delay is too long: {units}.").format(units=words)) from error
 
 
-def check_length(value: Any, name: str) -> timedelta:
-    """Return `value` if it is a timedelta and not negative; otherwise raise `InvalidDelay`."""
+def check_length(value: Any, name: str, *, may_be_negative: bool = False) -> timedelta:
+    """Return `value` if it is a timedelta and not negative; otherwise raise `InvalidDelay`.
+
+    `may_be_negative`: for a policy that counts from the `since` of its object, and may be due before it.
+    """
     if not isinstance(value, timedelta):
         raise InvalidDelay(f"{name} must be a timedelta, not {type(value).__name__}.")
-    if value < timedelta(0):
-        raise InvalidDelay(f"{name} must not be negative, but is {value}.")
+    if value < timedelta(0) and not may_be_negative:
+        raise InvalidDelay(f"{name} must not be negative, but is {signed(value)}.")
     return value
+
+
+def signed(value: timedelta) -> str:
+    """Return `value` as Python prints it, but `-1:00:00` instead of `-1 day, 23:00:00`."""
+    return f"{'-' if value < timedelta(0) else ''}{abs(value)}"
 
 
 def check_moment(value: Any, name: str) -> datetime:

@@ -123,7 +123,9 @@ class TimeoutPolicy(Generic[M]):
         after = self.after if isinstance(self.after, timedelta) else self.after(cast("M", obj))
         if after is None:
             return None
-        return shifted(since_at, check_length(after if in_force is None else in_force, f"after of {self.label}"))
+        delay = after if in_force is None else in_force
+        may_precede = self.since is not None
+        return shifted(since_at, check_length(delay, f"after of {self.label}", may_be_negative=may_precede))
 
     def fits(self, model: type[Model]) -> bool:
         """Return whether rows of `model` (the model itself, a proxy, a multi-table child) belong to this policy."""
@@ -326,8 +328,8 @@ def timeout_policy(
         model: a model class, or `"app.Model"`.
         name: unique per model; the function's name by default.
         after: the delay from `since` (without one: from the call that schedules it) to the deadline: a timedelta,
-            or a callable `obj -> timedelta | None` (None: this object is exempt). Without `after` each
-            call that schedules needs a delay.
+            or a callable `obj -> timedelta | None` (None: this object is exempt). Negative, only with `since`: the
+            deadline is before it. Without `after` each call that schedules needs a delay.
         since: name of a `DateTimeField`, or a callable `obj -> datetime | None` (None: not yet).
         when: a `Q` on the object's own columns, checked again on the locked row at the deadline. `Q()`: always.
         retry: when a failed handler is retried; `DELAYQ["RETRY"]` by default.

@@ -257,7 +257,9 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     return update(rows, state=State.CANCELLED, slot_taken=None, **given)
 
 
-def cancel_pending(subject: Subject, reason: str, *, lock: bool, whole: bool = False) -> Timeout | None:
+def cancel_pending(
+    subject: Subject, reason: str, *, lock: bool, whole: bool = False, in_time: bool = False
+) -> Timeout | None:
     """Cancel the pending round of `subject` by hand, in one statement, if it is the newest; return its row.
 
     Notify Redis and the receivers of `timeout_cancelled` on commit. None, and nothing is written: there is none, or
@@ -268,13 +270,14 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, whole: bool = F
         reason: is stored.
         lock: lock the object in the same statement; otherwise the transaction has locked it.
         whole: return all columns of the row. Otherwise only those are read that this function needs.
+        in_time: only if its deadline has not passed by the clock of the database.
     """
     policy, using = subject.policy, subject.using
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return None
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if whole or timeout_cancelled.receivers else ("id", "queue")
-    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), columns, **values)
+    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), columns, in_time, **values)
     if not found:
         return None
     row: Timeout = found[0]
@@ -284,12 +287,14 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, whole: bool = F
 
 
 @compiled
-def _cancelled(using: str, model: type[Model] | None, slots: int, columns: Sequence[str]) -> Raw:
+def _cancelled(using: str, model: type[Model] | None, slots: int, columns: Sequence[str], in_time: bool) -> Raw:
     """While the statement waits for the object, the row may be fired; then it does not match any more."""
     rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
     newer = rounds.filter(pk__gt=OuterRef("pk"))
     values = {"state": State.CANCELLED, "cause": Cause.HAND, "slot_taken": None}
     pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
+    if in_time:
+        pending = pending.filter(due_at__gt=clock.DatabaseNow())
     changed = update(pending, **values, settled_at=param("settled_at"), reason=param("reason"))
     return _locking_update(changed, model, columns, using)
 

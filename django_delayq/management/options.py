@@ -54,10 +54,12 @@ def number(option: str, value: Any, minimum: int = 0, maximum: int | None = None
     return int(value)
 
 
-def duration(option: str, value: str | timedelta) -> timedelta:
-    """Return a duration: `90m`, `1h30m`, `2d`. Raises OptionError."""
+def duration(option: str, value: str | timedelta, *, may_be_negative: bool = False) -> timedelta:
+    """Return a duration: `90m`, `1h30m`, `2d`, or where it may be negative `-1h`. Raises OptionError."""
     if isinstance(value, timedelta):
         return value
+    if may_be_negative and value.startswith("-"):
+        return -duration(option, value[1:])
     if not _DURATION.match(value):
         raise OptionError(option, value, "is not a duration, such as 45m, 1h30m, 2d or 1w")
     units = {name[0]: name for name in UNITS}

@@ -3,12 +3,14 @@
 | on timeouts | on policies |
 | --- | --- |
 | `cancel`, `fire_now`, `postpone`, `retry` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
+| | `late`, `brake`, `shadow` |
 
 Each takes the actor `by` (`admin:alice`) and a `reason` for people, and stores both: in the row's history or as a
 `PolicyChange`. An empty `by` is a ValueError. Those on policies take the policy or its label, and raise UnknownPolicy
 if it is not declared.
 """
 
+from django_delayq.operations.guards import brake, late, shadow
 from django_delayq.operations.policies import (
     DelayPreview,
     PolicyConflict,
@@ -27,14 +29,17 @@ __all__ = [
     "Refusal",
     "Refused",
     "Result",
+    "brake",
     "cancel",
     "change_delay",
     "continue_moves",
     "fire_now",
     "hold",
+    "late",
     "pause",
     "postpone",
     "preview_delay",
     "resume",
     "retry",
+    "shadow",
 ]

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 
 from django_delayq import clock
 from django_delayq.clock import database_now
-from django_delayq.delays import check_length, check_moment
+from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache
 from django_delayq.ledger.history import clipped
@@ -170,7 +170,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         if change.what:
             control.changed_at = now
             # The actor and reason of a stop are kept as long as it lasts.
-            if not (was_stopped and change.what == What.DELAY):
+            if not was_stopped or change.what in {What.PAUSED, What.HELD, What.RESUMED}:
                 keeps_reason = was_stopped and change.what != What.RESUMED
                 control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)
@@ -260,7 +260,9 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
         wanted["overdue"] = rows.filter(due_at__lte=now - (new - before))
     elif new is not None:
         begun = now - new
-        wanted["overdue"] = rows.filter(Q(since_at__lte=begun) | Q(since_at__isnull=True, created_at__lte=begun))
+        # A row without `since` counts from when it was scheduled, and is never due before.
+        unset = Q(since_at__isnull=True, created_at__lte=begun) if new >= timedelta(0) else Q()
+        wanted["overdue"] = rows.filter(Q(since_at__lte=begun) | unset)
     counts = count_each(wanted, using, MAX_COUNT)
     overdue = counts["overdue"].value if "overdue" in counts else None
     return DelayPreview(before, new, mode, counts["pending"].value, overdue, counts["pending"].is_capped)
@@ -282,8 +284,8 @@ def change_delay(
 
     Args:
         policy, by, reason: see `operations`.
-        after: a delay for all objects; None: the declared one. The delay in force, with `mode="recompute"`, replans
-            pending timeouts, as after a change of the declaration.
+        after: a delay for all objects, negative only if the policy has a `since`; None: the declared one. The delay in
+            force, with `mode="recompute"`, replans pending timeouts, as after a change of the declaration.
         mode: the effect on pending deadlines. `"keep"`: none. `"recompute"`: each becomes `since` plus the new delay,
             also one that was set by hand; without `since` it counts from when it was scheduled. `"shift"`: each moves
             by the difference, so that one set by hand keeps its distance. A retry that is due even later keeps its
@@ -326,7 +328,7 @@ def _new_delay(
         words = _("{policy} declares no delay that could be changed: each call sets its own.")
         raise InvalidDelay(words.format(policy=policy.label))
     if after is not None:
-        check_length(after, "after")
+        shifted(clock.now(), check_length(after, "after", may_be_negative=policy.since is not None))
     new = PolicyState(policy, after=after).delay
     if mode == "shift" and (new is None or before is None):
         words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")

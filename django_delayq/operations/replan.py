@@ -135,7 +135,9 @@ def _replanned(
         obj = page.object_of(row) if callable(policy.after) else None
         after = None if details["after"] is None else timedelta(microseconds=details["after"])
         if obj is not None or not callable(policy.after):
-            due_at = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
+            planned = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
+            # A row without `since` counts from when it was scheduled, and is never due before.
+            due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
     return due_at, run_at_of(row, due_at)
 
 

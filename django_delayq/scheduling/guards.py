@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
 from django.db.models import Model
 
 from django_delayq.arming.row_state import condition_holds
+from django_delayq.clock import database_now
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
+from django_delayq.ledger.controls import Stop, policy_state
 from django_delayq.ledger.locking import begin_write, lock_object, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
@@ -19,12 +22,18 @@ from django_delayq.scheduling.single import Cancelling, cancel_newest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django_delayq.ledger.subjects import Subject
     from django_delayq.policies import M, TimeoutPolicy
 
 
 @contextmanager
 def before_deadline(
-    obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key: str = "", reason: str = ""
+    obj: M,
+    policy: str | TimeoutPolicy[M] | None = None,
+    *,
+    key: str = "",
+    reason: str = "",
+    strict: bool = False,
 ) -> Iterator[Timeout | None]:
     """Run the block only if the timeout has not fired, and cancel the timeout: exactly one of the two happens.
 
@@ -38,8 +47,13 @@ def before_deadline(
 
     `obj` may be a `Timeout`: then its object is locked, the row itself is cancelled and refreshed.
 
+    `strict`: the deadline decides, and not whether a worker was in time. A pending or dead round whose deadline has
+    passed by the clock of the database when the block would begin is too late, too. It stays as it is: a worker fires
+    the pending one. Deadlines of a paused policy pass; those of a policy on hold that were ahead when the hold began do
+    not.
+
     Raises:
-        DeadlinePassed: the current round has fired or is firing; it is in `.timeout`.
+        DeadlinePassed: the current round has fired or is firing, or `strict` finds it too late; it is in `.timeout`.
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
         obj.DoesNotExist: its row does not exist any more.
@@ -52,8 +66,9 @@ def before_deadline(
                 lock_object(subject.model, subject.pk, subject.using)
         else:
             obj.refresh_from_db(using=subject.using, from_queryset=_locking(obj, subject.using))
-        pending = writing.cancel_pending(subject, reason, lock=False, whole=True)
-        cancelling = Cancelling(True, pending, True) if pending else cancel_newest(subject, reason)
+        pending = writing.cancel_pending(subject, reason, lock=False, whole=True, in_time=strict)
+        is_late = partial(_is_late, subject) if strict else None
+        cancelling = Cancelling(True, pending, True) if pending else cancel_newest(subject, reason, is_late)
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=subject.using)
         row = cancelling.row
@@ -65,6 +80,16 @@ def before_deadline(
         # Only a round that was cancelled although its condition still holds must never be armed again.
         if not condition_holds(subject.policy, subject.pk, subject.using):
             writing.note_condition(row)
+
+
+def _is_late(subject: Subject, row: Timeout) -> bool:
+    """Return whether the deadline of `row` has passed. The clock of a policy on hold does not advance."""
+    if row.due_at > database_now(subject.using):
+        return False
+    state = policy_state(subject.policy, subject.using) if subject.policy else None
+    if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
+        return True
+    return row.due_at <= state.stopped_at
 
 
 class _Read:

@@ -26,6 +26,7 @@ from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
     from typing import Unpack
 
@@ -197,20 +198,21 @@ class Cancelling(NamedTuple):
     won: bool = False
 
 
-def cancel_newest(subject: Subject, reason: str) -> Cancelling:
+def cancel_newest(subject: Subject, reason: str, is_late: Callable[[Timeout], bool] | None = None) -> Cancelling:
     """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
 
-    Inside a transaction that has locked the business row.
+    Inside a transaction that has locked the business row. `is_late`: which pending or dead round is not cancelled,
+    because it is too late, too.
     """
     row = lock_newest(subject)
     if row is None:
         return Cancelling(in_time=True)
-    if row.state in (State.FIRED, State.FIRING):
-        if row.state == State.FIRING:
-            writing.forbid_attempts(row, reason)
-        return Cancelling(in_time=False, row=row)
+    if row.state == State.FIRING:
+        writing.forbid_attempts(row, reason)
     if row.state not in (State.PENDING, State.DEAD):
-        return Cancelling(in_time=True, row=row)
+        return Cancelling(in_time=row.state not in (State.FIRED, State.FIRING), row=row)
+    if is_late is not None and is_late(row):
+        return Cancelling(in_time=False, row=row)
     now = clock.now()
     record_death(row, now)
     writing.cancel_rows([row], subject.using, reason, now)

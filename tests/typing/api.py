@@ -101,6 +101,8 @@ def single_verbs(order: Order, parcel: Parcel, row: Timeout, moment: datetime) -
     assert_type(explain_timeout(order, "cancel_unpaid"), Story)
     with before_deadline(order, cancel_unpaid) as timeout:
         assert_type(timeout, Timeout | None)
+    with before_deadline(order, cancel_unpaid, strict=True):
+        pass
 
     schedule_timeout(parcel, cancel_unpaid, minutes=30)  # type: ignore[misc]
     cancel_timeout(parcel, cancel_unpaid)  # type: ignore[misc]

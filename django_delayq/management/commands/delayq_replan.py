@@ -1,9 +1,11 @@
 """`manage.py delayq_replan`: change the delay of a policy, and choose what happens to pending timeouts."""
 
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_delayq.delays import signed
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
@@ -21,7 +23,7 @@ class Command(PolicyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         delay = parser.add_mutually_exclusive_group()
-        delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d")
+        delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d; before: --after=-1h")
         delay.add_argument("--declared", action="store_true", help="the declared delay applies again")
         parser.add_argument(
             "--mode",
@@ -37,7 +39,7 @@ class Command(PolicyCommand):
             raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
         policy = policies[0]
         if options["after"] is not None:
-            options["after"] = duration("--after", options["after"])
+            options["after"] = duration("--after", options["after"], may_be_negative=True)
         elif not options["declared"]:
             if mode != "recompute":
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
@@ -46,7 +48,7 @@ class Command(PolicyCommand):
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
         self.stdout.write(
-            f"{policy.label}: from {seen.before or 'computed'} to {seen.after or 'computed'}; "
+            f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}; "
             f"{pending} pending, of which {overdue} would be due at once"
         )
         if options["dry_run"]:
@@ -59,3 +61,7 @@ class Command(PolicyCommand):
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"after": options["after"], "mode": options["mode"]}
+
+
+def _shown(delay: timedelta | None) -> str:
+    return "computed" if delay is None else signed(delay)

@@ -166,7 +166,9 @@ def test_a_preview_counts_no_further_than_it_promises(monkeypatch: pytest.Monkey
     ("label", "after", "mode", "words"),
     [
         (UNPAID, MINUTE, "kep", "mode is"),
-        (UNPAID, -MINUTE, "keep", "negative"),
+        ("testapp.order.by_hand", -MINUTE, "keep", "negative"),
+        (UNPAID, timedelta(days=999_999), "keep", "far in the future"),
+        (UNPAID, timedelta(days=-999_999), "keep", "far in the past"),
         (UNPAID, 5, "keep", "timedelta"),
         ("testapp.order.remind", MINUTE, "keep", "declares no delay"),
         ("testapp.order.computed", MINUTE, "shift", "depends on the object"),
@@ -176,6 +178,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     declare: Any, label: str, after: Any, mode: Any, words: str
 ) -> None:
     declare(Order, name="computed", after=lambda order: MINUTE, since="created_at", when=Q(status="never"))
+    declare(Order, name="by_hand", after=MINUTE)
     for do in (lambda: preview_delay(label, after, mode), lambda: change_delay(label, after, by=BY, mode=mode)):
         with pytest.raises((ValueError, InvalidDelay), match=words):
             do()

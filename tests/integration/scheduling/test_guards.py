@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from django.db import connection, connections
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import clock, operations
+from django_delayq.dialects import dialect_of
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order
 
@@ -136,3 +139,91 @@ def test_two_payments_at_once_wait_for_each_other(order: Order) -> None:
         order.save()
     thread.join(10)
     assert seen == ["paid"]
+
+
+SECOND = timedelta(seconds=1)
+
+
+def pay(order: Order, **options: Any) -> None:
+    with dq.before_deadline(order, "cancel_unpaid", **options):
+        order.status = "paid"
+        order.save()
+
+
+@pytest.mark.parametrize("late_by", [timedelta(0), SECOND])
+def test_a_strict_guard_refuses_from_the_deadline_on_and_the_round_stays_pending(
+    order: Order, late_by: timedelta
+) -> None:
+    row = Timeout.objects.get()
+    with clock.set_to(row.due_at + late_by):
+        with pytest.raises(dq.DeadlinePassed, match="has passed") as late:
+            pay(order, strict=True)
+        assert (late.value.timeout, late.value.timeout.state) == (row, "pending")
+        assert {**vars(Timeout.objects.get()), "_state": None} == {**vars(row), "_state": None}
+        assert Order.objects.get().status == "unpaid"
+        pay(order)
+    assert Timeout.objects.get().state == "cancelled"
+
+
+def test_a_strict_guard_in_time_cancels_like_any_other(order: Order) -> None:
+    with clock.set_to(Timeout.objects.get().due_at - timedelta(microseconds=1)):
+        pay(order, strict=True)
+    row = Timeout.objects.get()
+    assert (row.state, row.cause) == ("cancelled", "condition")
+    assert Order.objects.get().status == "paid"
+
+
+def test_a_strict_guard_asks_the_clock_of_the_database(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not dialect_of(connection).server_time:
+        pytest.skip("SQLite has no clock of its own")
+    behind, row = timezone.now() - timedelta(days=1), Timeout.objects.get()
+    Timeout.objects.update(due_at=row.due_at - timedelta(minutes=31))
+    monkeypatch.setattr(clock, "now", lambda: behind)
+    with pytest.raises(dq.DeadlinePassed):
+        pay(order, strict=True)
+
+
+@pytest.mark.parametrize(("state", "is_late"), [("dead", True), ("skipped", False), ("cancelled", False)])
+def test_a_strict_guard_counts_a_dead_round_as_too_late_but_not_one_that_was_dropped(
+    order: Order, state: str, is_late: bool
+) -> None:
+    settle(state, "retries" if state == "dead" else "hand")
+    with clock.set_to(Timeout.objects.get().due_at):
+        if is_late:
+            with pytest.raises(dq.DeadlinePassed):
+                pay(order, strict=True)
+        else:
+            pay(order, strict=True)
+    assert Timeout.objects.get().state == state
+
+
+def test_deadlines_of_a_paused_policy_pass_and_those_on_hold_stand_still(order: Order) -> None:
+    due_at = Timeout.objects.get().due_at
+    operations.pause("testapp.order.cancel_unpaid", by="ana")
+    with clock.set_to(due_at + SECOND), pytest.raises(dq.DeadlinePassed):
+        pay(order, strict=True)
+    operations.resume("testapp.order.cancel_unpaid", by="ana")
+    with clock.set_to(due_at - SECOND):
+        operations.hold("testapp.order.cancel_unpaid", by="ana")
+    with clock.set_to(due_at + SECOND):
+        pay(order, strict=True)
+    assert Timeout.objects.get().state == "cancelled"
+
+
+def test_a_hold_does_not_reopen_a_deadline_that_had_passed_before(order: Order) -> None:
+    due_at = Timeout.objects.get().due_at
+    with clock.set_to(due_at + SECOND):
+        operations.hold("testapp.order.cancel_unpaid", by="ana")
+        with pytest.raises(dq.DeadlinePassed):
+            pay(order, strict=True)
+
+
+def test_a_strict_guard_of_a_row_leaves_it_pending_too(order: Order) -> None:
+    row = order.timeouts.get()
+    with (
+        clock.set_to(row.due_at),
+        pytest.raises(dq.DeadlinePassed),
+        dq.before_deadline(row, strict=True),
+    ):
+        pytest.fail("the block ran")
+    assert Timeout.objects.get().state == row.state == "pending"

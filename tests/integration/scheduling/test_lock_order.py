@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_delayq import (
+    TimeoutPolicy,
     before_deadline,
     cancel_timeout,
     cancel_timeouts,
@@ -82,6 +86,17 @@ def test_rows_are_inserted_in_the_order_of_their_slots() -> None:
     orders = [Order.objects.create(status="new") for _ in range(20)]
     schedule_timeouts(orders, "remind", minutes=30)
     slots = list(Timeout.objects.order_by("pk").values_list("slot", flat=True))
+    assert slots == sorted(slots)
+
+
+def test_a_save_inserts_the_rows_of_several_policies_in_the_order_of_their_slots(
+    declare: Callable[..., TimeoutPolicy[Any]],
+) -> None:
+    for number in range(8):
+        declare(Order, name=f"automatic_{number}", after=timedelta(hours=1), since="created_at", when=Q(status="new"))
+    Order.objects.create(status="new", created_at=timezone.now())
+    slots = list(Timeout.objects.order_by("pk").values_list("slot", flat=True))
+    assert len(slots) == 8
     assert slots == sorted(slots)
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db.models import F
+from django.db.models import F, Q
 from django.utils import timezone
 
 from django_delayq import (
+    TimeoutPolicy,
     before_deadline,
     cancel_timeout,
     cancel_timeouts,
@@ -146,10 +147,11 @@ def test_what_is_scheduled_by_hand_is_in_redis_after_the_commit(order: Order, ac
             Order.objects.update(created_at=F("created_at") + 9 * MINUTE),
             sync_timeouts(Order.objects.all()),
         ],
+        lambda order: schedule_timeout(order, "cancel_unpaid", minutes=9),
         replan,
         hold_and_resume,
     ],
-    ids=["save", "save_later", "save_earlier", "sync", "change_delay", "hold_and_resume"],
+    ids=["save", "save_later", "save_earlier", "sync", "replace_by_hand", "change_delay", "hold_and_resume"],
 )
 def test_what_a_policy_arms_is_in_redis_after_the_commit(unpaid: Order, act: Callable[[Order], object]) -> None:
     assert in_redis() == in_ledger()
@@ -163,6 +165,15 @@ def test_what_a_sync_arms_is_in_redis_after_the_commit() -> None:
     assert sync_timeouts(Order.objects.all()) == 1
     assert in_redis() == in_ledger()
     assert len(in_ledger()) == 1
+
+
+def test_what_a_save_arms_for_two_policies_is_in_redis_after_the_commit(
+    declare: Callable[..., TimeoutPolicy[Any]],
+) -> None:
+    declare(Order, name="second", after=5 * MINUTE, since="created_at", when=Q(status="unpaid"))
+    Order.objects.create(status="unpaid", created_at=timezone.now())
+    assert in_redis() == in_ledger()
+    assert len(in_ledger()) == 2
 
 
 def pay_inside(order: Order) -> None:

@@ -1,0 +1,181 @@
+"""A negative `after`: due before the time that it counts from, such as an hour before an appointment."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+from django.db.models import Q
+from django.urls import reverse
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, operations
+from django_delayq.arming.sync import sync_policy
+from django_delayq.models import Timeout
+from django_delayq.scheduling.bulk import schedule_timeouts
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from django.test import Client
+
+    from django_delayq import TimeoutPolicy
+
+    Declare = Callable[..., TimeoutPolicy[Any]]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HOUR = timedelta(hours=1)
+LABEL = "testapp.order.hour_before"
+
+
+@pytest.fixture
+def policy(declare: Declare) -> TimeoutPolicy[Any]:
+    return declare(Order, name="hour_before", after=-HOUR, since="paid_at", when=Q(status="booked"))
+
+
+def booked(starts_at: datetime) -> Order:
+    return Order.objects.create(status="booked", paid_at=starts_at)
+
+
+def distances() -> list[timedelta]:
+    """How long after their `since` the pending rows are due, by id."""
+    rows: Any = Timeout.objects.pending().order_by("id")
+    return [row.due_at - row.since_at for row in rows]
+
+
+@pytest.mark.usefixtures("policy")
+def test_it_is_due_before_the_time_it_counts_from_in_every_way_to_arm_and_to_read() -> None:
+    starts_at = timezone.now() + timedelta(days=2)
+    saved = booked(starts_at)
+    Order.objects.bulk_create([Order(status="booked", paid_at=starts_at) for _ in range(4)])
+    saved_later, by_sync, by_hand, in_bulk = Order.objects.order_by("pk")[1:]
+    saved_later.save()
+    schedule_timeouts([in_bulk], "hour_before")
+    dq.schedule_timeout(by_hand, "hour_before")
+    assert sync_policy(dq.get_policy(LABEL), "default").armed == 1
+    assert distances() == [-HOUR] * 5
+    for order in (saved, saved_later, by_sync, by_hand, in_bulk):
+        assert dq.get_deadline(order, "hour_before") == starts_at - HOUR
+    found: Any = Order.objects.annotate(due=dq.Deadline("hour_before")).get(pk=saved.pk)
+    assert found.due == starts_at - HOUR
+    assert "It is due at" in dq.explain_timeout(saved, "hour_before").outlook
+    saved.paid_at = starts_at + HOUR
+    saved.save()
+    assert distances() == [-HOUR] * 5
+    assert sync_policy(dq.get_policy(LABEL), "default") == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ago", "is_armed_by_save", "is_armed_by_sync"),
+    [(timedelta(minutes=1), True, True), (timedelta(days=6), True, False), (timedelta(days=8), False, False)],
+)
+@pytest.mark.usefixtures("policy")
+def test_a_deadline_that_has_passed_already_follows_the_rule_of_catch_up(
+    ago: timedelta, is_armed_by_save: bool, is_armed_by_sync: bool
+) -> None:
+    order = Order(status="booked", paid_at=timezone.now() + HOUR - ago)
+    Order.objects.bulk_create([order])
+    assert sync_policy(dq.get_policy(LABEL), "default").armed == is_armed_by_sync
+    order = Order.objects.get()
+    order.save()
+    assert (dq.get_deadline(order, "hour_before") is not None) == is_armed_by_save
+    if not is_armed_by_save:
+        assert "passed too long ago" in dq.explain_timeout(order, "hour_before").outlook
+
+
+def test_a_callable_may_be_negative_with_since_only(declare: Declare) -> None:
+    declare(Order, name="computed", after=lambda order: -HOUR, since=lambda order: order.paid_at, when=Q(status="new"))
+    declare(Order, name="by_hand", after=lambda order: -HOUR)
+    order = Order.objects.create(status="new", paid_at=timezone.now() + 2 * HOUR)
+    assert distances() == [-HOUR]
+    with pytest.raises(dq.InvalidDelay, match="must not be negative, but is -1:00:00"):
+        dq.schedule_timeout(order, "by_hand")
+
+
+@pytest.mark.usefixtures("policy")
+def test_the_grammar_of_a_call_refuses_negative_delays_still() -> None:
+    order = booked(timezone.now() + 2 * HOUR)
+    for delay in ({"hours": -1}, {"after": -HOUR}):
+        for call in (dq.schedule_timeout, dq.reschedule_timeout, dq.extend_timeout):
+            with pytest.raises(dq.InvalidDelay, match="negative"):
+                call(order, "hour_before", **delay)
+    with pytest.raises(dq.InvalidDelay, match="negative"):
+        operations.postpone(Timeout.objects.all(), by="ana", after=-HOUR)
+    with pytest.raises(dq.InvalidDelay, match="negative"):
+        dq.Snooze(minutes=-5)
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_change_of_the_delay_recomputes_and_shifts_before_the_time_too() -> None:
+    now = timezone.now()
+    booked(now + timedelta(hours=3))
+    booked(now + timedelta(minutes=90))
+    preview = operations.preview_delay(LABEL, -2 * HOUR)
+    assert (preview.before, preview.after, preview.overdue) == (-HOUR, -2 * HOUR, 1)
+    assert operations.preview_delay(LABEL, -2 * HOUR, "shift").overdue == 1
+    operations.change_delay(LABEL, -2 * HOUR, by="ana", mode="recompute")
+    assert distances() == [-2 * HOUR] * 2
+    operations.change_delay(LABEL, HOUR / 2, by="ana", mode="shift")
+    assert distances() == [HOUR / 2] * 2
+    operations.change_delay(LABEL, None, by="ana", mode="recompute")
+    assert distances() == [-HOUR] * 2
+
+
+@pytest.mark.usefixtures("policy")
+def test_recomputing_never_moves_a_row_without_since_before_the_call_that_scheduled_it() -> None:
+    order = Order.objects.create(status="booked")
+    row = dq.schedule_timeout(order, "hour_before", hours=5)
+    assert operations.preview_delay(LABEL, -2 * HOUR).overdue == 0
+    change = operations.change_delay(LABEL, -2 * HOUR, by="ana", mode="recompute")
+    assert (change.moved, Timeout.objects.get().due_at) == (0, row.due_at)
+
+
+@pytest.mark.usefixtures("policy")
+def test_a_deadline_before_the_year_1_is_refused_with_its_reason() -> None:
+    with pytest.raises(dq.InvalidDelay, match="1:00:00 before .* too far in the past"):
+        dq.get_policy(LABEL).due_of(None, datetime(1, 1, 1, 0, 30, tzinfo=UTC))
+
+
+@pytest.mark.usefixtures("policy")
+def test_it_fires_at_that_time_and_not_earlier() -> None:
+    from django_delayq.testing import fire_due
+
+    due_at = timezone.now() + timedelta(days=1)
+    order = booked(due_at + HOUR)
+    with clock.set_to(due_at - timedelta(seconds=1)):
+        assert fire_due() == 0
+    with clock.set_to(due_at):
+        assert fire_due() == 1
+    order.save()
+    assert [row.state for row in Timeout.objects.all()] == ["fired"]
+
+
+@pytest.mark.usefixtures("policy")
+def test_commands_take_and_show_it(capsys: pytest.CaptureFixture[str]) -> None:
+    booked(timezone.now() + timedelta(days=1))
+    call_command("delayq_replan", LABEL, "--after=-1h30m", "--mode", "recompute", "--yes")
+    assert f"{LABEL}: from -1:00:00 to -1:30:00" in capsys.readouterr().out
+    assert distances() == [-1.5 * HOUR]
+    call_command("delayq_policies")
+    assert "-1:30:00*" in capsys.readouterr().out
+    with pytest.raises(CommandError, match="is not a duration"):
+        call_command("delayq_postpone", "--policy", LABEL, "--by=-1h", "--yes")
+
+
+@pytest.mark.usefixtures("policy")
+def test_the_admin_takes_it_where_the_policy_counts_from_a_time_and_shows_it(
+    admin_client: Client, declare: Declare
+) -> None:
+    declare(Order, name="by_hand", after=HOUR)
+    fields = {"amount": "-90", "unit": "minutes", "mode": "keep", "reason": "earlier", "confirmed": "yes"}
+    for label, is_taken in ((LABEL, True), ("testapp.order.by_hand", False)):
+        address = reverse("admin:django_delayq_policycontrol_operate", args=[label, "delay"])
+        assert admin_client.post(address, fields).status_code == (302 if is_taken else 200)
+    text = admin_client.get(reverse("admin:django_delayq_policycontrol_changelist")).content.decode()
+    assert "1 h 30 min before (declared: 1 h before)" in text
