@@ -98,7 +98,7 @@ class Sweep:
         self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         """Where the next sweep continues in each range."""
-        self._now = clock.now()
+        self._deferred_until = clock.now()
         self._stopped = Stopped()
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
@@ -115,7 +115,7 @@ class Sweep:
             before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
-                self._now, end = now, now + 2 * interval
+                self._deferred_until, end = now + DEFERRED, now + 2 * interval
                 kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
                 page = page_of(self._using, start, None, end)
                 if len(page) < min(PAGE, PASS):  # all of them, as nearly always
@@ -190,12 +190,12 @@ class Sweep:
             due_at = row.run_at
             # Workers remove the entries of policies with a rate early, and claim their due rows from the ledger.
             has_rate = policy is not None and policy.rate is not None
-            if has_rate and due_at <= self._now:
+            if has_rate and due_at <= self._deferred_until - DEFERRED:
                 continue
             if policy is None:
                 due_at = unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
-                due_at = max(due_at, self._now + DEFERRED)
+                due_at = max(due_at, self._deferred_until)
             was_pushed = row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
             was_pushed = was_pushed and not has_rate
             place = row.queue, self._engine.shard_of(row.id), was_pushed

@@ -14,7 +14,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
-from django_delayq.firing import plan
+from django_delayq.firing import Work, plan, run, running
 from django_delayq.firing.planning import Pacing
 from django_delayq.ledger import claiming
 from django_delayq.ledger.meters import Slot, meter
@@ -22,6 +22,7 @@ from django_delayq.models import PolicyMeter, Timeout
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker.slots import SlotQueue
 from django_delayq.worker.sources.ledger import LedgerSource
 from django_delayq.worker.sources.paced import PacedSource
 from tests.integration.firing.conftest import another_session, needs_row_locks
@@ -154,6 +155,58 @@ def test_a_suspect_and_a_slot_go_together(declare: Declare) -> None:
     [row] = due_orders(policy)
     [work], _ = plan({row.pk: 2}, "default", pacing=Pacing({row.pk: Slot(1.0, 2.0)}, lambda label, seconds: None))
     assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_work_whose_slot_is_over_counts_no_attempt(declare: Declare, atomic: bool) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", atomic=atomic, limits=Limits(rate=RATE))
+    [row] = due_orders(policy)
+    work = Work(policy.label, (row.pk,), (row.object_id,), begin_by=time.monotonic() - 0.001)
+    report = run(work, "default")
+    assert (report.missed, report.done, report.untried) == (True, (), (row.pk,))
+    row.refresh_from_db()
+    assert (row.state, row.attempts, begins.ids) == ("pending", 0, [])
+    assert "begin_by" not in work.as_dict(), "the clock of another process is another one"
+
+
+def test_a_work_that_has_begun_fires_all_of_its_timeouts(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members of a batch that failed are fired one by one, which may take longer than the slot."""
+    seen: list[int] = []
+    monkeypatch.setattr(running, "WORK_SECONDS", 600.0)
+
+    def handler(_: Any, timeouts: list[Timeout]) -> None:
+        seen.append(len(timeouts))
+        time.sleep(max(0.0, work.begin_by - time.monotonic()))
+        if len(timeouts) > 1:
+            raise ValueError
+
+    policy = declare(Order, handler, name="rated", batch=3, limits=Limits(rate=RATE))
+    rows = due_orders(policy, 3)
+    ids, objects = tuple(row.pk for row in rows), tuple(row.object_id for row in rows)
+    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 2)
+    assert sorted(run(work, "default").fired) == sorted(ids)
+    assert seen == [3, 1, 1, 1]
+
+
+def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
+    now = time.monotonic()
+    works = [
+        Work("p", (9 - number,), ("1",), begin_at=now + at, begin_by=now + at + 0.5)
+        for number, at in enumerate((-2.0, -1.0, -0.4, -0.2, 5.0))
+    ]
+    queue = SlotQueue()
+    for work in works:
+        queue.add(work)
+    assert len(queue) == 5
+    begun = list(queue.ready(0.0))
+    assert [work.ids for work in begun] == [(9,), (8,)], "two slots are over, two have come"
+    assert [work.begin_at for work in begun] == [works[2].begin_at, works[3].begin_at]
+    queue.put_back(works[0])
+    assert queue.without_slot() == []
+    assert [work.ids for work in queue.ready(6.0)] == [(9,)], "the one that came back is the first"
+    assert [work.ids for work in queue.without_slot()] == [(7,), (6,), (5,)]
+    assert (len(queue), queue.next_at) == (0, float("inf"))
 
 
 def test_without_a_rate_nothing_is_asked() -> None:
