@@ -227,6 +227,7 @@ class FiringState:
     Attributes:
         backoff: how long timeouts wait that could not be fired.
         running: the running work of each thread, by thread id.
+        brake_counts: how many firings the brake of a policy had counted at the end, by label.
         slow_logged_at: when a slow handler of a policy was last logged, by label.
     """
 
@@ -237,6 +238,7 @@ class FiringState:
         """Return to the state of a new process. For tests."""
         self.backoff = TimeoutBackoff()
         self.running: dict[int, RunningWork] = {}
+        self.brake_counts: dict[str, int] = {}
         self.slow_logged_at: dict[str, float] = {}
         self._group_sizes: dict[str, GroupSize] = {}
         unknown.forget_all()
