@@ -38,6 +38,10 @@ class LostRace(Exception):
     """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
 
 
+class SlotOver(Exception):
+    """The slot of a policy with a rate was over before the handler could be called."""
+
+
 class Overlap(Exception):
     """A handler wrote what another member of its group had read before."""
 
@@ -96,6 +100,8 @@ class Attempt:
                 self._mark_step_by_step()
             reach("marked")
             if self.ready:
+                if not firing_state.running[threading.get_ident()].begin():
+                    raise SlotOver
                 self._call()
             running = firing_state.running[threading.get_ident()]
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
@@ -256,6 +262,10 @@ class Attempt:
         """Return a report that releases all candidates if `error` is transient, else None. Adapt the group size."""
         report, ids = ReportBuilder(now=self.report.now), [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
+        if isinstance(error, SlotOver):
+            report.release_rest(ids, report.current_time())
+            report.missed = True
+            return report
         if isinstance(error, Overlap):
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         elif isinstance(error, LostRace):

@@ -243,7 +243,14 @@ class RunningWork:
     is_logged: bool = False
     logged_after: float = 0.0
     """After how many seconds it was last logged as longer than a lease."""
+    has_begun: bool = False
+    """Whether a handler was called."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def begin(self) -> bool:
+        """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
+        self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
+        return self.has_begun
 
     @property
     def timeout_ids(self) -> tuple[int, ...]:

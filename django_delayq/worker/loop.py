@@ -245,8 +245,11 @@ class Worker:
             left -= dispatch.in_flight
         if left <= 0:
             return MAX_WAIT_SECONDS
-        room = min(left, self._prefetch.room(dispatch.in_flight))
         self._database.check()
+        paced = self._sources.paced.take(self._prefetch.size, dispatch.in_flight_by_policy, left)
+        self._submit(dispatch, paced)
+        left -= len(paced.deliveries)
+        room = min(left, self._prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
         batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
         self._submit(dispatch, batch)
         self._database.recovered(was_idle=not batch.deliveries)
@@ -257,7 +260,7 @@ class Worker:
                 return 0.0
             self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
             return BURST_CHECK_SECONDS
-        return batch.wait_seconds
+        return min(batch.wait_seconds, self._sources.paced.seconds_left)
 
     def _check_stuck(self) -> None:
         """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
@@ -278,7 +281,7 @@ class Worker:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            dispatch.submit(batch.deliveries)
+            dispatch.submit(batch.deliveries, batch.slots)
         except Exception:
             dispatch.requeue(batch.deliveries)
             raise
