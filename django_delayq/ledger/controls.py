@@ -309,7 +309,8 @@ def _guards_of(policy: TimeoutPolicy[Any], guards: dict[str, Any], changed_at: d
     try:
         late, brake, shadow = state.late, state.brake, state.shadow
     except (KeyError, TypeError, ValueError):
-        logger.exception("The guard rails of %s in the ledger are wrong; the declared ones are in force", policy.label)
+        words = "The guard rails of %s in the ledger are wrong; the declared ones are in force"
+        logger.exception(words, policy.label, extra={"event": "guards_wrong", "policy": policy.label})
         state = PolicyState(policy)
         late, brake, shadow = state.late, state.brake, state.shadow
     return Guards(None if late is None or late.then == "fire" else late, brake, shadow, changed_at)

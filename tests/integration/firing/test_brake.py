@@ -15,7 +15,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import Brake, clock
-from django_delayq.firing import checkpoints, rails
+from django_delayq.firing import checkpoints
 from django_delayq.ledger import braking
 from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, PolicyMeter, Timeout
@@ -137,7 +137,7 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
             raise ValueError("broken")
         return paused(*given)
 
-    monkeypatch.setattr(rails.braking, "pause", fails_once)
+    monkeypatch.setattr(braking, "pause", fails_once)
     assert len(fire(*rows).fired) == 5
     assert stop_of(policy) == ("paused", "brake")
     assert [vars(each)["event"] for each in caplog.records if each.levelno == logging.WARNING] == ["brake_failed"]
