@@ -18,6 +18,9 @@ model class, `policy` the policy, `change` the `PolicyChange` with the reason.
 
 `worker_started` (`sender` is the class, `worker=` the worker) is sent once, in the main thread, before the worker
 claims anything. Its receivers can serve metrics or health pages from the worker's process.
+
+`entries_restored` (`sender` is `Timeout`, `count=` how many) is sent by a sweep that restored entries which Redis had
+lost, in the process of that worker.
 """
 
 from django.dispatch import Signal
@@ -31,3 +34,4 @@ timeout_failed = Signal()
 timeout_dead = Signal()
 policy_paused = Signal()
 worker_started = Signal()
+entries_restored = Signal()
