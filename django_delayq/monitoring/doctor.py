@@ -214,6 +214,10 @@ def workers(using: str) -> Iterator[CheckMessage]:
             text = f"{worker.name} has not checked for due timeouts for {worker.stuck_seconds:.0f} s."
             hint = "Restart it. Its timeouts fire when their leases expire."
             yield Error(text, hint=hint, id="workers.stuck")
+        if worker.stuck_threads:
+            text = f"{worker.name} has {worker.stuck_threads} threads whose handlers do not end after their time limit."
+            hint = "Give their sockets and calls timeouts of their own. See the log for TimeLimitExceeded."
+            yield Warning(text, hint=hint, id="workers.stuck_threads")
     if any(worker.queues is None for worker in found):
         return
     served = {queue for worker in found for queue in worker.queues or ()}
