@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_delayq.models import Timeout
+from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("redis_client"),
 ]
 DUE = int(os.environ.get("DELAYQ_TEST_DUE", "1000"))
+WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -128,7 +130,7 @@ def _tomorrow() -> Any:
     return timezone.now() + timedelta(days=1)
 
 
-@pytest.mark.parametrize("engine", ["celery", "rq"], indirect=True)
+@WITH_A_BROKER
 def test_a_broker_that_is_down_does_not_stop_the_worker(
     engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path
 ) -> None:
@@ -167,7 +169,7 @@ def test_a_thousand_are_due_at_once(
 
 
 @pytest.mark.usefixtures("short_lease")
-@pytest.mark.parametrize("engine", ["celery", "rq"], indirect=True)
+@WITH_A_BROKER
 def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
     engine: Engine, start_worker: Start, start_remote: Start
 ) -> None:
