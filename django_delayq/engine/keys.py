@@ -5,6 +5,7 @@
     delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
     delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
+    delayq:installation      string       the name of the installation whose workers use this prefix
 
 The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """
@@ -65,6 +66,11 @@ def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
 def counter_keys(prefix: str, name: str) -> CounterKeys:
     """Return the key of the counter `name`, any string."""
     return CounterKeys(f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}")
+
+
+def installation_key(prefix: str) -> str:
+    """Return the key that holds the name of the installation."""
+    return f"{_quoted(prefix, safe=':')}:installation"
 
 
 def shard_of(id: int, shards: int) -> int:

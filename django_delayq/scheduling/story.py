@@ -35,6 +35,10 @@ EVENT_LABELS = {
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
+    "refired": gettext_lazy("fired again by the new round"),
+    "refires": gettext_lazy("repeats the round"),
+    "retired": gettext_lazy("its policy was retired"),
+    "adopted": gettext_lazy("adopted by another installation"),
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
 }
@@ -67,6 +71,8 @@ class StoryEvent:
 
     def __str__(self) -> str:
         parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
+        if "timeout" in self.details:
+            parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
             parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
         if "error" in self.details:

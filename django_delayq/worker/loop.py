@@ -18,8 +18,9 @@ from django.db import router
 
 from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
-from django_delayq.exceptions import EngineError
+from django_delayq.exceptions import EngineError, WrongInstallation
 from django_delayq.executors import Executor, make_executor
+from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.models import Timeout
@@ -123,9 +124,12 @@ class Worker:
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
-        Raises ConfigError if the database allows too few connections for any handler.
+        Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
+        writes anything, if the ledger or the Redis belongs to another installation.
         """
         with self._stopping_on_signals():
+            if not self._is_admitted():
+                return
             if open_connection(self.using) and pool_limit(self.using) is None:
                 with suppress(DatabaseError):
                     self._limit_concurrency(server_limit(self.using))
@@ -150,6 +154,33 @@ class Worker:
                         self._sources.check_now()
             finally:
                 self._end(dispatch, executor, threads)
+
+    def _is_admitted(self) -> bool:
+        """Wait until it is known that the ledger is this installation's; return False if the worker is stopped first.
+
+        A Redis that is not available is checked before it is used. Raises WrongInstallation.
+        """
+        while not self._stopping:
+            try:
+                if failure := installation.check(self.using, self._redis.engine):
+                    self._redis.lost(failure)
+                self._database.recovered(was_idle=True)
+                return True
+            except DatabaseError as error:
+                if get_settings().installation is None:
+                    return True  # nothing would be refused
+                self._database.failed(error)
+                self._wakeup.wait(self._database.seconds_left)
+            except WrongInstallation:
+                self._close_redis()
+                raise
+            finally:
+                check_connections()
+        return get_settings().installation is None
+
+    def _close_redis(self) -> None:
+        if self._redis.engine is not None:
+            self._redis.engine.close()
 
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
@@ -289,8 +320,7 @@ class Worker:
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        if self._redis.engine is not None:
-            self._redis.engine.close()
+        self._close_redis()
 
     def _serve_found_queues(self) -> None:
         while not self._found_queues.empty():
