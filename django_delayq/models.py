@@ -328,7 +328,7 @@ class PolicySync(models.Model):
 
 
 class PolicyMeter(models.Model):
-    """A counter of one policy that all workers share: its rate, or its brake. Used only while there is no Redis."""
+    """A counter of one policy that all workers share: its rate, or its brake."""
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)
@@ -377,6 +377,8 @@ class WorkerSeen(models.Model):
     version = models.CharField(_("version"), max_length=30)
     uses_redis = models.BooleanField(_("uses Redis"))
     held = models.PositiveIntegerField(_("timeouts under way"), default=0)
+    stuck_threads = models.PositiveSmallIntegerField(_("stuck threads"), default=0)
+    """Threads that still run a handler after its time limit."""
     started_at = models.DateTimeField(_("started at"))
     seen_at = models.DateTimeField(_("seen at"), db_index=True)
     passed_at = models.DateTimeField(_("last look for due timeouts"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, 
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
@@ -35,6 +36,10 @@ ALONE_AFTER_OVERLAP_SECONDS = 600.0
 
 class LostRace(Exception):
     """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
+
+
+class SlotOver(Exception):
+    """The slot of a policy with a rate was over before the handler could be called."""
 
 
 class Overlap(Exception):
@@ -95,8 +100,12 @@ class Attempt:
                 self._mark_step_by_step()
             reach("marked")
             if self.ready:
+                if not firing_state.running[threading.get_ident()].begin():
+                    raise SlotOver
                 self._call()
-        self.is_committed = True
+            running = firing_state.running[threading.get_ident()]
+            running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
+        self.is_committed, running.committed = True, None
         reach("committed")
         log_withheld(self.policy.label, self.withheld)
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
@@ -245,13 +254,18 @@ class Attempt:
         self.turn = member
         if self.monitor.group:
             self.monitor.group.member = member
-        call_handler(self.policy, target, timeouts)
+        ids = tuple([row.pk for row in timeouts]) if isinstance(timeouts, list) else (timeouts.pk,)
+        call_handler(self.policy, target, timeouts, Call(ids, member.seen, self.is_counted))
         self.monitor.check_unbroken(member.row.pk)
 
     def _released(self, error: BaseException) -> ReportBuilder | None:
         """Return a report that releases all candidates if `error` is transient, else None. Adapt the group size."""
         report, ids = ReportBuilder(now=self.report.now), [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
+        if isinstance(error, SlotOver):
+            report.release_rest(ids, report.current_time())
+            report.missed = True
+            return report
         if isinstance(error, Overlap):
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         elif isinstance(error, LostRace):
