@@ -15,6 +15,9 @@ ledger row. An exception in a receiver is logged and affects nothing else. The b
 
 `worker_started` (`sender` is the class, `worker=` the worker) is sent once, in the main thread, before the worker
 claims anything. Its receivers can serve metrics or health pages from the worker's process.
+
+`entries_restored` (`sender` is `Timeout`, `count=` how many) is sent by a sweep that restored entries which Redis had
+lost, in the process of that worker.
 """
 
 from django.dispatch import Signal
@@ -27,3 +30,4 @@ timeout_skipped = Signal()
 timeout_failed = Signal()
 timeout_dead = Signal()
 worker_started = Signal()
+entries_restored = Signal()

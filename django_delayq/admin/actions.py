@@ -6,7 +6,7 @@ Only a POST of such a page changes anything. Changes are written to Django's adm
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django.contrib import messages
@@ -27,9 +27,9 @@ from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.admin.changelist import ObjectColumn
 from django_delayq.admin.filters import rows_about
-from django_delayq.admin.forms import FORMS, ReasonForm, SignedDelayForm
+from django_delayq.admin.forms import FORMS, GuardForm, ReasonForm, SignedDelayForm
 from django_delayq.exceptions import DelayqError
-from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
@@ -89,6 +89,21 @@ def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[st
         {"label": str(each.label), "address": f"{reverse(steer, args=[name])}?ids={row.pk}&back={here}"}
         for name, each in TIMEOUT_OPERATIONS.items()
         if each.fits(row) and each.is_permitted(request.user)
+    ]
+
+
+def brake_banners(request: HttpRequest, states: Iterable[PolicyState], site: AdminSite) -> list[dict[str, Any]]:
+    """Return what to show of the policies that their own brakes have paused, with the address that resumes each."""
+    resume = POLICY_OPERATIONS["resume"]
+    name = f"{site.name}:django_delayq_policycontrol_operate"
+    return [
+        {
+            "label": state.label,
+            "stopped": render.stop(state),
+            "address": reverse(name, args=[state.label, "resume"]) if resume.is_permitted(request.user) else "",
+        }
+        for state in states
+        if state.is_braked
     ]
 
 
@@ -252,7 +267,10 @@ class PolicyOperationView(OperationView):
         return super().get_form_class()
 
     def get_initial(self) -> dict[str, Any]:
-        """Keep the reason and the end of a stop that is in force unless the visitor changes them."""
+        """Keep the reason and the end of a stop that is in force, or the values of a guard rail."""
+        form = self.get_form_class()
+        if issubclass(form, GuardForm):
+            return form.initial_of(self.state)
         if not self.state.stop or self.operation.name not in {"pause", "hold"}:
             return {}
         end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
@@ -260,7 +278,8 @@ class PolicyOperationView(OperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         shown = {"delay": render.delay_in_force(self.state), "stopped": render.stop(self.state)}
-        return super().get_context_data(opts=PolicyControl._meta, state=self.state, **shown, **kwargs)
+        guards = render.guard_rails(self.state)
+        return super().get_context_data(opts=PolicyControl._meta, state=self.state, guards=guards, **shown, **kwargs)
 
     def act(self, form: ReasonForm) -> HttpResponse:
         """Show the consequences, or change the policy and report the result."""
@@ -271,7 +290,8 @@ class PolicyOperationView(OperationView):
             return self.render_to_response(self.get_context_data(form=form, preview=_preview_sentences(preview)))
         change = self._change(form)
         if change is None:
-            unchanged = _("Nothing was changed.") if self.state.stop else _("{policy} is not stopped.")
+            is_resume = self.operation.name == "resume"
+            unchanged = _("{policy} is not stopped.") if is_resume else _("Nothing was changed.")
             messages.warning(self.request, unchanged.format(policy=self.state.label))
         else:
             result = _("{policy}: {what}.").format(policy=self.state.label, what=change.get_what_display())

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django import forms
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
+from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
 
 MAX_DELAY: Final = timedelta(days=10_000)
 MINUTES = (("minutes", _("minutes")), ("hours", _("hours")), ("days", _("days")))
 SECONDS = (("seconds", _("seconds")), *MINUTES)
+
+
+def duration_of(given: dict[str, Any]) -> timedelta:
+    """Return the duration of the fields `amount` and `unit`; the longest possible one if it is longer than that."""
+    try:
+        return timedelta(**{given.get("unit") or "minutes": given["amount"]})
+    except OverflowError:
+        return timedelta.max
+
+
+def fields_of(duration: timedelta) -> dict[str, Any]:
+    """Return `amount` and `unit` of a duration, in the largest unit of which it is a multiple."""
+    for unit in ("days", "hours", "minutes"):
+        amount, rest = divmod(duration, timedelta(**{unit: 1}))
+        if amount and not rest:
+            return {"amount": amount, "unit": unit}
+    return {"amount": duration.total_seconds(), "unit": "seconds"}
 
 
 class LocalDateTimeField(forms.DateTimeField):
@@ -67,7 +86,7 @@ class PostponeForm(ReasonForm):
         given = self.cleaned_data
         if given.get("at"):
             return {"at": given["at"]}
-        return {"after": timedelta(**{given.get("unit") or "minutes": given["amount"]})}
+        return {"after": duration_of(given)}
 
 
 class RefireForm(ReasonForm):
@@ -140,13 +159,7 @@ class DelayForm(ReasonForm):
     def parameters(self) -> dict[str, Any]:
         """Return `mode`, and `after` (None: the declared delay)."""
         given = self.cleaned_data
-        after: timedelta | None = None
-        if not given.get("declared"):
-            try:
-                after = timedelta(**{given.get("unit") or "minutes": given["amount"]})
-            except OverflowError:
-                after = timedelta.max  # which `clean` refuses
-        return {"after": after, "mode": given.get("mode")}
+        return {"after": None if given.get("declared") else duration_of(given), "mode": given.get("mode")}
 
 
 class SignedDelayForm(DelayForm):
@@ -159,11 +172,108 @@ class SignedDelayForm(DelayForm):
     )
 
 
+class GuardForm(ReasonForm):
+    """A guard rail: on with the values of the other fields, off, or as declared."""
+
+    SETTINGS = (("on", _("on, with these values")), ("off", _("off")), ("declared", _("as declared")))
+    setting = forms.ChoiceField(label=_("Setting"), choices=SETTINGS)
+    needed: ClassVar[tuple[str, ...]] = ()
+    """The fields without which it cannot be on."""
+    shortest: ClassVar = timedelta(0)
+
+    @classmethod
+    def initial_of(cls, state: PolicyState) -> dict[str, Any]:
+        """Return the values in force."""
+        raise NotImplementedError
+
+    def values(self) -> dict[str, Any]:
+        """Return the keyword arguments of the operation if it is on."""
+        raise NotImplementedError
+
+    def clean(self) -> dict[str, Any]:
+        """Require all values if it is on, and a duration in the limits of guard rails."""
+        given: dict[str, Any] = super().clean() or self.cleaned_data
+        if given.get("setting") != "on" or self.errors:
+            return given
+        for name in self.needed:
+            if given.get(name) is None:
+                self.add_error(name, self.fields[name].error_messages["required"])
+        if given.get("amount") is not None and not self.shortest <= duration_of(given) <= MAX_PERIOD:
+            self.add_error("amount", _("This duration is too short or too long."))
+        return given
+
+    def parameters(self) -> dict[str, Any]:
+        setting = self.cleaned_data["setting"]
+        return self.values() if setting == "on" else {"off": setting == "off"}
+
+
+class LateForm(GuardForm):
+    """How late is too late, and what happens then."""
+
+    THEN = (
+        ("skip", _("skip: they do not fire")),
+        ("dead", _("dead: they are kept for a person")),
+        ("fire", _("fire: they fire anyway")),
+    )
+    amount = forms.FloatField(label=_("Later than"), min_value=0, required=False)
+    unit = forms.ChoiceField(label=_("Unit"), choices=SECONDS, initial="hours", required=False)
+    then = forms.ChoiceField(label=_("Late timeouts"), choices=THEN, required=False)
+    field_order = ("setting", "amount", "unit", "then", "reason")
+    needed = ("amount",)
+
+    @classmethod
+    def initial_of(cls, state: PolicyState) -> dict[str, Any]:
+        late = state.late
+        return {} if late is None else {**fields_of(late.after), "then": late.then}
+
+    def values(self) -> dict[str, Any]:
+        return {"after": duration_of(self.cleaned_data), "then": self.cleaned_data["then"] or "skip"}
+
+
+class BrakeForm(GuardForm):
+    """After how many firings in which period the policy pauses itself."""
+
+    most = forms.IntegerField(label=_("More firings than"), min_value=1, max_value=MAX_COUNT, required=False)
+    amount = forms.FloatField(label=_("Within"), min_value=0, required=False)
+    unit = forms.ChoiceField(label=_("Unit"), choices=SECONDS, initial="minutes", required=False)
+    field_order = ("setting", "most", "amount", "unit", "reason")
+    needed = ("most", "amount")
+    shortest = timedelta(seconds=1)
+
+    @classmethod
+    def initial_of(cls, state: PolicyState) -> dict[str, Any]:
+        brake = state.brake
+        return {} if brake is None else {"most": brake.most, **fields_of(brake.per)}
+
+    def values(self) -> dict[str, Any]:
+        return {"most": self.cleaned_data["most"], "per": duration_of(self.cleaned_data)}
+
+
+class ShadowForm(GuardForm):
+    """For how many objects the handler is not called."""
+
+    share = forms.IntegerField(
+        label=_("Percentage of objects"), min_value=1, max_value=100, initial=100, required=False
+    )
+    field_order = ("setting", "share", "reason")
+    needed = ("share",)
+
+    @classmethod
+    def initial_of(cls, state: PolicyState) -> dict[str, Any]:
+        return {"share": state.shadow or 100}
+
+    def parameters(self) -> dict[str, Any]:
+        return {"share": {"on": self.cleaned_data["share"], "off": 0, "declared": None}[self.cleaned_data["setting"]]}
+
+
 FORMS: Final[dict[str, type[ReasonForm]]] = {
     "postpone": PostponeForm,
     "refire": RefireForm,
     "pause": PauseForm,
     "resume": ResumeForm,
     "delay": DelayForm,
+    "late": LateForm,
+    "brake": BrakeForm,
+    "shadow": ShadowForm,
 }
 """The forms of the operations that have parameters."""

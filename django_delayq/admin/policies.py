@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
 from django_delayq.admin import render
-from django_delayq.admin.actions import PolicyOperationView
+from django_delayq.admin.actions import PolicyOperationView, brake_banners
 from django_delayq.admin.changelist import LedgerAdmin, column
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.locking import database_of
@@ -29,6 +29,7 @@ from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.operations.replan import unfinished
 from django_delayq.policies import registry
+from django_delayq.scheduling.story import operator_label
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (gettext_lazy("pending"), {"state__exact": "pending"}),
@@ -60,12 +61,15 @@ class PolicyControlAdmin(LedgerAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
+        policies = self._policies(request)
+        states = [policy["state"] for policy in policies if policy["state"] is not None]
         context = {
             **self.admin_site.each_context(request),
             "title": _("Policies"),
             "opts": self.model._meta,
             "media": self.media,
-            "policies": self._policies(request),
+            "policies": policies,
+            "braked": brake_banners(request, states, self.admin_site),
             "can_view_timeouts": request.user.has_perm("django_delayq.view_timeout"),
             **(extra_context or {}),
         }
@@ -84,6 +88,7 @@ class PolicyControlAdmin(LedgerAdmin):
                     "delay": render.delay_in_force(state),
                     "counts_from": render.counts_from(state.policy),
                     "condition": render.condition(state.policy),
+                    "guards": render.guard_rails(state),
                     "stopped": render.stop(state),
                     "buttons": [] if state.policy in changing else self._buttons(request, state),
                 }
@@ -135,11 +140,12 @@ def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
 class PolicyChangeAdmin(LedgerAdmin):
     """The changes of policies: policy, actor, reason and moved deadlines."""
 
-    list_display = ("at_shown", "policy_shown", "what", "by", "reason_shown", "moved", "unmoved", "finished")
+    list_display = ("at_shown", "policy_shown", "what", "by_shown", "reason_shown", "moved", "unmoved", "finished")
     list_filter = ("what",)
 
     at_shown = column(gettext_lazy("at"), lambda change: render.time_tag(change.at))
     policy_shown = column(gettext_lazy("policy"), lambda change: render.policy_tag(change.policy))
+    by_shown = column(gettext_lazy("by"), lambda change: operator_label(change.by))
     reason_shown = column(
         gettext_lazy("reason"), lambda change: render.clamped(change.reason) if change.reason else "-"
     )

@@ -19,10 +19,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_delayq import clock
+from django_delayq.guard_rails import Limits
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import TimeoutPolicy
-from django_delayq.scheduling.story import EVENT_LABELS, StoryEvent, actor_label, explain_timeout, precise, reason_label
+from django_delayq.scheduling.story import (
+    EVENT_LABELS,
+    StoryEvent,
+    actor_label,
+    explain_timeout,
+    operator_label,
+    precise,
+    reason_label,
+)
 
 Stop = PolicyControl.Stop
 SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
@@ -270,7 +279,49 @@ def stop(state: PolicyState) -> str:
         again = _("Resumes automatically at {time}, {left}.")
         ends = format_html(again, time=time_tag(state.until), left=countdown(state.until))
         text = format_html("{} {}", text, ends)
-    return format_html("{} {}", text, _("By {who}: {reason}").format(who=state.by, reason=state.reason))
+    return format_html("{} {}", text, _("By {who}: {reason}").format(who=operator_label(state.by), reason=state.reason))
+
+
+def guard_rails(state: PolicyState) -> list[tuple[str, str]]:
+    """Render the guard rails in force, and those that operators have switched off: the name, and what it does."""
+    late, brake, shadow = state.late, state.brake, state.shadow
+    limits = state.policy.limits
+    names = {"late": _("Late"), "brake": _("Brake"), "shadow": _("Shadow mode")}
+    texts = {"late": "", "brake": "", "shadow": ""}
+    if late is not None:
+        words = {
+            "skip": _("skipped if it would fire more than {delay} late"),
+            "dead": _("dead if it would fire more than {delay} late"),
+            "fire": _("fires also if it is more than {delay} late"),
+        }
+        texts["late"] = words[late.then].format(delay=delay(late.after))
+    if brake is not None:
+        text = ngettext(
+            "pauses after more than {n} firing in {delay}", "pauses after more than {n} firings in {delay}", brake.most
+        )
+        texts["brake"] = text.format(n=brake.most, delay=delay(brake.per))
+    if shadow:
+        texts["shadow"] = _("{share} % of the objects are skipped, and nothing fires for them").format(share=shadow)
+    found = []
+    for guard, text in texts.items():
+        if actor := state.set_by(guard):
+            found.append((names[guard], _("{value} (set by {who})").format(value=text or _("off"), who=actor)))
+        elif text:
+            found.append((names[guard], _("{value} (declared)").format(value=text)))
+    return found + _limits(limits)
+
+
+def _limits(limits: Limits | None) -> list[tuple[str, str]]:
+    """Render the limits of a policy, which only its declaration sets."""
+    found = []
+    if limits is not None and limits.run is not None:
+        found.append((_("Longest call"), delay(limits.run)))
+    if limits is not None and limits.rate is not None:
+        words = ngettext("{n} attempt in {delay}", "{n} attempts in {delay}", limits.rate.count)
+        found.append((_("Highest rate"), words.format(n=limits.rate.count, delay=delay(limits.rate.per))))
+    if limits is not None and limits.snoozes is not None:
+        found.append((_("Most snoozes"), str(limits.snoozes)))
+    return found
 
 
 def lag(seconds: float | None) -> str:

@@ -14,9 +14,17 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
-from django_delayq.admin.actions import TimeoutOperationView, buttons, permitted_actions, timeout_actions
+from django_delayq.admin.actions import (
+    TimeoutOperationView,
+    brake_banners,
+    buttons,
+    permitted_actions,
+    timeout_actions,
+)
 from django_delayq.admin.changelist import LedgerAdmin, LedgerChangeList, ObjectColumn, column
 from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
+from django_delayq.ledger.controls import policy_states
+from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import reason_label
 
@@ -99,6 +107,11 @@ class TimeoutAdmin(LedgerAdmin):
         operate = TimeoutOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
         return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Show the list, with a banner if the brake of a policy has paused it: its timeouts are overdue."""
+        braked = brake_banners(request, policy_states(database_of(Timeout)), self.admin_site)
+        return super().changelist_view(request, {"braked": braked, **(extra_context or {})})
 
     def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
         row = context.get("original")

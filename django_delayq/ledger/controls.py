@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from django.db import connections
 from django.db.models import BooleanField, DurationField, Expression, ExpressionWrapper, Q, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, evaluated_at_execution
+from django_delayq.guard_rails import Brake, Late
 from django_delayq.ledger.statements import Param, Raw, compiled, sql_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
@@ -35,6 +36,10 @@ CACHE_SECONDS: Final = 1.0
 RECHECK_AFTER: Final = timedelta(minutes=1)
 """The average time after which timeouts of a stopped policy are checked again. Resuming brings them back at once."""
 RECHECK_SPREAD: Final = 0.5
+GUARDS: Final = ("late", "brake", "shadow")
+"""The guard rails that operators can set."""
+BRAKE_ACTOR: Final = "brake"
+"""The actor of a pause by the brake of the policy itself."""
 
 Stop = PolicyControl.Stop
 
@@ -53,6 +58,12 @@ class PolicyState:
     by: str = ""
     reason: str = ""
     changed_at: datetime | None = None
+    guards: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What operators have set instead of the declared guard rails, as `PolicyControl.guards` has it:
+
+    `late`: `{"after": seconds, "then": ...}` or None (off); `brake`: `{"most": ..., "per": seconds}` or None (off);
+    `shadow`: percent; `by`: the actor of each. A guard that is missing is in force as declared.
+    """
 
     @property
     def label(self) -> str:
@@ -65,11 +76,42 @@ class PolicyState:
         return bool(self.stop)
 
     @property
+    def is_braked(self) -> bool:
+        """Return whether its own brake has paused it."""
+        return self.stop == Stop.PAUSED and self.by == BRAKE_ACTOR
+
+    @property
     def delay(self) -> timedelta | None:
         """Return the delay in force; None if it is not the same for every object."""
         if self.after is not None:
             return self.after
         return self.policy.after if isinstance(self.policy.after, timedelta) else None
+
+    @property
+    def late(self) -> Late | None:
+        """Return the limit of lateness in force; None: there is none."""
+        if "late" not in self.guards:
+            return self.policy.late
+        given = self.guards["late"]
+        return None if given is None else Late(timedelta(seconds=given["after"]), given["then"])
+
+    @property
+    def brake(self) -> Brake | None:
+        """Return the brake in force; None: there is none."""
+        if "brake" not in self.guards:
+            return self.policy.brake
+        given = self.guards["brake"]
+        return None if given is None else Brake(given["most"], timedelta(seconds=given["per"]))
+
+    @property
+    def shadow(self) -> int:
+        """Return the percentage of objects in shadow mode: 100 if all of them are, 0 if it is off."""
+        declared = 100 if self.policy.shadow else 0
+        return int(self.guards.get("shadow", declared))
+
+    def set_by(self, guard: str) -> str:
+        """Return the actor who has set `guard`, "late", "brake" or "shadow"; empty: it is as declared."""
+        return str(self.guards.get("by", {}).get(guard, "")) if guard in self.guards else ""
 
 
 def delay_in_force(policy: TimeoutPolicy[Any], using: str) -> Any:
@@ -259,8 +301,10 @@ def _state_of(policy: TimeoutPolicy[Any], control: Any) -> PolicyState:
     if control is None:
         return PolicyState(policy)
     if control.is_over:
-        return PolicyState(policy, after=control.after, changed_at=control.changed_at)
-    stop = str(control.stop)
+        return PolicyState(policy, after=control.after, changed_at=control.changed_at, guards=control.guards)
     return PolicyState(
-        policy, stop, control.stopped_at, control.until, control.after, control.by, control.reason, control.changed_at
+        policy,
+        stop=str(control.stop),
+        **{name: getattr(control, name) for name in ("stopped_at", "until", "after", "by", "reason", "changed_at")},
+        guards=control.guards,
     )

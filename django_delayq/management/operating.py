@@ -7,7 +7,7 @@ import json
 import os
 import pwd
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final
 
@@ -141,14 +141,21 @@ class TimeoutCommand(OperatorCommand):
 class PolicyCommand(OperatorCommand):
     """An operation on each of the named policies."""
 
+    labels: ClassVar[str | None] = "*"
+    """How many labels are arguments; None: one, for commands with a further argument."""
+
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("label", nargs="*", metavar="LABEL", help="these policies")
+        parser.add_argument("label", nargs=self.labels, metavar="LABEL", help="these policies")
         parser.add_argument("--policy", action="append", metavar="LABEL", help="the same as a LABEL; may be repeated")
         super().add_arguments(parser)
 
     def policies(self, options: dict[str, Any]) -> list[TimeoutPolicy[Any]]:
         """Return the named policies. Raises UnknownPolicy."""
         return [get_policy(label) for label in dict.fromkeys([*each(options["label"]), *each(options["policy"])])]
+
+    def shown(self, state: PolicyState) -> str:
+        """Return what the operation changes, as the report has it before and after."""
+        return stop_of(state)
 
     def handle(self, *args: Any, **options: Any) -> None:
         # All labels are looked up before the first policy is changed: with a wrong label nothing changes.
@@ -162,15 +169,41 @@ class PolicyCommand(OperatorCommand):
             moves = before.stop in {"held", "releasing"} and not options.get("no_shift")
             if self.operation.moves_rows and moves:
                 self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
-            was = f"{policy.label} (was {stop_of(before)}; {pending} pending)"
+            was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
             if options["dry_run"]:
                 self.report(f"{was}: would be {self.done}", options)
                 continue
             more = {"progress": self.show_progress} if self.operation.moves_rows else {}
             change = self.run_operation(policy, options, **more)
-            now = stop_of(policy_state(policy, using)) if change else "nothing to change"
+            now = self.shown(policy_state(policy, using)) if change else "nothing to change"
             moved = f"; {change.moved} moved, {change.unmoved} left as they are" if change and change.moved else ""
             self.stdout.write(f"{was}: {now}{moved}")
+
+
+class GuardCommand(PolicyCommand):
+    """An operation on a guard rail: its argument is a setting, `off` or `declared`."""
+
+    labels, done = None, "changed"
+
+    def shown(self, state: PolicyState) -> str:
+        return f"{guard_of(state, self.name) or 'off'}, {state.set_by(self.name) or 'declared'}"
+
+    def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
+        try:
+            return super().run_operation(target, options, **more)
+        except (TypeError, ValueError) as error:
+            raise CommandError(str(error)) from error
+
+
+def guard_of(state: PolicyState, guard: str) -> str:
+    """Return `skip after 6:00:00`, `500 in 0:10:00` or `10 %`; empty if the guard rail is off."""
+    late, brake = state.late, state.brake
+    texts = {
+        "late": late and f"{late.then} after {late.after}",
+        "brake": brake and f"{brake.most} in {brake.per}",
+        "shadow": f"{state.shadow} %" if state.shadow else "",
+    }
+    return texts[guard] or ""
 
 
 def stop_of(state: PolicyState) -> str:
@@ -195,11 +228,12 @@ def _plain(value: Any) -> Any:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if isinstance(value, PolicyState):
             model = fields.pop("policy").concrete_model._meta.label
-            fields = {"label": value.label, "model": model, "delay": value.delay, **fields}
+            in_force = {name: getattr(value, name) for name in ("delay", "late", "brake", "shadow", "is_braked")}
+            fields = {"label": value.label, "model": model, **in_force, **fields}
         value = fields
     elif hasattr(value, "_asdict"):
         value = value._asdict()
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 

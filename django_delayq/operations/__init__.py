@@ -3,6 +3,7 @@
 | on timeouts | on policies |
 | --- | --- |
 | `cancel`, `fire_now`, `postpone`, `retry`, `refire` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
+| | `late`, `brake`, `shadow` |
 
 `retire` cancels the timeouts of a policy that is not declared any more. `adopt` makes a copied ledger one's own.
 
@@ -12,6 +13,7 @@ if it is not declared.
 """
 
 from django_delayq.operations.adoption import Adoption, adopt
+from django_delayq.operations.guards import brake, late, shadow
 from django_delayq.operations.policies import (
     DelayPreview,
     PolicyConflict,
@@ -34,11 +36,13 @@ __all__ = [
     "Refused",
     "Result",
     "adopt",
+    "brake",
     "cancel",
     "change_delay",
     "continue_moves",
     "fire_now",
     "hold",
+    "late",
     "pause",
     "postpone",
     "preview_delay",
@@ -46,4 +50,5 @@ __all__ = [
     "resume",
     "retire",
     "retry",
+    "shadow",
 ]

@@ -170,7 +170,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         if change.what:
             control.changed_at = now
             # The actor and reason of a stop are kept as long as it lasts.
-            if not (was_stopped and change.what == What.DELAY):
+            if not was_stopped or change.what in {What.PAUSED, What.HELD, What.RESUMED}:
                 keeps_reason = was_stopped and change.what != What.RESUMED
                 control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
             change.save(using=using)

@@ -14,6 +14,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
 
 State, Stop = Timeout.State, PolicyControl.Stop
+NOT_MOVING: Final = frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +183,7 @@ OPERATIONS: Final = {
             kind="policy",
             call=operations.change_delay,
             permission="change_policy_delay",
-            states=frozenset({Stop.NONE, Stop.PAUSED, Stop.HELD}),
+            states=NOT_MOVING,
             parameters=("after", "mode"),
             moves_rows=True,
             label=_("Change the delay"),
@@ -191,6 +192,51 @@ OPERATIONS: Final = {
                 "New timeouts get the new delay. For pending ones, choose. The next page shows the consequences."
             ),
             log_message=_("Delay changed: {reason}"),
+        ),
+        Operation(
+            name="late",
+            kind="policy",
+            call=operations.late,
+            permission="change_policy_guards",
+            states=NOT_MOVING,
+            parameters=("after", "then", "off"),
+            label=_("Limit the lateness"),
+            question=_("Change the limit of lateness of this policy?"),
+            explanation=_(
+                "A timeout whose first attempt would begin later than this after its deadline is skipped, or kept as "
+                "dead. Settled timeouts do not change."
+            ),
+            log_message=_("Limit of lateness changed: {reason}"),
+        ),
+        Operation(
+            name="brake",
+            kind="policy",
+            call=operations.brake,
+            permission="change_policy_guards",
+            states=NOT_MOVING,
+            parameters=("most", "per", "off"),
+            label=_("Change the brake"),
+            question=_("Change the brake of this policy?"),
+            explanation=_(
+                "The policy pauses itself when more of its timeouts than this fire within the period. "
+                "A pause that is in force remains until it is resumed."
+            ),
+            log_message=_("Brake changed: {reason}"),
+        ),
+        Operation(
+            name="shadow",
+            kind="policy",
+            call=operations.shadow,
+            permission="change_policy_guards",
+            states=NOT_MOVING,
+            parameters=("share",),
+            label=_("Shadow mode"),
+            question=_("Change the shadow mode of this policy?"),
+            explanation=_(
+                "In shadow mode everything happens but the handler: timeouts are skipped when they are due, and do not "
+                "fire after shadow mode is switched off."
+            ),
+            log_message=_("Shadow mode changed: {reason}"),
         ),
     )
 }

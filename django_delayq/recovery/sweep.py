@@ -10,7 +10,6 @@ worker has died.
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -27,7 +26,8 @@ from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.turns import turn
+from django_delayq.recovery.turns import try_claim_turn, turn
+from django_delayq.signals import entries_restored
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -41,8 +41,8 @@ FULL_INTERVAL: Final = timedelta(seconds=60)
 DEFERRED: Final = timedelta(minutes=1)
 """How far the entry of a stopped policy is deferred."""
 EXPIRED_PAGE: Final = 1_000
-RESTORED_LIMIT: Final = 3
-"""Fewer restored entries are not logged: single pushes fail, and rows fire between two reads."""
+RESTORED_LIMIT: Final = 10
+"""So many restored entries in one sweep are not logged: single pushes fail, and rows fire between two reads."""
 
 
 class Row(NamedTuple):
@@ -76,13 +76,12 @@ def _first_page(using: str, size: int, is_bounded: bool) -> QuerySet[Timeout, An
 class Swept(NamedTuple):
     """How many rows were read, and how many of their entries were missing or too late.
 
-    `pushed`: how many of the rows had been pushed when they were scheduled. `restored`: how many of those were missing
-    at least.
+    `restored`: how many of these Redis should have had: the rows were scheduled long enough ago, and due within
+    `HORIZON` from the beginning, so that they were pushed then.
     """
 
     checked: int = 0
     changed: int = 0
-    pushed: int = 0
     restored: int = 0
 
     def plus(self, other: Swept) -> Swept:
@@ -101,7 +100,6 @@ class Sweep:
         """Where the next sweep continues in each range."""
         self._deferred_until = clock.now()
         self._stopped = Stopped()
-        self._restored_at = float("-inf")
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
         """Sweep if it is this worker's turn; with `everything` always, and all overdue rows.
@@ -123,29 +121,31 @@ class Sweep:
                 if len(page) < min(PAGE, PASS):  # all of them, as nearly always
                     self._places |= {"ahead": None, kind: None}
                     swept = self._ensure([row for row in page if row.run_at > now])
-                    self._log_restored(swept)
+                    self._report_restored(swept.restored)
                     between()
                     return swept.plus(self._ensure([row for row in page if row.run_at <= now]))
                 # Rows that are due soon come first: they must not wait behind a long backlog.
                 swept = self._range("ahead", now, end)
-                self._log_restored(swept)
+                self._report_restored(swept.restored)
                 return swept.plus(self._range(kind, start, now))
 
-    def _log_restored(self, ahead: Swept) -> None:
-        """Log once that Redis has lost entries. Later sweeps restore entries that are due later without another line.
+    def _report_restored(self, restored: int) -> None:
+        """Send the signal, and log once that Redis has lost entries, if these are many.
 
-        Only future rows count: a worker may have deferred the entries of overdue ones.
+        The caller counts rows that are due in the future only: a worker may have deferred the entries of overdue ones.
         """
-        if ahead.restored < RESTORED_LIMIT or 2 * ahead.restored < ahead.pushed:
+        if not restored:
             return
-        last, self._restored_at = self._restored_at, time.monotonic()
-        if self._restored_at - last > FULL_INTERVAL.total_seconds():
+        entries_restored.send_robust(Timeout, count=restored)
+        # Later sweeps restore the entries that are due later, until nothing is left that was pushed before the loss.
+        # One line is enough, of all workers together. If Redis is emptied again, it has lost the turn as well.
+        quiet = 2 * max(get_settings().horizon, FULL_INTERVAL)
+        if restored > RESTORED_LIMIT and try_claim_turn(self._engine, "healed", quiet):
             logger.warning(
-                "Redis had lost entries: %d of the %d timeouts that are due next were missing and are restored. "
-                "Later ones are restored before they are due",
-                ahead.restored,
-                ahead.pushed,
-                extra={"event": "entries_restored", "restored": ahead.restored},
+                "Redis had lost entries: %d timeouts that are due next were missing and are restored. Later ones are "
+                "restored before they are due",
+                restored,
+                extra={"event": "redis_healed", "restored": restored},
             )
 
     def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
@@ -179,7 +179,10 @@ class Sweep:
         return swept, place
 
     def _ensure(self, rows: Sequence[Row]) -> Swept:
-        entries: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        settings = get_settings()
+        # A younger row may be between its commit and its push, so its entry is not lost.
+        pushed_before = self._skew.now() - 2 * settings.sweep_interval
+        entries: dict[tuple[str, int, bool], list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
             # Entries of a stopped policy are deferred, so that they are checked once a minute. Entries of a policy
             # that is not declared here stay deferred for this worker; workers that may know it sweep the others.
@@ -189,11 +192,13 @@ class Sweep:
                 due_at = unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
                 due_at = max(due_at, self._deferred_until)
-            entries[row.queue, self._engine.shard_of(row.id)].append((row.id, self._skew.redis_ms(due_at)))
-        changed = sum(self._engine.queue(*place).ensure(found) for place, found in entries.items())
-        horizon = get_settings().horizon
-        pushed = sum(row.run_at - row.created_at <= horizon for row in rows)
-        return Swept(len(rows), changed, pushed, max(0, changed - (len(rows) - pushed)))
+            was_pushed = row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
+            place = row.queue, self._engine.shard_of(row.id), was_pushed
+            entries[place].append((row.id, self._skew.redis_ms(due_at)))
+        changed = {True: 0, False: 0}
+        for (queue, shard, was_pushed), found in entries.items():
+            changed[was_pushed] += self._engine.queue(queue, shard).ensure(found)
+        return Swept(len(rows), sum(changed.values()), changed[True])
 
 
 def settle_all_expired(using: str) -> int:

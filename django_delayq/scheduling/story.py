@@ -16,7 +16,7 @@ from django_delayq import clock
 from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
-from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
@@ -107,6 +107,11 @@ def actor_label(who: str) -> str:
     return str(ACTOR_LABELS[who]) if who in ACTOR_LABELS else _("by {who}").format(who=who)
 
 
+def operator_label(by: str) -> str:
+    """Return the actor of a change of a policy, translated if it is the brake of the policy itself."""
+    return _("its brake") if by == BRAKE_ACTOR else by
+
+
 def reason_label(reason: str) -> str:
     """Return the reason, translated if the library gave it."""
     return str(REASON_LABELS.get(reason, reason))
@@ -182,7 +187,7 @@ def _why_stopped(subject: Subject) -> str:
         "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }
-    text = words[state.stop].format(who=state.by, until=_local(state.until) if state.until else "")
+    text = words[state.stop].format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
     return f"{text} ({state.reason})" if state.reason else text
 
 

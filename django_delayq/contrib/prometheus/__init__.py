@@ -44,12 +44,14 @@ COUNTED: Final = {
 }
 LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the end", ["policy"], buckets=LAG_BUCKETS)
 COUNTERS = {signal: Counter(f"delayq_{name}", words, ["policy"]) for signal, (name, words) in COUNTED.items()}
+RESTORED = Counter("delayq_restored_entries", "Entries that Redis had lost and a sweep restored")
 
 
 def connect() -> None:
     """Count from now on what happens in this process. May be called twice."""
     for signal in COUNTERS:
         signal.connect(_count, dispatch_uid="delayq_prometheus")
+    signals.entries_restored.connect(_count_restored, dispatch_uid="delayq_prometheus")
 
 
 def _count(signal: Any, timeout: Timeout, **_: object) -> None:
@@ -57,6 +59,10 @@ def _count(signal: Any, timeout: Timeout, **_: object) -> None:
     lateness = timeout.lateness()
     if lateness is not None:
         LAG.labels(timeout.policy).observe(max(0.0, lateness))
+
+
+def _count_restored(count: int, **_: object) -> None:
+    RESTORED.inc(count)
 
 
 class Gauges(Collector):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from datetime import datetime, timedelta
-from types import NoneType
 from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
@@ -15,11 +14,11 @@ from rest_framework.exceptions import ValidationError
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.openapi import describe_field
 from django_delayq.delays import UNITS
-from django_delayq.ledger.controls import PolicyState
+from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD, Brake, Late, Then
+from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import MAX_REASON
-from django_delayq.ledger.search import YEARS, Count
+from django_delayq.ledger.search import YEARS
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.monitoring import snapshot
 from django_delayq.operations import Refusal
 from django_delayq.scheduling.story import explain_timeout
 
@@ -127,6 +126,27 @@ class TimeoutDetailSerializer(TimeoutSerializer):
         return clock.now()
 
 
+class SecondsField(serializers.FloatField):
+    """A duration, shown in seconds."""
+
+    def to_representation(self, value: Any) -> Any:
+        return float(value.total_seconds())
+
+
+class LateSerializer(serializers.Serializer[Late]):
+    """What happens to timeouts whose first attempt would begin later than this after their deadline."""
+
+    after_seconds = SecondsField(source="after")
+    then = serializers.ChoiceField(typing.get_args(Then))
+
+
+class BrakeSerializer(serializers.Serializer[Brake]):
+    """After how many firings within a period the policy pauses itself."""
+
+    most = serializers.IntegerField()
+    per_seconds = SecondsField(source="per")
+
+
 class PolicySerializer(serializers.Serializer[PolicyState]):
     """A declared policy, and what operators have put in force for it."""
 
@@ -156,6 +176,17 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     by = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     changed_at = serializers.DateTimeField(allow_null=True)
+    braked = serializers.BooleanField(source="is_braked", help_text=_("Its own brake has paused it."))
+    late = LateSerializer(allow_null=True)
+    brake = BrakeSerializer(allow_null=True)
+    shadow = serializers.IntegerField(help_text=_("The percentage of objects in shadow mode."))
+    guards_set_by = serializers.SerializerMethodField(
+        help_text=_("Who has set `late`, `brake` or `shadow`; without one, it is as declared.")
+    )
+
+    @describe_field(serializers.DictField(child=serializers.CharField()))
+    def get_guards_set_by(self, state: PolicyState) -> dict[str, str]:
+        return {guard: actor for guard in GUARDS if (actor := state.set_by(guard))}
 
     def get_former_labels(self, state: PolicyState) -> list[str]:
         return list(state.policy.labels[1:])
@@ -180,89 +211,6 @@ class CountdownSerializer(serializers.Serializer[Any]):
     seconds_left = serializers.FloatField(allow_null=True, help_text=_("null: nothing is pending."))
     state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = serializers.DateTimeField(source="now")
-
-
-class StatusPart(serializers.Serializer[Any]):
-    """A serializer with the fields of a dataclass or named tuple of `monitoring`, by their types."""
-
-    shows: type[Any] = object
-    leaves_out: tuple[str, ...] = ()
-    _kinds: typing.ClassVar[dict[Any, Any]] = {
-        str: lambda **options: serializers.CharField(allow_blank=True, **options),
-        int: serializers.IntegerField,
-        float: serializers.FloatField,
-        bool: serializers.BooleanField,
-        datetime: serializers.DateTimeField,
-    }
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        StatusPart._kinds[cls.shows] = cls
-
-    def get_fields(self) -> dict[str, Any]:
-        declared = super().get_fields()
-        types = typing.get_type_hints(self.shows)
-        shown = {name: kind for name, kind in types.items() if name not in self.leaves_out}
-        return {name: declared.get(name) or self._field(kind) for name, kind in shown.items()} | declared
-
-    def _field(self, kind: Any) -> Any:
-        inner = [argument for argument in typing.get_args(kind) if argument is not NoneType]
-        options = {"allow_null": True} if NoneType in typing.get_args(kind) else {}
-        kind = inner[0] if options else kind
-        if typing.get_origin(kind) is tuple:
-            return self._kinds[typing.get_args(kind)[0]](many=True, **options)
-        return self._kinds[kind](**options)
-
-
-class CountSerializer(StatusPart):
-    """A number of rows; if `is_capped`, there are more."""
-
-    shows = Count
-
-
-class WorkerSerializer(StatusPart):
-    """A running worker."""
-
-    shows = snapshot.WorkerStatus
-    queues = serializers.ListField(child=serializers.CharField(), allow_null=True, help_text=_("null: all."))
-
-
-class QueueSerializer(StatusPart):
-    """The entries of one queue in Redis."""
-
-    shows = snapshot.QueueStatus
-
-
-class RedisSerializer(StatusPart):
-    """The content of Redis, and whether it has the timeouts that are due next."""
-
-    shows = snapshot.RedisStatus
-    is_in_step = serializers.BooleanField()
-
-
-class SyncSerializer(StatusPart):
-    """How far the workers have compared the policy with its table."""
-
-    shows = snapshot.SyncStatus
-
-
-class PolicyStatusSerializer(StatusPart):
-    """The counts of one policy; `fired` and `skipped` are those of the last day."""
-
-    shows = snapshot.PolicyStatus
-    leaves_out = ("state", "hours")
-    is_declared = serializers.SerializerMethodField()
-    stop = NullableChoice(choices=STOPS, source="state.stop", default=None, allow_null=True)
-
-    def get_is_declared(self, policy: snapshot.PolicyStatus) -> bool:
-        return policy.state is not None
-
-
-class StatusSerializer(StatusPart):
-    """A snapshot, at a time of the database's clock."""
-
-    shows = snapshot.Snapshot
-    leaves_out = ("database",)
 
 
 class ReasonSerializer(serializers.Serializer[Any]):
@@ -309,6 +257,58 @@ class ResumeSerializer(ReasonSerializer):
     """Whether, after a hold, pending deadlines move by its length."""
 
     shift = serializers.BooleanField(required=False, default=True)
+
+
+class GuardSerializer(ReasonSerializer):
+    """A guard rail: its values, or `off`, or `declared`: as the code declares it."""
+
+    values: typing.ClassVar[tuple[str, ...]] = ()
+    """The fields that are required unless it is off or declared."""
+    off = serializers.BooleanField(required=False, default=False)
+    declared = serializers.BooleanField(required=False, default=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of the operation. Raises ValidationError unless one of the three is given."""
+        off, declared = attrs.pop("off"), attrs.pop("declared")
+        given = {name for name in self.values if name in attrs}
+        if off + declared + bool(given) != 1 or (given and given != {*self.values}):
+            words = _("Give either {values}, or `off`, or `declared`.")
+            raise ValidationError({"guard": [words.format(values=", ".join(f"`{name}`" for name in self.values))]})
+        if not given:
+            return {"reason": attrs["reason"], "off": off}
+        return {name.removesuffix("_seconds"): self._plain(name, value) for name, value in attrs.items()}
+
+    def _plain(self, name: str, value: Any) -> Any:
+        if not name.endswith("_seconds"):
+            return value
+        try:
+            return timedelta(seconds=value)
+        except ValueError:  # not a number, which no limit refuses
+            raise ValidationError({name: [self.fields[name].error_messages["invalid"]]}) from None
+
+
+class SetLateSerializer(GuardSerializer):
+    """How late a first attempt may begin, and what happens to timeouts that are later."""
+
+    values = ("after_seconds",)
+    after_seconds = serializers.FloatField(required=False, min_value=0, max_value=MAX_PERIOD.total_seconds())
+    then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip")
+
+
+class SetBrakeSerializer(GuardSerializer):
+    """After how many firings within a period the policy pauses itself."""
+
+    values = ("most", "per_seconds")
+    most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT)
+    per_seconds = serializers.FloatField(required=False, min_value=1, max_value=MAX_PERIOD.total_seconds())
+
+
+class SetShadowSerializer(ReasonSerializer):
+    """For which percentage of the objects everything happens but the handler."""
+
+    share = serializers.IntegerField(
+        min_value=0, max_value=100, allow_null=True, help_text=_("100: for all; 0: off; null: as declared.")
+    )
 
 
 class RefusalSerializer(serializers.Serializer[Any]):

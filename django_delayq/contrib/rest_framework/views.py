@@ -26,6 +26,7 @@ from django_delayq.clock import to_ms
 from django_delayq.contrib.rest_framework import serializers
 from django_delayq.contrib.rest_framework.openapi import describe
 from django_delayq.contrib.rest_framework.selecting import KeysetPagination, Selection
+from django_delayq.contrib.rest_framework.status import StatusSerializer
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
@@ -45,6 +46,9 @@ BODIES: Final[dict[str, type[serializers.ReasonSerializer]]] = {
     "pause": serializers.PauseSerializer,
     "hold": serializers.ReasonSerializer,
     "resume": serializers.ResumeSerializer,
+    "late": serializers.SetLateSerializer,
+    "brake": serializers.SetBrakeSerializer,
+    "shadow": serializers.SetShadowSerializer,
 }
 """The requests of the operations; those of the others are `VerbSerializer`s."""
 
@@ -251,6 +255,21 @@ class PolicyViewSet(OperatorView, ViewSet):
         """Let a policy continue."""
         return self._operate()
 
+    @operation
+    def late(self, request: Request, label: str) -> Response:
+        """Limit the lateness of a policy: timeouts that would fire later after their deadline are skipped, or dead."""
+        return self._operate()
+
+    @operation
+    def brake(self, request: Request, label: str) -> Response:
+        """Set the brake of a policy, which pauses it when more timeouts fire within a period."""
+        return self._operate()
+
+    @operation
+    def shadow(self, request: Request, label: str) -> Response:
+        """Set for which percentage of the objects of a policy everything happens but the handler."""
+        return self._operate()
+
     def _operate(self) -> Response:
         parameters, policy = self.sent(), _declared(self.kwargs["label"])
         using = database_of(policy.concrete_model)
@@ -273,10 +292,10 @@ def _declared(label: str) -> TimeoutPolicy[Any]:
 class StatusView(OperatorView, APIView):
     """Show the state of workers, ledger and Redis, at a cost that does not depend on the number of rows."""
 
-    @describe("status", serializers.StatusSerializer, (401, 403))
+    @describe("status", StatusSerializer, (401, 403))
     def get(self, request: Request) -> Response:
         """Show the present state, as `delayq_status` does."""
-        return Response(serializers.StatusSerializer(snapshot(database_of(Timeout))).data)
+        return Response(StatusSerializer(snapshot(database_of(Timeout))).data)
 
 
 class DenyAll(BasePermission):

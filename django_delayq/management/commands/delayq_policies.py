@@ -3,14 +3,18 @@
 from typing import Any
 
 from django_delayq.delays import signed
-from django_delayq.management.operating import ReportCommand, seconds, table
+from django_delayq.ledger.controls import GUARDS
+from django_delayq.management.operating import ReportCommand, guard_of, seconds, table
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
-HEAD = ("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99")
+HEAD = (
+    *("policy", "delay", "stop", "pending", "due", "dead", "fired 24h", "skipped 24h", "next 24h", "lag p50", "p99"),
+    "guard rails",
+)
 
 
 class Command(ReportCommand):
-    """Lists policies: delay, whether paused or held, counts, lag, and how many fall due in the next 24 hours."""
+    """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours."""
 
     help = __doc__
 
@@ -26,6 +30,7 @@ def _row(policy: PolicyStatus) -> tuple[object, ...]:
     return (
         policy.label, _delay(policy), state.stop if state else "", policy.pending, policy.due, policy.dead,
         policy.fired, policy.skipped, f"{coming}{'+' * is_capped}", seconds(policy.lag_p50), seconds(policy.lag_p99),
+        _guards(policy),
     )  # fmt: skip
 
 
@@ -36,3 +41,11 @@ def _delay(policy: PolicyStatus) -> str:
     if policy.state.delay is None:
         return "by hand" if policy.state.policy.after is None else "computed"
     return f"{signed(policy.state.delay)}{'*' if policy.state.after is not None else ''}"
+
+
+def _guards(policy: PolicyStatus) -> str:
+    """Return the guard rails in force, each with a star if an operator has set it."""
+    if (state := policy.state) is None:
+        return ""
+    texts = {guard: guard_of(state, guard) or "off" * bool(state.set_by(guard)) for guard in GUARDS}
+    return ", ".join(f"{guard} {text}{'*' * bool(state.set_by(guard))}" for guard, text in texts.items() if text)

@@ -6,14 +6,15 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_delayq.management.operating import ReportCommand, local, seconds
+from django_delayq.ledger.controls import GUARDS, PolicyState
+from django_delayq.management.operating import ReportCommand, guard_of, local, seconds
 from django_delayq.monitoring.snapshot import Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
 
 
 class Command(ReportCommand):
-    """Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies and Redis."""
+    """Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies, guard rails and Redis."""
 
     help = __doc__
 
@@ -55,6 +56,17 @@ def _lines(seen: Snapshot) -> Iterator[str]:
             until = f" until {local(policy.state.until)}" if policy.state.until else ""
             why = f": {policy.state.reason}" if policy.state.reason else ""
             yield f"{policy.state.stop:9} {policy.label}{until} by {policy.state.by}{why}; {policy.due} due"
+        if policy.state is not None and (guards := list(_guards(policy.state))):
+            yield f"guards    {policy.label}: {', '.join(guards)}"
+
+
+def _guards(state: PolicyState) -> Iterator[str]:
+    """Yield the guard rails that operators have set, and shadow mode, in which the policy fires nothing."""
+    for guard in GUARDS:
+        if actor := state.set_by(guard):
+            yield f"{guard} {guard_of(state, guard) or 'off'} by {actor}"
+        elif guard == "shadow" and state.shadow:
+            yield f"shadow {guard_of(state, guard)}"
 
 
 def _progress(sync: SyncStatus) -> str:

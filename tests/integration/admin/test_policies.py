@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import TimeoutPolicy, operations
+from django_delayq import Brake, Late, TimeoutPolicy, operations
 from django_delayq.admin import actions, render
 from django_delayq.admin.policies import chart
 from django_delayq.ledger import controls
@@ -28,7 +28,11 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db
 LIST = "admin:django_delayq_policycontrol_changelist"
 LABEL = "testapp.order.cancel_unpaid"
-OPERATIONS = {"pause": "pause_policy", "hold": "pause_policy", "resume": "pause_policy", "delay": "change_policy_delay"}
+OPERATIONS = {
+    **dict.fromkeys(("pause", "hold", "resume"), "pause_policy"),
+    "delay": "change_policy_delay",
+    **dict.fromkeys(("late", "brake", "shadow"), "change_policy_guards"),
+}
 FIELDS = {
     "reason": "a storm",
     "confirmed": "yes",
@@ -36,6 +40,10 @@ FIELDS = {
     "unit": "minutes",
     "mode": "recompute",
     "shift": "on",
+    "setting": "on",
+    "then": "dead",
+    "most": "50",
+    "share": "10",
 }
 Staff = Callable[..., Client]
 
@@ -99,6 +107,9 @@ def is_done(operation: str) -> bool:
         "hold": state().stop == "held",
         "resume": state().stop == "",
         "delay": state().after == timedelta(minutes=45),
+        "late": state().late == Late(timedelta(minutes=45), "dead"),
+        "brake": state().brake == Brake(50, timedelta(minutes=45)),
+        "shadow": state().shadow == 10,
     }[operation]
 
 
@@ -236,6 +247,20 @@ def test_a_pause_until_a_moment_ends_by_itself_and_says_when(admin_client: Clien
         ("delay", {"amount": "99999999", "unit": "days"}),
         ("delay", {"mode": "guess"}),
         ("delay", {"unit": "fortnights"}),
+        ("late", {"amount": ""}),
+        ("late", {"amount": "nan"}),
+        ("late", {"amount": "367", "unit": "days"}),
+        ("late", {"then": "explode"}),
+        ("late", {"setting": ""}),
+        ("brake", {"most": ""}),
+        ("brake", {"most": "0"}),
+        ("brake", {"most": "1000001"}),
+        ("brake", {"amount": "0.5", "unit": "seconds"}),
+        ("brake", {"amount": "1e30"}),
+        ("brake", {"setting": "maybe"}),
+        ("shadow", {"share": ""}),
+        ("shadow", {"share": "101"}),
+        ("shadow", {"share": "0"}),
     ],
     ids=str,
 )

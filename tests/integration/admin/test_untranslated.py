@@ -21,21 +21,24 @@ from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.scheduling.story import EVENT_LABELS
 from tests.integration.admin.conftest import DETAIL, LIST, STEER
 from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import Order
+from tests.testapp.timeouts import remind
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 POLICIES = "admin:django_delayq_policycontrol_changelist"
 OPERATE = "admin:django_delayq_policycontrol_operate"
 REMIND, UNPAID = "testapp.order.remind", "testapp.order.cancel_unpaid"
 VERBS = ("cancel", "fire", "postpone", "retry")
+ON = {"setting": "on", "most": "5", "share": "5"}
 FAR = "2500-01-01T00:00"
 DATA = (
     r"tests\.testapp\.timeouts\.\w+",  # handlers
     r"\b[Tt]estapp(\.\w+)*",  # the project's app, its models, and labels
-    r"\b(gone\.model\.)?(cancel_unpaid|remind|send_outside|forgotten)\b|\bgone\.model\b",
+    r"\b(gone\.model\.)?(cancel_unpaid|remind(_guarded)?|send_outside|forgotten)\b|\bgone\.model\b",
     r"(created|sent|issued)_at|status = '\w+'",  # what policies count from, and their conditions
     r"(?i)\b(express )?orders?( object)?\b",  # what the project calls its models
     r"\bdefault\b",  # a queue
@@ -136,7 +139,7 @@ def addresses(rows: list[Timeout]) -> list[str]:
         *(f"{listed}{asked}" for asked in filters),
         *(reverse(DETAIL, args=[row.pk]) for row in rows),
         *(f"{reverse(STEER, args=[verb])}?ids={ids}" for verb in VERBS),
-        *(reverse(OPERATE, args=[UNPAID, name]) for name in ("pause", "hold", "resume", "delay")),
+        *(reverse(OPERATE, args=[UNPAID, name]) for name in POLICY_OPERATIONS),
         reverse(POLICIES),
         reverse("admin:django_delayq_policychange_changelist"),
         reverse("admin:testapp_order_changelist"),
@@ -145,9 +148,23 @@ def addresses(rows: list[Timeout]) -> list[str]:
 
 
 @pytest.mark.usefixtures("nobodys_language")
-def test_every_page_asks_for_a_translation_of_every_word(visitor: Client, rows: list[Timeout]) -> None:
+def test_every_page_asks_for_a_translation_of_every_word(visitor: Client, rows: list[Timeout], declare: Any) -> None:
     operations.pause(REMIND, by="admin:ALICE", until=timezone.now() + timedelta(hours=5))
     operations.hold(UNPAID, by="admin:ALICE")
+    operations.pause(f"{UNPAID.rpartition('.')[0]}.send_outside", by="brake")
+    operations.late(UNPAID, after=timedelta(hours=1), by="admin:ALICE")
+    operations.brake(UNPAID, most=5, per=timedelta(hours=1), by="admin:ALICE")
+    operations.shadow(UNPAID, share=5, by="admin:ALICE")
+    operations.shadow(REMIND, share=0, by="admin:ALICE")
+    limits = dq.Limits(run=timedelta(minutes=1), rate=dq.Rate(5), snoozes=5)
+    declare(
+        Order,
+        name="remind_guarded",
+        late=dq.Late(timedelta(hours=1), "fire"),
+        shadow=True,
+        limits=limits,
+        handler=remind.handler,
+    )
     found = {address: left_in_english(visitor.get(address)) for address in addresses(rows)}
     assert {address: words for address, words in found.items() if words} == {}
 
@@ -171,6 +188,8 @@ def test_every_refusal_of_a_form_asks_for_a_translation(visitor: Client, rows: l
     wrong: list[dict[str, Any]] = [{}, {"amount": "1", "declared": "on"}, {"amount": "100000", "unit": "days"}]
     asked += [(reverse(OPERATE, args=[UNPAID, "delay"]), {"mode": "keep", **form}) for form in wrong]
     asked += [(reverse(OPERATE, args=[REMIND, "delay"]), {"mode": "shift", "amount": "1"})]
+    guards: list[dict[str, Any]] = [{}, {"setting": "on"}, {"setting": "on", "most": "0", "amount": "1e9"}]
+    asked += [(reverse(OPERATE, args=[REMIND, name]), form) for name in ("late", "brake", "shadow") for form in guards]
     found = {}
     for address, form in asked:
         answer = visitor.post(address, {"reason": "#", "confirmed": "yes", **form})
@@ -183,8 +202,9 @@ def test_every_refusal_of_a_form_asks_for_a_translation(visitor: Client, rows: l
 def test_every_answer_to_a_deed_asks_for_a_translation(visitor: Client, rows: list[Timeout]) -> None:
     ids = ",".join(str(row.pk) for row in rows)
     deeds = [(reverse(STEER, args=[verb]), {"ids": f"{ids},99999", "amount": "1"}) for verb in VERBS]
-    operated = [("pause", ""), ("resume", ""), ("resume", ""), ("delay", "45")]
-    deeds += [(reverse(OPERATE, args=[UNPAID, name]), {"amount": n, "mode": "recompute"}) for name, n in operated]
+    operated = [("pause", ""), ("resume", ""), ("resume", "")]
+    operated += [(name, "45") for name in ("late", "brake", "shadow", "shadow", "delay")]
+    deeds += [(reverse(OPERATE, args=[UNPAID, name]), {**ON, "amount": n, "mode": "recompute"}) for name, n in operated]
     found = {}
     for place, (address, form) in enumerate(deeds):
         answer = visitor.post(address, {"reason": "#", "confirmed": "yes", "unit": "minutes", **form})

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
 from django_delayq.contrib import prometheus as metrics
+from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
@@ -34,6 +35,7 @@ def counting() -> Iterator[None]:
     yield
     for signal in metrics.COUNTERS:
         signal.disconnect(dispatch_uid="delayq_prometheus")
+    signals.entries_restored.disconnect(dispatch_uid="delayq_prometheus")
 
 
 def value(name: str, policy: str) -> float:
@@ -85,6 +87,12 @@ def test_each_thing_that_happens_to_a_timeout_counts_once(declare: Any) -> None:
         "delayq_dead_total": 1,
         "delayq_firing_lag_seconds_count": 1,
     }
+
+
+def test_restored_entries_are_counted() -> None:
+    before = REGISTRY.get_sample_value("delayq_restored_entries_total") or 0.0
+    signals.entries_restored.send(Timeout, count=12)
+    assert REGISTRY.get_sample_value("delayq_restored_entries_total") == before + 12
 
 
 def test_what_is_rolled_back_counts_nothing() -> None:

@@ -18,6 +18,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep, Swept
 from django_delayq.recovery.turns import try_claim_turn
 from django_delayq.redis_clients import get_worker_engine
+from django_delayq.signals import entries_restored
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
@@ -120,36 +121,67 @@ def test_entries_that_are_early_enough_or_leased_are_left_alone(engine: Engine, 
 
 def restored(caplog: pytest.LogCaptureFixture) -> list[int]:
     """Return the numbers of restored entries in the log."""
-    return [vars(r)["restored"] for r in caplog.records if getattr(r, "event", "") == "entries_restored"]
+    return [vars(r)["restored"] for r in caplog.records if getattr(r, "event", "") == "redis_healed"]
+
+
+@pytest.fixture
+def counted() -> Iterator[list[int]]:
+    """Collect what the signal `entries_restored` reports."""
+    counts: list[int] = []
+
+    def count_restored(count: int, **_: object) -> None:
+        counts.append(count)
+
+    entries_restored.connect(count_restored)
+    yield counts
+    entries_restored.disconnect(count_restored)
+
+
+def scheduled_earlier(count: int, ago: timedelta, **delay: float) -> list[Timeout]:
+    rows = due_orders("remind", count, **delay)
+    Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(created_at=clock.now() - ago)
+    return rows
 
 
 def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
 ) -> None:
-    due_orders("remind", 8, seconds=4)
-    made = Sweep(engine, "default", ClockSkew("default"))
-    made.run_once(everything=True)
-    assert restored(caplog) == []
-    for _ in range(2):
+    scheduled_earlier(12, timedelta(minutes=1), seconds=4)
+    workers = [Sweep(engine, "default", ClockSkew("default")) for _ in range(2)]
+    workers[0].run_once(everything=True)
+    assert (restored(caplog), counted) == ([], [])
+    for worker in workers:
         engine.client.delete(engine.queue("default", 0).keys.entries)
-        made.run_once(everything=True)
-        assert len(in_redis(engine)) == 8
-    assert restored(caplog) == [8], "one line, however many sweeps find more of it"
-    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "entries_restored"]
+        worker.run_once(everything=True)
+        assert len(in_redis(engine)) == 12
+    assert restored(caplog) == [12], "one line, however many sweeps and workers find more of it"
+    assert counted == [12, 12]
+    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "redis_healed"]
     assert (line.levelname, line.name) == ("WARNING", "django_delayq.worker")
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_loading_what_comes_within_the_horizon_and_single_losses_are_not_logged(
-    engine: Engine, caplog: pytest.LogCaptureFixture, lost: int
+@pytest.mark.parametrize("lost", [0, sweep.RESTORED_LIMIT])
+def test_loading_what_comes_within_the_horizon_and_few_losses_are_not_logged(
+    engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int], lost: int
 ) -> None:
-    due_orders("remind", 8, hours=3)
+    due_orders("remind", 30, hours=3)
     Timeout.objects.update(run_at=clock.now() + timedelta(seconds=3), created_at=clock.now() - timedelta(hours=3))
-    near = due_orders("remind", lost, seconds=3)
+    near = scheduled_earlier(lost, timedelta(minutes=1), seconds=3)
     engine.queue("default", 0).remove([row.pk for row in near])
     Sweep(engine, "default", ClockSkew("default")).run_once()
-    assert len(in_redis(engine)) == 8 + lost
+    assert len(in_redis(engine)) == 30 + lost
     assert restored(caplog) == []
+    assert counted == ([lost] if lost else [])
+
+
+def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
+    engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
+) -> None:
+    rows = due_orders("remind", 30, seconds=4)
+    engine.queue("default", 0).remove([row.pk for row in rows])
+    Sweep(engine, "default", ClockSkew("default")).run_once()
+    assert len(in_redis(engine)) == 30
+    assert (restored(caplog), counted) == ([], [])
 
 
 def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) -> None:

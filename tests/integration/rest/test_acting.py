@@ -14,6 +14,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.testing import fire_due
 from tests.testapp.models import Effect, Order
@@ -29,7 +30,12 @@ VERBS = {
     "retry": ("retry_timeout", {}),
     "refire": ("refire_timeout", {}),
 }
-POLICY_VERBS = ("pause", "hold", "resume")
+POLICY_VERBS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("pause", "hold", "resume"), ("pause_policy", {})),
+    "late": ("change_policy_guards", {"after_seconds": 3600, "then": "dead"}),
+    "brake": ("change_policy_guards", {"most": 50, "per_seconds": 600}),
+    "shadow": ("change_policy_guards", {"share": 10}),
+}
 ALL = [codename for codename, _ in VERBS.values()]
 
 
@@ -70,15 +76,16 @@ def test_a_verb_needs_its_own_permission(verb: str, client_with: ClientWith, sch
 
 @pytest.mark.parametrize("verb", POLICY_VERBS)
 def test_a_verb_for_policies_needs_its_own_permission(verb: str, client_with: ClientWith) -> None:
+    codename, body = POLICY_VERBS[verb]
     if verb == "resume":
         assert client_with("pause_policy").post(f"{POLICY}pause/").status_code == 200
     changes = PolicyChange.objects.count()
-    assert APIClient().post(f"{POLICY}{verb}/").status_code in (401, 403)
-    others = ("view_timeout", "view_policycontrol", "change_policy_delay", *ALL)
-    for refused in (client_with(), client_with(*others), client_with("pause_policy", staff=False)):
-        assert refused.post(f"{POLICY}{verb}/").status_code == 403
+    assert APIClient().post(f"{POLICY}{verb}/", body).status_code in (401, 403)
+    others = {"view_timeout", "view_policycontrol", "change_policy_delay", "pause_policy", "change_policy_guards", *ALL}
+    for refused in (client_with(), client_with(*others - {codename}), client_with(codename, staff=False)):
+        assert refused.post(f"{POLICY}{verb}/", body, format="json").status_code == 403
     assert PolicyChange.objects.count() == changes
-    assert client_with("pause_policy").post(f"{POLICY}{verb}/").status_code == 200
+    assert client_with(codename).post(f"{POLICY}{verb}/", body, format="json").status_code == 200
     assert PolicyChange.objects.count() == changes + 1
 
 
@@ -93,7 +100,7 @@ def test_only_post_does_anything(verb: str, client_with: ClientWith, schedule: S
 
 @pytest.fixture
 def operator(client_with: ClientWith) -> APIClient:
-    return client_with("view_timeout", "pause_policy", *ALL)
+    return client_with("view_timeout", "pause_policy", "change_policy_guards", *ALL)
 
 
 def act(client: APIClient, row: Timeout, verb: str, **body: Any) -> Any:
@@ -228,7 +235,8 @@ def test_bad_input_is_400_and_changes_nothing(operator: APIClient, schedule: Sch
 def test_what_is_not_there_is_404(operator: APIClient, verb: str) -> None:
     assert operator.post(f"/api/timeouts/999/{verb}/", VERBS[verb][1], format="json").status_code == 404
     for name in POLICY_VERBS:
-        assert operator.post(f"/api/policies/testapp.order.nothing/{name}/").status_code == 404
+        body = POLICY_VERBS[name][1]
+        assert operator.post(f"/api/policies/testapp.order.nothing/{name}/", body, format="json").status_code == 404
 
 
 def test_a_policy_is_paused_and_resumed(operator: APIClient, schedule: Schedule) -> None:
@@ -275,6 +283,52 @@ def test_what_does_not_fit_what_is_in_force_is_409(operator: APIClient) -> None:
 def test_a_pause_with_bad_input_is_400(operator: APIClient, body: dict[str, Any]) -> None:
     assert operator.post(f"{POLICY}pause/", body, format="json").status_code == 400
     assert not PolicyControl.objects.exclude(stop="").exists()
+
+
+@pytest.mark.parametrize("guard", ["late", "brake", "shadow"])
+def test_a_guard_is_set_switched_off_and_declared_again(operator: APIClient, guard: str) -> None:
+    on: Any = {"late": {"after_seconds": 3600.0, "then": "dead"}, "brake": {"most": 50, "per_seconds": 600.0}}
+    off: Any = {"shadow": {"share": 0}}.get(guard, {"off": True})
+    declared: Any = {"shadow": {"share": None}}.get(guard, {"declared": True})
+    body = on.get(guard, {"share": 10})
+    answer = operator.post(f"{POLICY}{guard}/", {**body, "reason": "a campaign"}, format="json")
+    assert (answer.status_code, answer.data["changed"], answer.data["finished"]) == (200, True, True)
+    shown = operator.get(POLICY).json()
+    assert shown[guard] == (10 if guard == "shadow" else body)
+    assert [*shown["guards_set_by"]] == [guard]
+    assert shown["guards_set_by"][guard].startswith("rest:user-")
+    change = PolicyChange.objects.get()
+    assert (change.what, change.reason, change.details["declared"]) == (guard, "a campaign", False)
+    assert operator.post(f"{POLICY}{guard}/", body, format="json").status_code == 409, "it is in force already"
+    for setting, set_by in ((off, [guard]), (declared, [])):
+        changed = operator.post(f"{POLICY}{guard}/", setting, format="json").json()["policy"]
+        assert (changed[guard], [*changed["guards_set_by"]]) == (0 if guard == "shadow" else None, set_by)
+
+
+@pytest.mark.parametrize(
+    ("guard", "body"),
+    [
+        *(("late", body) for body in ({}, {"off": False}, {"off": True, "declared": True}, {"then": "dead"})),
+        *(("late", {"after_seconds": value}) for value in (-1, "nan", "inf", 1e9, None, "6h")),
+        *(("late", {"after_seconds": 60, **more}) for more in ({"off": True}, {"then": "explode"})),
+        *(("brake", body) for body in ({}, {"most": 5}, {"per_seconds": 60}, {"most": 5, "declared": True})),
+        *(("brake", {"most": most, "per_seconds": 60}) for most in (0, 1_000_001, 1.5, "many")),
+        *(("brake", {"most": 5, "per_seconds": value}) for value in (0.5, "nan", 1e9)),
+        *(("shadow", body) for body in ({}, {"share": -1}, {"share": 101}, {"share": "all"}, {"share": 0.5})),
+    ],
+    ids=str,
+)
+def test_a_guard_with_bad_input_is_400_and_changes_nothing(operator: APIClient, guard: str, body: Any) -> None:
+    assert operator.post(f"{POLICY}{guard}/", body, format="json").status_code == 400
+    assert not PolicyControl.objects.exists() and not PolicyChange.objects.exists()
+
+
+def test_a_policy_that_its_brake_has_paused_is_marked(operator: APIClient) -> None:
+    assert operator.get(POLICY).json()["braked"] is False
+    operations.pause("testapp.order.remind", by="brake", reason="51 fired in 10 minutes")
+    shown = operator.get(POLICY).json()
+    assert (shown["braked"], shown["by"], shown["reason"]) == (True, "brake", "51 fired in 10 minutes")
+    assert operator.post(f"{POLICY}resume/").json()["policy"]["braked"] is False
 
 
 @pytest.mark.django_db(transaction=True)  # rows are moved once the hold's end is committed

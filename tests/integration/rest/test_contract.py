@@ -88,8 +88,10 @@ def existing(operation: Any, ledger: list[Timeout]) -> Iterator[dict[str, Any]]:
 def cases(operation: Any, ledger: list[Timeout]) -> st.SearchStrategy[Any]:
     """Sound requests about what exists and what does not, and unsound ones."""
     modes = schemathesis.GenerationMode
-    # Only one of many bodies names exactly one delay, so it gets one that does.
-    body: Any = {"body": {"minutes": 5}, "media_type": "application/json"} if "postpone" in operation.path else {}
+    # Only one of many bodies names exactly one delay or setting, so it gets one that does.
+    verb = operation.path.rstrip("/").rpartition("/")[2]
+    bodies = {"postpone": {"minutes": 5}, "late": {"off": True}, "brake": {"most": 5, "per_seconds": 60}}
+    body: Any = {"body": bodies[verb], "media_type": "application/json"} if verb in bodies else {}
     about = [operation.as_strategy(modes.POSITIVE, path_parameters=one, **body) for one in existing(operation, ledger)]
     anything: st.SearchStrategy[Any] = st.one_of(
         *about, operation.as_strategy(modes.POSITIVE), operation.as_strategy(modes.NEGATIVE)

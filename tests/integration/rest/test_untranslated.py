@@ -11,6 +11,7 @@ from rest_framework.test import APIClient
 
 from django_delayq.contrib.rest_framework import selecting
 from django_delayq.contrib.rest_framework import serializers as shown
+from django_delayq.contrib.rest_framework import status as statuses
 from django_delayq.models import Timeout
 from tests.pseudo import english_in, speak_it
 from tests.testapp.models import Order
@@ -20,7 +21,7 @@ POLICY = "/api/policies/testapp.order.remind/"
 LIST = "/api/timeouts/"
 EVERYTHING = (
     *("view_timeout", "cancel_timeout", "fire_timeout", "postpone_timeout", "retry_timeout"),
-    *("view_policycontrol", "pause_policy"),
+    *("view_policycontrol", "pause_policy", "change_policy_guards"),
 )
 FAR, PAST = "2500-01-01T00:00Z", "2020-01-01T00:00Z"
 DATA = (
@@ -135,9 +136,27 @@ def test_what_is_in_force_already_and_the_story_are_told_in_translated_words(
     assert english_in("\n".join(words), DATA) == []
 
 
+@pytest.mark.parametrize(
+    ("guard", "body"),
+    [
+        ("late", {}),
+        ("late", {"after_seconds": "nan"}),
+        ("late", {"after_seconds": 1e9, "then": "#"}),
+        ("brake", {"most": 0, "per_seconds": 0}),
+        ("brake", {"most": 5}),
+        ("shadow", {"share": 101}),
+    ],
+    ids=str,
+)
+def test_a_wrong_guard_is_refused_in_translated_words(operator: APIClient, guard: str, body: dict[str, Any]) -> None:
+    answer = operator.post(f"{POLICY}{guard}/", body, format="json")
+    assert [word for word in left_in_english(answer, 400) if word not in {"after", "seconds", "most", "per"}] == []
+    assert list(texts(answer.data)) != []
+
+
 def every_field() -> Iterator[serializers.Field[Any, Any, Any, Any]]:
     """The fields of all serializers of this package."""
-    for module in (selecting, shown):
+    for module in (selecting, shown, statuses):
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, serializers.Serializer):
                 yield from found().fields.values()

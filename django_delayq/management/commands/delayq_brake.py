@@ -1,0 +1,28 @@
+"""`manage.py delayq_brake`: set after how many firings a policy pauses itself."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_delayq.management.operating import GuardCommand
+from django_delayq.management.options import duration, number
+
+
+class Command(GuardCommand):
+    """Sets the brake: the policy pauses itself when more than MOST of its timeouts fire within a period."""
+
+    help = __doc__
+    name = "brake"
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("most", metavar="MOST|off|declared", help="a number; off; declared: as in the code")
+        parser.add_argument("--per", metavar="DURATION", help="the period: 10m, 1h")
+
+    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
+        most, per = options["most"], options["per"]
+        if most in {"off", "declared"}:
+            return {"off": most == "off"}
+        if per is None:
+            raise CommandError("A brake needs a period: --per 10m.")
+        return {"most": number("MOST", most, minimum=1), "per": duration("--per", per)}

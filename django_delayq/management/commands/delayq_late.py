@@ -1,0 +1,27 @@
+"""`manage.py delayq_late`: limit how late timeouts of a policy may fire."""
+
+from typing import Any, get_args
+
+from django.core.management.base import CommandParser
+
+from django_delayq.guard_rails import Then
+from django_delayq.management.operating import GuardCommand
+from django_delayq.management.options import duration
+
+
+class Command(GuardCommand):
+    """Limits the lateness: what would first be attempted later than that after its deadline is skipped, or dead."""
+
+    help = __doc__
+    name = "late"
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("after", metavar="DURATION|off|declared", help="6h, 2d; off; declared: as in the code")
+        parser.add_argument("--then", choices=get_args(Then), default="skip", help="default: skip")
+
+    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
+        after = options["after"]
+        if after in {"off", "declared"}:
+            return {"off": after == "off"}
+        return {"after": duration("DURATION", after), "then": options["then"]}

@@ -1,0 +1,103 @@
+"""late, brake, shadow: by command, and what the reports show of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_delayq import operations
+from django_delayq.ledger.controls import policy_state
+from django_delayq.models import PolicyChange, PolicyControl
+from tests.integration.commands.conftest import Do
+from tests.integration.commands.test_verbs import CLI, REMIND
+from tests.integration.operations.conftest import pending
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+UNPAID = "testapp.order.cancel_unpaid"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "stored", "shown"),
+    [
+        ("late", ["6h"], {"after": 21600, "then": "skip"}, "skip after 6:00:00"),
+        ("late", ["90m", "--then", "dead"], {"after": 5400, "then": "dead"}, "dead after 1:30:00"),
+        ("late", ["off"], None, "off"),
+        ("brake", ["500", "--per", "10m"], {"most": 500, "per": 600}, "500 in 0:10:00"),
+        ("brake", ["off"], None, "off"),
+        ("shadow", ["on"], 100, "100 %"),
+        ("shadow", ["--share", "10"], 10, "10 %"),
+        ("shadow", ["on", "--share", "10"], 10, "10 %"),
+        ("shadow", ["off"], 0, "off"),
+    ],
+)
+def test_a_guard_is_set_and_declared_again(do: Do, command: str, arguments: list[str], stored: Any, shown: str) -> None:
+    pending(Order.objects.create())
+    report = do(f"delayq_{command}", REMIND, *arguments, "--reason", "a campaign").out
+    assert report.strip() == f"{REMIND} (was off, declared; 1 pending): {shown}, {CLI}"
+    assert PolicyControl.objects.get().guards[command] == stored
+    change = PolicyChange.objects.get()
+    assert (change.what, change.by, change.reason) == (command, CLI, "a campaign")
+    assert "nothing to change" in do(f"delayq_{command}", REMIND, *arguments).out
+    assert do(f"delayq_{command}", REMIND, "declared").out.rstrip().endswith(": off, declared")
+    assert PolicyControl.objects.get().guards == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["delayq_late", REMIND], "required"),
+        (["delayq_late", REMIND, "soon"], "is not a duration"),
+        (["delayq_late", REMIND, "400d"], "after must lie between"),
+        (["delayq_late", REMIND, "6h", "--then", "explode"], "invalid choice"),
+        (["delayq_late", "testapp.order.remynd", "6h"], "Did you mean"),
+        (["delayq_brake", REMIND, "500"], "needs a period"),
+        (["delayq_brake", REMIND, "many", "--per", "10m"], "is not a number"),
+        (["delayq_brake", REMIND, "5", "--per", "0s"], "per must lie between"),
+        (["delayq_shadow", REMIND, "maybe"], "invalid choice"),
+        (["delayq_shadow", REMIND, "--share", "101"], "must be 0 to 100"),
+        (["delayq_shadow", REMIND, "off", "--share", "10"], "does not go with"),
+    ],
+)
+def test_a_wrong_setting_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        do(*arguments)
+    assert not PolicyChange.objects.exists() and not PolicyControl.objects.exists()
+
+
+def test_a_dry_run_sets_no_guard(do: Do) -> None:
+    report = do("delayq_shadow", REMIND, "on", "--dry-run").out
+    assert report.strip() == (
+        f"{REMIND} (was off, declared; 0 pending): would be changed (dry run: nothing was changed)"
+    )
+    assert policy_state(REMIND, "default").shadow == 0
+
+
+def test_programs_pass_numbers(do: Do) -> None:
+    call_command("delayq_brake", REMIND, 500, per="10m", stdout=None)
+    call_command("delayq_shadow", REMIND, share=10)
+    state = policy_state(REMIND, "default")
+    assert (state.brake and state.brake.most, state.shadow) == (500, 10)
+
+
+def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
+    declare(Order, name="watched", shadow=True)
+    do("delayq_late", REMIND, "6h")
+    do("delayq_brake", REMIND, "off")
+    operations.pause(UNPAID, by="brake", reason="501 fired in 10 minutes")
+    status = do("delayq_status").out.splitlines()
+    assert f"guards    {REMIND}: late skip after 6:00:00 by {CLI}, brake off by {CLI}" in status
+    assert "guards    testapp.order.watched: shadow 100 %" in status
+    assert f"paused    {UNPAID} by brake: 501 fired in 10 minutes; 0 due" in status
+    listed = {line.split()[0]: line for line in do("delayq_policies").out.splitlines()}
+    assert listed[REMIND].endswith("late skip after 6:00:00*, brake off*")
+    assert listed["testapp.order.watched"].endswith("shadow 100 %")
+    assert not listed[UNPAID].endswith("%")
+    found = {each["label"]: each["state"] for each in json.loads(do("delayq_policies", "--json").out)}
+    assert found[REMIND]["late"] == {"after": 21600, "then": "skip"}
+    assert found[REMIND]["guards"]["by"] == {"late": CLI, "brake": CLI}
+    assert (found["testapp.order.watched"]["shadow"], found[UNPAID]["is_braked"]) == (100, True)
