@@ -8,13 +8,14 @@ from typing import Any
 from weakref import WeakSet
 
 from django_delayq.engine.faults import Client, translated
-from django_delayq.engine.keys import installation_key, queue_keys, shard_of
+from django_delayq.engine.keys import counter_keys, installation_key, queue_keys, shard_of
 from django_delayq.engine.records import (
     MAX_AHEAD_MS,
     MAX_BATCH,
     MAX_LEASE_MS,
     MAX_PEEK,
     NO_LEASE,
+    SLICES,
     Change,
     Entry,
     Lease,
@@ -220,6 +221,15 @@ class Engine:
             for kind, items in of_queue:
                 calls += self.queue(*place).calls(kind, items)
         self._caller.send(calls)
+
+    def count(self, name: str, amount: int, slice_ms: int) -> int:
+        """Add to the counter `name`, and return what it has counted in the present slice and the complete ones before.
+
+        These are `SLICES` slices of `slice_ms` by the clock of the server. After as many without a call the counter
+        expires. Raises EngineUnavailable or EngineError; the amount may then have been added.
+        """
+        call = Call("count", counter_keys(self.prefix, name), (int(amount), int(slice_ms), SLICES))
+        return int(self._caller.send([call])[0])
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""

@@ -3,6 +3,7 @@
     delayq:{queue.shard}:z   sorted set   all entries of one queue and shard: id -> score (lua/include/score.lua)
     delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
     delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
+    delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
     delayq:installation      string       the name of the installation whose workers use this prefix
 
@@ -30,6 +31,13 @@ class AsideKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class CounterKeys:
+    """The key of a counter."""
+
+    counter: str
+
+
+@dataclass(frozen=True, slots=True)
 class QueueKeys:
     """The keys of one queue and shard."""
 
@@ -53,6 +61,11 @@ def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
     tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
     base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
     return QueueKeys(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
+
+
+def counter_keys(prefix: str, name: str) -> CounterKeys:
+    """Return the key of the counter `name`, any string."""
+    return CounterKeys(f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}")
 
 
 def installation_key(prefix: str) -> str:
