@@ -20,6 +20,7 @@ from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallati
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
 from django_delayq.redis_clients import forget_engine, get_worker_engine
+from django_delayq.remote import fire
 from django_delayq.worker import Worker
 from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
@@ -247,6 +248,20 @@ def test_a_worker_that_is_stopped_before_the_database_answers_does_nothing(
     running = start_worker()
     running.stop()
     assert not WorkerSeen.objects.exists() and not Installation.objects.exists()
+
+
+def test_a_process_of_a_task_queue_fires_nothing_of_another_installation(without_redis: None, called: Call) -> None:
+    """A broker that both installations share may deliver messages of production in staging."""
+    named("production")
+    called("staging")
+    (row,) = due_orders("remind")
+    message = {"policy": row.policy, "ids": [row.pk], "suspect": False, "using": "default"}
+    with pytest.raises(WrongInstallation):
+        fire(message)
+    assert set(Timeout.objects.values_list("state", "attempts")) == {("pending", 0)}
+    called("production")
+    fire(message)
+    assert set(Timeout.objects.values_list("state", flat=True)) == {"fired"}
 
 
 def test_deployments_are_advised_to_have_a_name(called: Call) -> None:
