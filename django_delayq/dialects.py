@@ -6,7 +6,9 @@ Other modules use these classes or Django's `connection.features`, and never ask
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+import os
+import socket
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,6 +112,18 @@ class Dialect:
         """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
         yield
 
+    def session_of(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return what `cut` needs to know of the open `connection`, before another thread uses it."""
+        return None
+
+    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+        """End the transaction of `connection`, which another thread is using, by means of `other` if need be.
+
+        `session` is what `session_of` has returned. Returns before the locks are released. May be repeated. Raises
+        the errors of the driver.
+        """
+        connection.connection.close()
+
     def in_states(self, rows: Any, states: Sequence[str]) -> Any:
         """Return those of `rows`, found by their ids, that are in one of `states`; for the condition of an UPDATE."""
         return rows.filter(state__in=states)
@@ -177,6 +191,25 @@ class PostgreSQL(Dialect):
 
         return level not in {IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED}
 
+    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+        """Cancel the running statement, shut the socket down, and give up the place in the pool.
+
+        The server notices a closed socket only between two statements. PgBouncer forwards the cancellation only
+        before the shutdown, and a statement that begins between the two needs another one. This needs neither rights
+        nor the number of the backend, for which PgBouncer returns another one.
+        """
+        driver: Any = connection.connection
+        cancel = getattr(driver, "cancel_safe", driver.cancel)  # psycopg 3.2
+        with suppress(Exception):
+            cancel()
+        _shut_down(driver)
+        with suppress(Exception):
+            cancel()
+        if getattr(connection, "pool", None) is not None:
+            connection._close = lambda: None  # type: ignore[attr-defined]
+            with suppress(Exception):
+                driver._pool.putconn(driver)
+
     def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
         listed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
         return f"json_to_recordset(%s) AS {name} ({listed})"
@@ -243,6 +276,15 @@ class MySQL(Dialect):
         """
         return rows.alias(unindexed_state=Concat("state", Value(""))).filter(unindexed_state__in=states)
 
+    def session_of(self, connection: BaseDatabaseWrapper) -> Any:
+        """Return the server's number of the connection. The driver does not return it during a statement."""
+        return connection.connection.thread_id()
+
+    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+        """Have the server end it. An account may always end its own connections."""
+        with other.cursor() as cursor:
+            cursor.execute("KILL CONNECTION %s", [session])
+
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
         """Convert the string to the collation of the column: the server refuses to compare two different ones."""
         collation = _collation(connection.alias, table, column)
@@ -274,6 +316,17 @@ class SQLite(Dialect):
         with connection.cursor() as cursor:
             cursor.execute(f"UPDATE {connection.ops.quote_name(table)} SET id = id WHERE id = -1")
 
+    def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
+        """Interrupt the running statement and roll back. A statement that begins meanwhile cannot write.
+
+        The connection is not closed: SQLite would free what the other thread may be using.
+        """
+        driver: Any = connection.connection
+        driver.interrupt()
+        if driver.in_transaction:  # if not, it holds no lock, and may be waiting for one
+            driver.execute("PRAGMA query_only = 1")
+            driver.rollback()
+
     def rows_of_json(self, columns: Mapping[str, str], name: str) -> str:
         listed = ", ".join(f"json_extract(value, '$.{column}') AS {column}" for column in columns)
         return f"(SELECT {listed} FROM json_each(%s)) AS {name} WHERE true"  # without WHERE, ON would begin a join
@@ -290,6 +343,18 @@ _DIALECTS: dict[str, Dialect] = {"postgresql": PostgreSQL(), "mysql": MySQL(), "
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     """Return the dialect of the database behind `connection`, without connecting."""
     return _DIALECTS.get(connection.vendor, _UNSUPPORTED)
+
+
+def _shut_down(driver: Any) -> None:
+    """Shut the socket of the open `driver` connection down, so that both ends notice."""
+    with suppress(Exception):
+        number = driver.fileno()
+        copy = socket.socket(fileno=os.dup(number))
+        try:
+            if driver.fileno() == number:  # else it was closed before the copy was made, and is another one's now
+                copy.shutdown(socket.SHUT_RDWR)
+        finally:
+            copy.close()
 
 
 @functools.cache

@@ -377,6 +377,8 @@ class WorkerSeen(models.Model):
     version = models.CharField(_("version"), max_length=30)
     uses_redis = models.BooleanField(_("uses Redis"))
     held = models.PositiveIntegerField(_("timeouts under way"), default=0)
+    stuck_threads = models.PositiveSmallIntegerField(_("stuck threads"), default=0)
+    """Threads that still run a handler after its time limit."""
     started_at = models.DateTimeField(_("started at"))
     seen_at = models.DateTimeField(_("seen at"), db_index=True)
     passed_at = models.DateTimeField(_("last look for due timeouts"))

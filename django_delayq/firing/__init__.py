@@ -10,9 +10,9 @@ In reading order:
     failures     the second transaction, after a handler raised
     non_atomic   `atomic=False`: the handler between two transactions
 
-Beside them: `overlap` monitors the statements of handlers, `long_runs` logs slow handlers, `unknown` handles policies
-that are not declared in this process, `state` is what the process has learned, `report` the input and output, and
-`checkpoints` are for tests.
+Beside them: `time_limits` abandons handlers that take too long, `overlap` monitors the statements of handlers,
+`long_runs` logs slow handlers, `unknown` handles policies that are not declared in this process, `state` is what the
+process has learned, `report` the input and output, and `checkpoints` are for tests.
 """
 
 from __future__ import annotations

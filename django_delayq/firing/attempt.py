@@ -22,7 +22,7 @@ from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, 
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
@@ -103,7 +103,9 @@ class Attempt:
                 if not firing_state.running[threading.get_ident()].begin():
                     raise SlotOver
                 self._call()
-        self.is_committed = True
+            running = firing_state.running[threading.get_ident()]
+            running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
+        self.is_committed, running.committed = True, None
         reach("committed")
         log_withheld(self.policy.label, self.withheld)
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
@@ -252,7 +254,8 @@ class Attempt:
         self.turn = member
         if self.monitor.group:
             self.monitor.group.member = member
-        call_handler(self.policy, target, timeouts)
+        ids = tuple([row.pk for row in timeouts]) if isinstance(timeouts, list) else (timeouts.pk,)
+        call_handler(self.policy, target, timeouts, Call(ids, member.seen, self.is_counted))
         self.monitor.check_unbroken(member.row.pk)
 
     def _released(self, error: BaseException) -> ReportBuilder | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.firing.state import firing_state
+from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
 from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
@@ -25,34 +28,40 @@ T = TypeVar("T")
 def guarded(act: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
     """Return what `act` returns, or what `failed` returns for the exception that `act` raised.
 
-    Only KeyboardInterrupt passes. SystemExit does not: a handler must not end the worker.
+    Only KeyboardInterrupt and Abandoned pass. SystemExit does not: a handler must not end the worker.
     """
     try:
         return act()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Abandoned):
         raise
-    except BaseException as error:  # noqa: BLE001 - see above
+    except BaseException as error:  # see above
+        running = firing_state.running.get(threading.get_ident())
+        if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
+            raise Abandoned from error
         return failed(error)
 
 
-def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | list[Timeout]) -> None:
+def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | list[Timeout], call: Call) -> None:
     """Call the policy's handler, and await its result if it is awaitable. Whatever the handler raises passes.
 
     The ORM calls of an async handler come back to this thread, and so to this connection and transaction.
     """
     running = firing_state.running[threading.get_ident()]
-    running.timeout_ids = tuple([row.pk for row in timeouts]) if isinstance(timeouts, list) else (timeouts.pk,)
     try:
-        result = policy.handler(target, timeouts)
-        if inspect.isawaitable(result):
-            running.awaited = result
-            async_to_sync(_awaited)(result)
+        with running.calling(call):
+            result = policy.handler(target, timeouts)
+            if inspect.isawaitable(result):
+                running.awaited = result
+                async_to_sync(_awaited)(result, running)
     finally:
-        running.timeout_ids, running.awaited = (), None
+        running.awaited = running.cancel = None
 
 
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
+async def _awaited(result: Awaitable[Any], running: RunningWork) -> Any:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    running.cancel = None if task is None else partial(loop.call_soon_threadsafe, task.cancel)
+    with running.run_by_this_thread():
+        return await result
 
 
 @contextmanager
@@ -66,13 +75,25 @@ def firing_transaction(using: str) -> Iterator[None]:
         if is_outermost and connection.run_on_commit:
             # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
             # look like a handler that failed.
-            connection.run_on_commit = [
-                (savepoints, _contained(callback), True) for savepoints, callback, *_ in connection.run_on_commit
-            ]
+            callbacks = deque(_contained(callback) for _, callback, *_ in connection.run_on_commit)
+            if (running := firing_state.running.get(threading.get_ident())) is not None:
+                running.callbacks = callbacks
+            connection.run_on_commit = [(set(), partial(run_callbacks, callbacks), True)]
+
+
+def run_callbacks(callbacks: deque[Callable[[], None]]) -> None:
+    """Run `callbacks`, each of which is removed before it begins."""
+    while callbacks:
+        callbacks.popleft()()
 
 
 def _contained(callback: Callable[[], Any]) -> Callable[[], None]:
     def log(error: BaseException) -> None:
         logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
 
-    return lambda: guarded(callback, log)
+    def act() -> None:
+        running = firing_state.running.get(threading.get_ident())
+        with nullcontext() if running is None else running.calling(Call()):
+            callback()
+
+    return lambda: guarded(act, log)

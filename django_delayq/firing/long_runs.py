@@ -20,7 +20,6 @@ from typing import Any, Final
 import asgiref
 import django
 
-from django_delayq.firing.report import Work
 from django_delayq.firing.state import RunningWork, firing_state
 
 logger = logging.getLogger("django_delayq.firing")
@@ -37,12 +36,13 @@ _DRIVERS = ("/psycopg/", "/psycopg_pool/", "/psycopg2/", "/MySQLdb/")
 
 
 @contextmanager
-def tracked(work: Work) -> Iterator[None]:
-    """Register `work` as what this thread runs, until the block ends. May be nested: a handler may fire others."""
+def tracked(running: RunningWork) -> Iterator[None]:
+    """Register `running` as what this thread runs, until the block ends. May be nested: a handler may fire others."""
     thread = threading.get_ident()
-    outer, firing_state.running[thread] = firing_state.running.get(thread), RunningWork(work)
+    outer, firing_state.running[thread] = firing_state.running.get(thread), running
     try:
-        yield
+        with running.run_by_this_thread():
+            yield
     finally:
         if outer is None:
             firing_state.running.pop(thread, None)
@@ -56,12 +56,13 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
     After a second once: at level INFO, or WARNING if all of `threads` are busy; at most once a minute for a policy.
     After `lease_seconds`: as a warning, and again each time that its duration has doubled.
     """
-    now, busy = time.monotonic(), list(firing_state.running.items())
+    now = time.monotonic()
+    busy = [(thread, run) for thread, run in list(firing_state.running.items()) if not run.is_abandoned]
     for thread, run in busy:
         lasted = now - run.began
         if lasted >= max(lease_seconds, 2 * run.logged_after):
             run.is_logged, run.logged_after = True, lasted
-            _log(run, lasted, logging.WARNING, "handler_runs_long", _activity(thread, run))
+            _log(run, lasted, logging.WARNING, "handler_runs_long", activity(thread, run))
         elif lasted >= SLOW_SECONDS and not run.is_logged:
             run.is_logged = True
             label = run.work.policy
@@ -70,7 +71,7 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
             firing_state.slow_logged_at[label] = now
             level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
             words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
-            _log(run, lasted, level, "handler_slow", _activity(thread, run) + words)
+            _log(run, lasted, level, "handler_slow", activity(thread, run) + words)
 
 
 def _log(run: RunningWork, lasted: float, level: int, event: str, activity: str) -> None:
@@ -84,7 +85,7 @@ def _log(run: RunningWork, lasted: float, level: int, event: str, activity: str)
     )
 
 
-def _activity(thread: int, run: RunningWork) -> str:
+def activity(thread: int, run: RunningWork) -> str:
     """Describe what the thread does or waits for, and where in the user's code."""
     frames = [*_stack(sys._current_frames().get(thread)), *_awaited(run.awaited)]
     in_handler = bool(run.timeout_ids)

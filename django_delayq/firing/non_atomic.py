@@ -23,7 +23,7 @@ from django_delayq.firing.handler import call_handler, firing_transaction, guard
 from django_delayq.firing.members import Member
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.models import Timeout
@@ -86,10 +86,11 @@ def _run_handler(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str)
         if reason is not None:
             wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
             error = TransientFailure(reason, wait)
-        return _persistently(lambda: record(policy, row.pk, error, using, seen=seen, is_counted=True), row, using)
+        return persistently(lambda: record(policy, row.pk, error, using, seen=seen, is_counted=True), row.pk, using)
 
     try:
-        report = guarded(lambda: call_handler(policy, obj, row), failed)
+        call = Call((row.pk,), seen, is_counted=True)
+        report = guarded(lambda: call_handler(policy, obj, row, call), failed)
     except KeyboardInterrupt:
         with contextlib.suppress(Exception):
             interrupted = TransientFailure("interrupted", timedelta(0))
@@ -97,20 +98,20 @@ def _run_handler(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str)
         raise
     if report is None:  # the handler returned
         reach("handled")
-        report = _persistently(lambda: _settle(row, using), row, using)
+        report = persistently(lambda: _settle(row, using), row.pk, using)
         reach("settled")
     return report
 
 
-def _persistently(settle: Callable[[], ReportBuilder], row: Timeout, using: str) -> ReportBuilder:
+def persistently(settle: Callable[[], ReportBuilder], timeout_id: int, using: str) -> ReportBuilder:
     """Return what `settle` returns, and repeat it while the row is locked or the database fails.
 
-    If it never succeeds, the row expires, and the handler runs again.
+    If it never succeeds, the handler runs again; with `atomic=False` when the row expires.
     """
     for pause in _SETTLE_PAUSES_SECONDS:
         try:
             report = settle()
-            if row.pk not in report.uncounted:
+            if timeout_id not in report.uncounted:
                 return report
         except Exception as error:
             if transient_reason(error, using) is None:

@@ -19,7 +19,8 @@ from django_delayq.firing.long_runs import tracked
 from django_delayq.firing.non_atomic import fire_non_atomic
 from django_delayq.firing.rails import brake_room
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
-from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, firing_state
+from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, RunningWork, firing_state
+from django_delayq.firing.time_limits import run_within, time_limit
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, event
@@ -38,13 +39,21 @@ def run(work: Work, using: str) -> Report:
     Call it outside a transaction, in any thread. It raises nothing for what handlers do or databases suffer. Only
     KeyboardInterrupt passes, after the interrupted transaction has rolled back. It does not acknowledge in Redis.
     """
-    report = ReportBuilder()
-    time.sleep(max(0.0, work.begin_at - time.monotonic()))
-    with tracked(work):
-        guarded(
-            lambda: _fire(work, using, report),
-            lambda error: report.release_unknown(work.policy, work.ids, error, using),
-        )
+    report, running, policy = ReportBuilder(), RunningWork(work), registry.get(work.policy)
+
+    def fire() -> None:
+        time.sleep(max(0.0, work.begin_at - time.monotonic()))
+        with tracked(running):
+            guarded(lambda: _fire(work, using, report), release)
+
+    def release(error: BaseException) -> None:
+        report.release_unknown(work.policy, work.ids, error, using)
+
+    limit = None if policy is None else time_limit(policy)
+    if limit is None:
+        fire()
+    else:
+        guarded(lambda: run_within(limit, fire, running, report, using), release)
     for timeout_id in work.ids:
         if timeout_id not in report.uncounted:
             firing_state.backoff.reset(using, timeout_id)
@@ -85,7 +94,7 @@ def _fire_in_groups(
         own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
         size = min(max(own_size, locked_size), brake_room(policy, using))
         group, rest = rest[:size], rest[size:]
-        found = _fire_group(policy, group, using, stop_at)
+        found = _fire_group(policy, group, using, stop_at, report)
         report.add(found)
         # Where all objects of a group are locked, the next ones most likely are too: find out in few steps.
         all_locked = len(found.uncounted) == len(group) and not policy.batch
@@ -95,20 +104,23 @@ def _fire_in_groups(
     report.release_rest((candidate.id for candidate in rest), report.current_time())
 
 
-def _fire_group(policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float) -> ReportBuilder:
+def _fire_group(
+    policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float, report: ReportBuilder
+) -> ReportBuilder:
+    """Return the report on `group`, or add it to `report` one by one: it must be complete if a later one hangs."""
     if len(group) == 1:
         return _fire_one(policy, group[0], using)
 
     def fire_one_by_one(_: BaseException) -> ReportBuilder:
         if policy.batch:
             firing_state.group_size(policy.label).fire_alone_for(ALONE_AFTER_BATCH_SECONDS)
-        report, rest = ReportBuilder(), list(group)
+        rest = list(group)
         while rest:
             report.add(_fire_one(policy, rest.pop(0), using))
             if time.monotonic() > stop_at:
                 break
         report.release_rest((candidate.id for candidate in rest), report.current_time())
-        return report
+        return ReportBuilder()
 
     return Attempt(policy, group, using).fire(fire_one_by_one)
 

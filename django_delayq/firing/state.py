@@ -8,6 +8,9 @@ import os
 import random
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from django_delayq.firing.unknown import unknown
 
 if TYPE_CHECKING:
-    from django_delayq.firing.report import Work
+    from django_delayq.firing.report import ReportBuilder, Work
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -198,6 +201,25 @@ class TimeoutBackoff:
                 self._waiting.pop((using, timeout_id), None)
 
 
+class Abandoned(BaseException):
+    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
+
+    Not an `Exception`, so that a handler does not catch it by mistake.
+    """
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a handler, or of an `on_commit` callback, that is running."""
+
+    timeout_ids: tuple[int, ...] = ()
+    """Its timeouts; empty for a callback, whose transaction is committed."""
+    seen: dict[str, Any] | None = None
+    """Columns of the row if the transaction of the handler rolls back, for `failures.record`."""
+    is_counted: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+
 @dataclass(slots=True)
 class RunningWork:
     """A piece of work that a thread of this process runs now."""
@@ -205,20 +227,76 @@ class RunningWork:
     work: Work
     began: float = field(default_factory=time.monotonic)
     checkpoint: str = "planned"
-    timeout_ids: tuple[int, ...] = ()
-    """The timeouts of the handler call that is running; empty: none is."""
+    call: Call | None = None
+    """What may take only as long as the time limit; None: nothing that does is running."""
+    committed: ReportBuilder | None = None
+    """The report of the transaction whose `on_commit` callbacks are running."""
+    callbacks: deque[Callable[[], None]] = field(default_factory=deque)
+    """Those of them that have not begun."""
     awaited: Any = None
     """The awaitable that an async handler returned."""
+    cancel: Callable[[], object] | None = None
+    """Cancel it, from any thread."""
+    thread_ids: set[int] = field(default_factory=set)
+    """The threads that run the work: its own, and the one of the event loop."""
+    is_abandoned: bool = False
     is_logged: bool = False
     logged_after: float = 0.0
     """After how many seconds it was last logged as longer than a lease."""
     has_begun: bool = False
     """Whether a handler was called."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self) -> bool:
         """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
         self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
         return self.has_begun
+
+    @property
+    def timeout_ids(self) -> tuple[int, ...]:
+        """The timeouts of the handler call that is running; empty: none is."""
+        return () if (call := self.call) is None else call.timeout_ids
+
+    @contextmanager
+    def calling(self, call: Call) -> Iterator[None]:
+        """Note that `call` runs until the block ends. Raise Abandoned at its end if it was abandoned.
+
+        What the block raises is replaced: a connection that was cut makes handlers raise errors of the database.
+        """
+        outer, self.call = self.call, call
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.call = outer
+                is_abandoned = self.is_abandoned
+            if is_abandoned:
+                raise Abandoned
+
+    def abandon(self, limit_seconds: float) -> Call | None:
+        """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
+        with self._lock:
+            if self.call is None or time.monotonic() - self.call.began < limit_seconds:
+                return None
+            self.is_abandoned = True
+            return self.call
+
+    @contextmanager
+    def run_by_this_thread(self) -> Iterator[None]:
+        """Let `interrupt` reach this thread until the block ends. Its number may belong to another one afterwards."""
+        thread = threading.get_ident()
+        self.thread_ids.add(thread)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.thread_ids.discard(thread)
+
+    def interrupt(self, interrupt: Callable[[int], None]) -> None:
+        """Call `interrupt` with the number of each thread that runs the work."""
+        with self._lock:
+            for thread in self.thread_ids:
+                interrupt(thread)
 
 
 class FiringState:
@@ -229,6 +307,7 @@ class FiringState:
         running: the running work of each thread, by thread id.
         brake_counts: how many firings the brake of a policy had counted at the end, by label.
         slow_logged_at: when a slow handler of a policy was last logged, by label.
+        abandoned: the threads whose handlers took too long and have not ended.
     """
 
     def __init__(self) -> None:
@@ -240,8 +319,15 @@ class FiringState:
         self.running: dict[int, RunningWork] = {}
         self.brake_counts: dict[str, int] = {}
         self.slow_logged_at: dict[str, float] = {}
+        self.abandoned: list[threading.Thread] = []
         self._group_sizes: dict[str, GroupSize] = {}
         unknown.forget_all()
+
+    @property
+    def stuck_threads(self) -> int:
+        """Return how many threads of this process still run a handler that took too long."""
+        self.abandoned = [thread for thread in self.abandoned if thread.is_alive()]
+        return len(self.abandoned)
 
     def group_size(self, label: str) -> GroupSize:
         return self._group_sizes.get(label) or self._group_sizes.setdefault(label, GroupSize())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
@@ -19,7 +19,8 @@ from django_delayq.clock import database_now, to_ms
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.guard_rails import Brake
-from django_delayq.ledger.controls import Guards, stop_cache
+from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, stop_cache
+from django_delayq.ledger.history import BRAKED
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.meters import meter
 from django_delayq.models import PolicyChange, PolicyControl
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.steering")
 Stop = PolicyControl.Stop
-BY: Final = "brake"
-"""The actor of a pause by a brake."""
 
 
 def count_fired(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_at: datetime | None, using: str) -> int:
@@ -48,7 +47,7 @@ def count_fired(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_at
             return engine.count(f"{policy.label}:{since_ms}", count, slice_ms)
         except EngineError as error:  # the circuit breaker has logged it
             logger.debug("The brake of %s counts in the ledger: %s", policy.label, error)
-    with meter(policy.label, BY, using) as state:
+    with meter(policy.label, "brake", using) as state:
         assert state is not None
         present = to_ms(database_now(using)) // slice_ms
         shape = [since_ms, slice_ms]
@@ -74,9 +73,9 @@ def pause(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) ->
         if is_stop_in_force(control, now) or not is_unchanged:
             change = None
         else:
-            reason = f"{count} timeouts fired within {brake.per}; the brake allows {brake.most}."
+            reason = BRAKED.format(count=count, per=brake.per, most=brake.most)
             control.stop, control.stopped_at, control.until = Stop.PAUSED, now, None
-            control.changed_at, control.by, control.reason = now, BY, reason
+            control.changed_at, control.by, control.reason = now, BRAKE_ACTOR, reason
             control.save(using=using)
             change = PolicyChange.objects.using(using).create(
                 policy=policy.label,
@@ -84,7 +83,7 @@ def pause(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) ->
                 at=now,
                 touched_at=now,
                 finished_at=now,
-                by=BY,
+                by=BRAKE_ACTOR,
                 reason=reason,
                 details={"until": None, "fired": count, "most": brake.most, "per": brake.per.total_seconds()},
             )

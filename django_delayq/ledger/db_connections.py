@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import Error
+from django.db.backends.signals import connection_created
+from django.db.utils import Error, InterfaceError
 
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
@@ -142,6 +144,53 @@ def discard(connection: BaseDatabaseWrapper) -> None:
             connection.connection.close()  # so that the pool replaces it
     with contextlib.suppress(Exception):
         connection.close()
+
+
+def lend(lent: Sequence[BaseDatabaseWrapper]) -> None:
+    """Allow another thread to use the connections `lent` of this one, which must not use them meanwhile."""
+    for connection in lent:
+        connection.inc_thread_sharing()
+        if connection.connection is not None:
+            _note_session(connection=connection)
+
+
+def take_back(lent: Sequence[BaseDatabaseWrapper]) -> None:
+    """End what `lend` began, after the other thread has ended."""
+    for connection in lent:
+        connection.dec_thread_sharing()
+
+
+def take_away(lent: Sequence[BaseDatabaseWrapper]) -> None:
+    """Make the connections `lent` useless for the other thread. This thread opens new ones.
+
+    They execute no further statement, commit nothing, and do not reconnect.
+    """
+    for connection in lent:
+        for name in ("connect", "cursor", "validate_no_broken_transaction", "_commit"):
+            setattr(connection, name, _refuse)
+        del connections[connection.alias]
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise InterfaceError("This thread may not use the database any more: its handler took longer than its time limit.")
+
+
+def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
+    """End the transactions of connections that were taken away. May be repeated; what fails is logged."""
+    for connection in lent:
+        try:
+            if connection.connection is not None:
+                session = vars(connection).get("delayq_session")
+                dialect_of(connection).cut(connection, session, connections[connection.alias])
+        except Exception as error:  # noqa: BLE001 - it may be cut already; the row shows whether it is
+            logger.debug("a connection to database %r could not be cut: %s", connection.alias, error)
+
+
+def _note_session(*, connection: Any, **_: Any) -> None:
+    connection.delayq_session = dialect_of(connection).session_of(connection)
+
+
+connection_created.connect(_note_session, dispatch_uid="django_delayq.db_connections")
 
 
 def is_usable(connection: BaseDatabaseWrapper) -> bool:

@@ -14,9 +14,10 @@ MAX_EVENTS = 40
 _COUNTING = frozenset(("snoozed", "retried"))
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
-# The reasons that the library itself gives; `story.REASON_LABELS` translates them.
+# The reasons that the library itself gives; `story.reason_label` translates them.
 SINCE_CHANGED = "what it counts from has changed"
 RENAMED = "the policy was renamed"
+BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
 
 def record(row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> None:

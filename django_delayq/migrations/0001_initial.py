@@ -106,6 +106,7 @@ class Migration(migrations.Migration):
                 ('version', models.CharField(max_length=30, verbose_name='version')),
                 ('uses_redis', models.BooleanField(verbose_name='uses Redis')),
                 ('held', models.PositiveIntegerField(default=0, verbose_name='timeouts under way')),
+                ('stuck_threads', models.PositiveSmallIntegerField(default=0, verbose_name='stuck threads')),
                 ('started_at', models.DateTimeField(verbose_name='started at')),
                 ('seen_at', models.DateTimeField(db_index=True, verbose_name='seen at')),
                 ('passed_at', models.DateTimeField(verbose_name='last look for due timeouts')),

@@ -45,6 +45,8 @@ class WorkerStatus:
     queues: tuple[str, ...] | None
     concurrency: int
     held: int
+    stuck_threads: int
+    """Threads that still run a handler after its time limit."""
     uses_redis: bool
     version: str
     started_at: datetime
@@ -188,7 +190,7 @@ def workers_alive(using: str) -> list[WorkerStatus]:
     """Return the running workers, the oldest first."""
     now = database_now(using)
     rows = WorkerSeen.objects.using(using).filter(seen_at__gt=now - ALIVE).order_by("started_at", "id")
-    same = ("concurrency", "held", "uses_redis", "version", "started_at", "seen_at")
+    same = ("concurrency", "held", "stuck_threads", "uses_redis", "version", "started_at", "seen_at")
     return [
         WorkerStatus(
             name=str(row),

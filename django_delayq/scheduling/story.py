@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,7 +18,7 @@ from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
+from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
@@ -48,6 +49,7 @@ REASON_LABELS = {
     RENAMED: gettext_lazy("the policy was renamed"),
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
+_NUMBERS_OF_BRAKE = re.compile(BRAKED.replace(".", r"\.").replace("{", "(?P<").replace("}", ">.+)"))
 ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a save of its object")}
 """Actors that are not operators."""
 
@@ -114,6 +116,9 @@ def operator_label(by: str) -> str:
 
 def reason_label(reason: str) -> str:
     """Return the reason, translated if the library gave it."""
+    if numbers := _NUMBERS_OF_BRAKE.fullmatch(reason):
+        words = _("{count} timeouts fired within {per}; the brake allows {most}.")
+        return words.format(**numbers.groupdict())
     return str(REASON_LABELS.get(reason, reason))
 
 
@@ -188,7 +193,7 @@ def _why_stopped(subject: Subject) -> str:
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }
     text = words[state.stop].format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
-    return f"{text} ({state.reason})" if state.reason else text
+    return f"{text} ({reason_label(state.reason)})" if state.reason else text
 
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:

@@ -23,6 +23,7 @@ from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.firing import extend_firing
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.installation import check_prefix
@@ -101,7 +102,7 @@ class Heartbeat:
         if is_first:
             row.started_at = now
         row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
-        row.uses_redis, row.held = uses_redis, in_flight
+        row.uses_redis, row.held, row.stuck_threads = uses_redis, in_flight, firing_state.stuck_threads
         if is_first or not _beat.execute(self._using, **{name: getattr(row, name) for name in ("pk", *_BEAT)}):
             row.save(using=self._using, force_insert=True)
         if time.monotonic() - self._forgotten_at >= FORGET_SECONDS:
@@ -114,7 +115,7 @@ class Heartbeat:
             WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
 
 
-_BEAT = ("seen_at", "passed_at", "uses_redis", "held")
+_BEAT = ("seen_at", "passed_at", "uses_redis", "held", "stuck_threads")
 
 
 @compiled

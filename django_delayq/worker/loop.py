@@ -20,6 +20,7 @@ from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError, WrongInstallation
 from django_delayq.executors import Executor, make_executor
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
@@ -47,6 +48,8 @@ logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
 
 JOIN_SECONDS: Final = 5.0
+MAX_STUCK_PER_THREAD: Final = 4
+"""A worker with so many stuck threads for each handler thread ends, to be started again."""
 BURST_CHECK_SECONDS: Final = 0.05
 BURST_IDLE_SECONDS: Final = 5.0
 """How long a burst waits without progress for timeouts that it cannot fire now, for example locked ones."""
@@ -81,6 +84,8 @@ class Worker:
         self.concurrency = concurrency or get_settings().concurrency
         self.abandoned = 0
         """After a hard stop: how many timeouts were running then, and are left to other workers."""
+        self.is_stuck = False
+        """Whether it has ended because too many of its threads run handlers that do not end."""
         self._only = self.queues if queues else None
         self._is_burst = burst
         self._max_timeouts = max_timeouts
@@ -224,6 +229,8 @@ class Worker:
     def _pass(self, dispatch: Dispatch) -> float:
         """Resolve completed timeouts, take due ones and submit them; return how many seconds to wait."""
         self._passed_at = time.monotonic()
+        if firing_state.abandoned:
+            self._check_stuck()
         dispatch.submit_due()
         dispatch.collect()
         dispatch.release(after_seconds=third_of_a_lease())
@@ -254,6 +261,19 @@ class Worker:
             self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
             return BURST_CHECK_SECONDS
         return min(batch.wait_seconds, self._sources.paced.seconds_left)
+
+    def _check_stuck(self) -> None:
+        """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
+        stuck = firing_state.stuck_threads
+        if stuck >= MAX_STUCK_PER_THREAD * self.concurrency and not self._stopping:
+            self.is_stuck = True
+            logger.error(
+                "%d threads are stuck in handlers that took longer than their time limit: the worker ends, to be "
+                "started again by its supervisor",
+                stuck,
+                extra={"event": "too_many_stuck"},
+            )
+            self.stop()
 
     def _submit(self, dispatch: Dispatch, batch: Batch) -> None:
         if not batch.deliveries:

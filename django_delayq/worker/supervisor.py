@@ -131,7 +131,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
             worker.run()
-            code = 1 if worker.abandoned else 0
+            code = 1 if worker.abandoned or worker.is_stuck else 0
         except WrongInstallation as error:
             print(f"delayq_worker: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log may not be shown
             code = WRONG_INSTALLATION

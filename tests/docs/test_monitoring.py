@@ -67,6 +67,12 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert [name for name in documented() if name not in text] == []
 
 
+def test_each_panel_of_the_dashboard_has_its_own_id_and_place() -> None:
+    panels = json.loads((FOLDER / "grafana.json").read_text())["panels"]
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len({panel["id"] for panel in panels}) == len(places) == len(panels)
+
+
 def test_dashboard_and_alerts_group_by_labels_that_exist() -> None:
     for expression in expressions():
         for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):

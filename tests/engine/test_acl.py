@@ -28,7 +28,7 @@ OPTIONAL = {"client|setinfo"}
 
 
 def admit(client: redis.Redis, rules: Sequence[str]) -> None:
-    client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *rules)
+    client.execute_command("ACL", "SETUSER", "shop", "reset", "resetchannels", "on", ">secret", *rules)
     client.execute_command("ACL", "LOG", "RESET")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,30 @@ def dawdle(order: Order, timeout: Timeout) -> None:
 @only_in_some("adawdle", atomic=False)
 async def adawdle(order: Order, timeout: Timeout) -> None:
     await asyncio.sleep(float(os.environ["DELAYQ_TEST_DAWDLE"]))
+
+
+SILENT = os.environ.get("DELAYQ_TEST_SILENT", "")
+"""The address of a server that never answers."""
+HANGING: dict[str, Any] = {
+    "limits": Limits(run=timedelta(seconds=float(os.environ.get("DELAYQ_TEST_LIMIT", "2")))),
+    "retry": Retry([0]),
+}
+
+
+@only_in_some("hang", **HANGING)
+@only_in_some("hang_outside", atomic=False, **HANGING)
+@only_in_some("hang_many", batch=5, **HANGING)
+def hang(target: Any, timeouts: Any) -> None:
+    """Wait for an answer that never comes."""
+    host, port = SILENT.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.recv(1)
+
+
+@only_in_some("ahang", **HANGING)
+async def ahang(order: Order, timeout: Timeout) -> None:
+    reader, _ = await asyncio.open_connection(*SILENT.split(":"))
+    await reader.read(1)
 
 
 @only_in_some("novel")

@@ -116,6 +116,7 @@ class Gauges(Collector):
             for name, value in values.items():
                 families[name].add_metric([policy.label], value)
         families["workers"].add_metric([], len(now.workers))
+        families["stuck_threads"].add_metric([], sum(worker.stuck_threads for worker in now.workers))
         if now.redis.is_configured:
             families["redis_up"].add_metric([], now.redis.is_reachable)
         return list(families.values())
@@ -131,6 +132,7 @@ def gauge_families() -> list[tuple[str, GaugeMetricFamily, tuple[str, ...]]]:
         "policy_braked": ("1 while it is paused by its brake", ("policy",)),
         "policy_shadow_percent": ("Percentage of its objects in shadow mode", ("policy",)),
         "workers": ("Workers that are running", ()),
+        "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
         "redis_up": ("1 if Redis answers", ()),
     }
     return [

@@ -38,8 +38,11 @@ class Command(ReportCommand):
 
 def _lines(seen: Snapshot) -> Iterator[str]:
     yield f"{local(seen.at)} by the clock of database {seen.database!r}"
-    threads, held = (sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held"))
-    yield f"workers   {len(seen.workers)} alive, {threads} threads, {held} under way"
+    threads, held, stuck = (
+        sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
+    )
+    words = f", {stuck} stuck threads" if stuck else ""
+    yield f"workers   {len(seen.workers)} alive, {threads} threads, {held} under way{words}"
     yield f"pending   {seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
     yield f"oldest    due for {seconds(seen.oldest_overdue_seconds)}"
     yield f"firing    {seen.firing}"

@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
 from django_delayq.exceptions import WrongInstallation
+from django_delayq.firing.state import firing_state
 from django_delayq.management.options import each, number
 from django_delayq.worker import WRONG_INSTALLATION, Supervisor, Worker
 
@@ -75,10 +76,13 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=WRONG_INSTALLATION) from error
         if worker.abandoned:
             self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they are retried")
+        if worker.abandoned or firing_state.stuck_threads:
             # Not sys.exit: it would wait for threads that handlers may have started.
             logging.shutdown()
             self.stdout.flush()
-            os._exit(1)
+            os._exit(1 if worker.abandoned or worker.is_stuck else 0)
+        if worker.is_stuck:  # the threads have ended meanwhile
+            sys.exit(1)
 
     def _supervise(self, count: int, new_worker: Callable[[], Worker], *, ends: bool) -> None:
         if not hasattr(os, "fork"):

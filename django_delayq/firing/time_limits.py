@@ -1,0 +1,220 @@
+"""Abandon a handler that takes too long: `Limits(run=...)` and the setting `HANDLER_LIMIT`.
+
+A thread cannot be ended from outside. So the works of a policy with a limit run in a thread of their own, which borrows
+the database connections of the thread that called `firing.run`. If a call of a handler takes too long, the caller
+takes the connections away and cuts them, records the failed attempt, and continues with new ones. The other thread is
+asked to end, and can change nothing any more.
+
+One lock decides whether a call has returned or is abandoned, so a limit never strikes during COMMIT. If an `on_commit`
+callback takes too long, its transaction is committed, and counts.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_delayq.conf import get_settings
+from django_delayq.exceptions import TimeLimitExceeded
+from django_delayq.firing.failures import record
+from django_delayq.firing.handler import run_callbacks
+from django_delayq.firing.long_runs import activity, tracked
+from django_delayq.firing.non_atomic import persistently
+from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
+from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
+from django_delayq.policies import TimeoutPolicy, registry
+
+logger = logging.getLogger("django_delayq.firing")
+
+POLL_SECONDS: Final = 0.25
+"""How often a thread whose handlers have a limit is checked while none of them is running."""
+CANCEL_SECONDS: Final = 0.2
+"""How long a cancelled coroutine may take to end before its thread is interrupted."""
+MIN_ALONE_SECONDS: Final = 30.0
+ALONE_LIMITS: Final = 10
+"""After a handler took too long, its policy is fired one by one for so many times its limit."""
+
+
+def time_limit(policy: TimeoutPolicy[Any]) -> float | None:
+    """Return how many seconds a call of the policy's handler may take; None: as long as it likes."""
+    limit = (policy.limits and policy.limits.run) or get_settings().handler_limit
+    return None if limit is None else limit.total_seconds()
+
+
+def run_within(limit: float, act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
+    """Run `act`, which fires `running.work`, and complete `report` if a call in it takes longer than `limit` seconds.
+
+    Inside another handler, or inside a transaction, as in a `TestCase`, the connections cannot be cut: then `act` runs
+    without a limit of its own.
+    """
+    is_inside = any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+    if is_inside or threading.get_ident() in firing_state.running:
+        act()
+        return
+    loan = _Loan(running, limit)
+    call = loan.run(act)
+    if call is None:
+        return
+    if call.timeout_ids:
+        _record(call, loan, report, using)
+    else:
+        _complete(loan, report)
+    rest = [id for id in running.work.ids if id not in report.done and id not in report.again]
+    report.release_rest(rest, report.current_time())
+
+
+@dataclass(slots=True)
+class _Loan:
+    """Another thread that runs a work with the connections of this one.
+
+    Attributes:
+        running: the work.
+        limit: how many seconds a call may take.
+        place: where the call was when it was abandoned.
+    """
+
+    running: RunningWork
+    limit: float
+    place: str = ""
+    _lent: Sequence[BaseDatabaseWrapper] = field(default_factory=lambda: connections.all())
+    _ended: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, act: Callable[[], None]) -> Call | None:
+        """Run `act` in the other thread. Return None when it has ended, or the call that was abandoned."""
+        self._ended.acquire()
+        # A copy of the context, so that tracing, for example, continues.
+        target = partial(contextvars.copy_context().run, self._borrow, act)
+        thread = threading.Thread(target=target, name=f"{threading.current_thread().name}-limited", daemon=True)
+        lend(self._lent)
+        thread.start()
+        try:
+            call = self._watch(self.limit)
+        except KeyboardInterrupt:
+            if self._watch(0.0):
+                self._abandon(thread)
+            raise
+        if call is not None:
+            self._abandon(thread)
+        else:
+            take_back(self._lent)
+        return call
+
+    def _borrow(self, act: Callable[[], None]) -> None:
+        with suppress(Abandoned):
+            try:
+                for connection in self._lent:
+                    connections[connection.alias] = connection
+                act()
+            finally:
+                self._ended.release()
+        for connection in self._lent if self.running.is_abandoned else ():
+            with suppress(Exception):
+                connection.close()
+
+    def _watch(self, limit: float) -> Call | None:
+        """Wait until the other thread has ended and return None, or until a call took too long and return it."""
+        seconds = min(POLL_SECONDS, limit)
+        while not self._ended.acquire(timeout=seconds):
+            if overdue := self.running.abandon(limit):
+                return overdue
+            call = self.running.call
+            left = POLL_SECONDS if call is None else call.began + limit - time.monotonic()
+            seconds = min(POLL_SECONDS, max(left, 0.001))
+        return None
+
+    def _abandon(self, thread: threading.Thread) -> None:
+        """Take the connections away, cut them, and ask the thread to end: at the latest it ends with the process."""
+        self.place = activity(thread.ident or 0, self.running)
+        take_away(self._lent)
+        self.cut()
+        firing_state.abandoned.append(thread)
+        if self.running.cancel is not None:
+            with suppress(RuntimeError):  # its event loop has just been closed
+                self.running.cancel()
+            if self._ended.acquire(timeout=CANCEL_SECONDS):
+                return
+        self.running.interrupt(_interrupt)
+
+    def cut(self) -> None:
+        """End the transactions of the other thread. May be repeated."""
+        cut(self._lent)
+
+
+def _interrupt(thread_id: int) -> None:
+    """Raise Abandoned in the thread when it next executes Python code.
+
+    Not while it logs: it may hold the lock of the log without being prepared to release it, and all threads log.
+    """
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        if frame.f_code.co_filename == logging.__file__:
+            return
+        frame = frame.f_back
+    with suppress(AttributeError):  # not every Python has it
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Abandoned))
+
+
+def _record(call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
+    """Record the failed attempt of the timeout whose handler hangs. A batch is released, to be fired one by one."""
+    work, policy = loan.running.work, registry.get(loan.running.work.policy)
+    assert policy is not None
+    if len(work.ids) > 1:
+        firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * loan.limit))
+    error = TimeLimitExceeded(f"It took longer than {loan.limit:g} s, and was abandoned: {loan.place}")
+    if len(call.timeout_ids) > 1:
+        logger.warning(
+            "A handler of %s is called again with each of its %d timeouts alone. %s",
+            policy.label,
+            len(call.timeout_ids),
+            error,
+            extra={"event": "batch_abandoned", "policy": policy.label, "timeout_ids": call.timeout_ids},
+        )
+        return
+    [timeout_id] = call.timeout_ids
+
+    def settle() -> ReportBuilder:
+        found = record(policy, timeout_id, error, using, seen=call.seen, is_counted=call.is_counted)
+        if timeout_id in found.uncounted:  # its row is still locked
+            loan.cut()
+        return found
+
+    report.add(persistently(settle, timeout_id, using))
+
+
+def _complete(loan: _Loan, report: ReportBuilder) -> None:
+    """Report the transaction whose `on_commit` callback hangs as fired, and run the callbacks behind it.
+
+    If one of those hangs, too, the rest are lost, as if the process had died after the commit.
+    """
+    running = loan.running
+    if running.committed is not None:
+        report.add(running.committed)
+    after, rest = RunningWork(running.work), running.callbacks
+
+    def act() -> None:
+        with tracked(after):
+            run_callbacks(rest)
+
+    if rest:
+        _Loan(after, loan.limit).run(act)
+    logger.error(
+        "An on_commit() callback of %s took longer than %g s and was abandoned; its transaction is committed: %s%s",
+        running.work.policy,
+        loan.limit,
+        loan.place,
+        f"; {len(rest)} callbacks behind it did not run" if rest else "",
+        extra={"event": "callback_abandoned", "policy": running.work.policy},
+    )

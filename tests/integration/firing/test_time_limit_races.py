@@ -1,0 +1,125 @@
+"""A handler that was abandoned returns later, or as its limit ends: exactly one of fired and failed is true."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import Error, connection, transaction
+
+import django_delayq as dq
+from django_delayq.firing import checkpoints
+from django_delayq.firing.state import Abandoned, firing_state
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import WAIT, due, fire, state
+from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+
+
+def _columns(row: Timeout) -> dict[str, object]:
+    row.refresh_from_db()
+    return {field.attname: getattr(row, field.attname) for field in Timeout._meta.concrete_fields}
+
+
+COMMITTED: list[int] = []
+"""What the callbacks of handlers that were abandoned have done: nothing."""
+
+
+def write() -> None:
+    Effect.objects.create(what="late")
+
+
+def write_in_a_transaction() -> None:
+    with transaction.atomic():
+        transaction.on_commit(lambda: COMMITTED.append(1))
+        write()
+
+
+def write_on_a_new_connection() -> None:
+    connection.close()
+    write()
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+@pytest.mark.parametrize("returns", [True, False], ids=["returns", "raises"])
+def test_a_handler_that_returns_later_can_change_nothing(
+    order: Order, declare: Declare, options: dict[str, Any], returns: bool
+) -> None:
+    go_on, refused = threading.Event(), list[str]()
+
+    def handler(target: Any, timeouts: Any) -> None:
+        with connection.cursor() as cursor:
+            if connection.in_atomic_block:
+                transaction.on_commit(lambda: COMMITTED.append(1))
+            with contextlib.suppress(Abandoned):  # it catches everything, and continues
+                go_on.wait(WAIT)
+            delete = partial(cursor.execute, "DELETE FROM testapp_order")
+            for act in (write, delete, write_in_a_transaction, write_on_a_new_connection):
+                try:
+                    act()
+                except Error as error:
+                    refused.append(str(error))
+        if not returns:
+            raise ValueError
+
+    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY, **options))
+    fire(row)
+    before = _columns(row)
+    assert overrun(row) == FAILED
+    go_on.set()
+    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    assert (len(refused), COMMITTED) == (4, [])
+    assert _columns(row) == before
+    assert not Effect.objects.exists()
+    assert Order.objects.exists()
+
+
+@pytest.mark.parametrize("step", ["handled", "committed", "settled"])
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+def test_a_handler_that_has_returned_is_not_abandoned(
+    order: Order, declare: Declare, options: dict[str, Any], step: str
+) -> None:
+    """However long the commit takes: exactly one of fired and failed is true."""
+    row = due(order, declare(Order, name="quick", limits=LIMITS, retry=RETRY, **options))
+    checkpoints.set_hook(lambda reached: time.sleep(2 * LIMIT.total_seconds()) if reached == step else None)
+    assert fire(row).fired == (row.pk,)
+    assert (state(row), row.attempts, row.errors) == (("fired", "due"), 1, [])
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 5}], ids=["atomic", "batch"])
+def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(
+    declare: Declare, options: dict[str, Any]
+) -> None:
+    seconds = 0.06
+
+    def handler(target: Any, timeouts: Any) -> None:
+        Effect.objects.create(what="done")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+    limits = dq.Limits(run=timedelta(seconds=0.06))
+    policy = declare(Order, handler, name="close", limits=limits, retry=RETRY, **options)
+    for number in range(20):
+        seconds = 0.056 + number % 10 * 0.0005
+        Effect.objects.all().delete()
+        row = due(Order.objects.create(), policy)
+        fire(row)
+        if row.pk in fired_rows():
+            assert (overrun(row), Effect.objects.count()) == (("fired", 1, ""), 1)
+        else:
+            assert (overrun(row), Effect.objects.count()) == (FAILED, 0)
+
+
+def fired_rows() -> set[int]:
+    return set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
