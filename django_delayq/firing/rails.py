@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
-REQUESTED: Final = frozenset(("fire_requested", "retried", "refired"))
+REQUESTED: Final = frozenset(("fire_requested", "retried", "refires"))
 """The events by which an operator wants a timeout fired, however late it is."""
 
 
@@ -49,8 +49,8 @@ def withhold(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str,
 
 
 def _is_requested(history: Sequence[dict[str, object]]) -> bool:
-    """Return whether an operator was the last to set the time of the attempt, by asking to fire it."""
-    last = next((event for event in reversed(history) if "to" in event), None)
+    """Return whether the last event that set the time of the attempt is an operator's request to fire it."""
+    last = next((event for event in reversed(history) if "to" in event or event["what"] in REQUESTED), None)
     return last is not None and last["what"] in REQUESTED
 
 

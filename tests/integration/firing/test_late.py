@@ -20,7 +20,7 @@ from django_delayq.firing import plan, run
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.operations import fire_now, hold, pause, postpone, resume, retry
+from django_delayq.operations import fire_now, hold, pause, postpone, refire, resume, retry
 from tests.integration.firing.conftest import due, fire, grouping, make_due, state
 from tests.testapp.models import Order
 
@@ -157,6 +157,16 @@ def test_a_dead_one_that_is_retried_fires(order: Order, declare: Declare) -> Non
     assert retry(row, by=BY).changed == 1
     with clock.set_to(timezone.now() + 3 * HOUR):
         assert fire(row).fired == (row.pk,)
+
+
+def test_a_repetition_fires(order: Order, declare: Declare) -> None:
+    policy = declare(Order, name="repeated", late=Late(HOUR))
+    row = overdue(due(order, policy))
+    fire(row)
+    assert refire(row, by=BY).changed == 1
+    again = Timeout.objects.pending().get()
+    with clock.set_to(timezone.now() + 3 * HOUR):
+        assert fire(again).fired == (again.pk,)
 
 
 def test_a_wish_of_an_operator_counts_only_for_the_time_that_it_set(order: Order, declare: Declare) -> None:

@@ -15,7 +15,7 @@ import django_delayq as dq
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.rails import is_in_shadow
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.models import PolicyControl, Timeout
+from django_delayq.models import Timeout
 from django_delayq.operations import shadow
 from tests.integration.firing.conftest import due, fire, grouping, locking, needs_row_locks, state
 from tests.testapp.models import Order, Parcel
@@ -124,14 +124,3 @@ def test_a_timeout_that_is_too_late_is_late_also_in_shadow_mode(order: Order, de
     Timeout.objects.update(due_at=past, run_at=past)
     fire(row)
     assert state(row) == ("skipped", "late")
-
-
-def test_a_change_by_an_operator_is_followed_within_a_second(order: Order, declare: Declare) -> None:
-    policy = declare(Order, name="steered")
-    fire(due(order, policy))  # which has cached that nothing is set
-    PolicyControl.objects.create(policy=policy.label, changed_at=timezone.now(), guards={"shadow": 100})
-    asked_at = stop_cache._answers["default"].asked_at
-    stop_cache._answers["default"] = stop_cache._answers["default"]._replace(asked_at=asked_at - 1.0)
-    row = due(order, policy)
-    fire(row)
-    assert state(row) == ("skipped", "shadow")
