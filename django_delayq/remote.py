@@ -27,6 +27,7 @@ from django_delayq.firing import Report, Work, extend_firing, run
 from django_delayq.firing.report import MAX_ID, MAX_IDS
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections, open_connection
+from django_delayq.ledger.installation import check_ledger
 from django_delayq.ledger.scrubbing import message_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
@@ -218,6 +219,7 @@ def fire(message: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: this is not such a message. Nothing has been read or changed.
+        WrongInstallation: the ledger belongs to another installation. Nothing has been changed.
         django.db.Error: the ledger cannot be read.
     """
     label, ids, suspect, using = _checked(message)
@@ -232,6 +234,7 @@ def fire(message: Mapping[str, Any]) -> None:
         return
     check_connections(idle_seconds=float("inf"))
     try:
+        check_ledger(using)  # a process of staging may receive messages of production through a shared broker
         with _extending(policy, ids, using):
             _fire(policy, ids, using, suspect=suspect)
     finally:

@@ -43,9 +43,9 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
         WrongInstallation: one of them belongs to another installation.
         DatabaseError: the ledger could not be read.
     """
-    name, known = get_settings().installation, ledger_name(using)
+    name = get_settings().installation
     if name is None:
-        if known is not None:
+        if (known := ledger_name(using)) is not None:
             logger.warning(
                 "This database belongs to the installation %r, and DELAYQ['INSTALLATION'] is not set here: if it is a "
                 "copy, its timeouts fire twice. Set INSTALLATION in every environment.",
@@ -53,14 +53,31 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
                 extra={"event": "installation_unknown", "installation": known},
             )
         return None
-    _compare(known, name)
-    if known is None:
+    if check_ledger(using) is None:
         _failure_of(engine, claim=False)
         # Of several first workers one inserts its name, and the others read it.
         first = Installation(pk=ROW_ID, name=name, since_at=database_now(using))
         Installation.objects.using(using).bulk_create([first], ignore_conflicts=True)
-        _compare(ledger_name(using), name)
+        check_ledger(using)
     return _failure_of(engine)
+
+
+def check_ledger(using: str) -> str | None:
+    """Return the name that the ledger remembers, if any. Without `INSTALLATION` do nothing.
+
+    Raises:
+        WrongInstallation: the ledger belongs to another installation.
+        DatabaseError: it could not be read.
+    """
+    name = get_settings().installation
+    known = None if name is None else ledger_name(using)
+    if known not in (None, name):
+        raise WrongInstallation(
+            f"This database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is {name!r}. If it is a "
+            "copy, run manage.py delayq_adopt to make it this installation's own. Otherwise correct the setting. "
+            "Nothing was changed."
+        )
+    return known
 
 
 def assign(using: str, name: str) -> None:
@@ -101,12 +118,3 @@ def _failure_of(engine: Engine | None, *, claim: bool = True) -> EngineError | N
     except EngineError as error:
         return error
     return None
-
-
-def _compare(known: str | None, name: str) -> None:
-    if known not in (None, name):
-        raise WrongInstallation(
-            f"This database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is {name!r}. If it is a "
-            "copy, run manage.py delayq_adopt to make it this installation's own. Otherwise correct the setting. "
-            "Nothing was changed."
-        )

@@ -38,7 +38,7 @@ class Spacing:
 
     A work begins a little later than its slot, by at most `lateness` seconds; then the slot is lost. The interval
     includes that: a slot, and the first one that would be too many in a period, lie a period plus `lateness` apart.
-    A fifth of it is left for the step from the last check to the handler.
+    A part of it is left for the step from the last check to the handler.
     """
 
     size: int
@@ -68,7 +68,7 @@ class Spacing:
 
     def slot(self, at: float) -> Slot:
         """Return the slot that begins `at`."""
-        return Slot(at, at + 0.8 * self.lateness)
+        return Slot(at, at + 0.7 * self.lateness)
 
     def works(self, timeouts: int) -> int:
         """Return how many works so many timeouts need."""

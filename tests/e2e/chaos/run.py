@@ -9,11 +9,13 @@ import argparse
 import contextlib
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tests.e2e.chaos.evidence import gather
 from tests.e2e.chaos.faults import Faults
 from tests.e2e.chaos.oracle import judge
 from tests.e2e.chaos.report import Result
-from tests.e2e.chaos.stage import Stage
+from tests.e2e.chaos.stage import ROOT, Stage
 from tests.e2e.chaos.verdict import Violation
 from tools import processes
 
@@ -49,13 +51,14 @@ def run(folder: Path, seed: int, seconds: float) -> Result:
             crew.tend()
             faults.heal()
             crew.stop_producing()
+            released_at = _release(stage)
             drained_after = _drain(stage, crew)
             cuts = stage.proxies.counts()
             crew.end()
         finally:
             crew.close()
         with stage.connect() as connection:
-            evidence = gather(connection, crew.journals)
+            evidence = gather(connection, crew.journals, released_at)
     violations = judge(evidence)
     violations += [Violation("process", words) for words in crew.surprises]
     if drained_after is None:
@@ -72,6 +75,16 @@ def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing fires even before the first fault; logs are in {stage.folder}")
             time.sleep(0.05)
+
+
+def _release(stage: Stage) -> datetime:
+    """Resume what producers have stopped; return when this began."""
+    began_at = datetime.now(UTC)
+    command = [sys.executable, "-m", "django", "delayq_resume", "testapp.order.remind", "testapp.order.chill", "--yes"]
+    with (stage.folder / "release.log").open("ab") as log:
+        environment = stage.environment("producers")
+        subprocess.run([*command, "--reason", "the end"], env=environment, cwd=ROOT, stdout=log, stderr=log, check=True)
+    return began_at
 
 
 def _drain(stage: Stage, crew: Crew) -> float | None:

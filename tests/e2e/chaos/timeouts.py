@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django_delayq import timeout_policy
@@ -25,3 +26,15 @@ def falter(order: Order, timeout: Timeout) -> None:
     Effect.objects.create(what="falter", object_id=order.pk, timeout_id=timeout.pk)
     if timeout.payload and timeout.attempts <= timeout.payload["failures"]:
         raise RuntimeError("not yet")
+
+
+@timeout_policy(Order)
+def chill(order: Order, timeout: Timeout) -> None:
+    """Scheduled by hand; operators hold it and release it."""
+    Effect.objects.create(what="chill", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Order, after=timedelta(seconds=2))
+def decay(order: Order, timeout: Timeout) -> None:
+    """Scheduled with the delay in force, which operators change."""
+    Effect.objects.create(what="decay", object_id=order.pk, timeout_id=timeout.pk)

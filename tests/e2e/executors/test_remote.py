@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_delayq.models import Timeout
+from tests.e2e.executors.conftest import ENGINES
 from tests.e2e.executors.engines import Engine
 from tests.support.processes import due_now, effects, settled, states
 from tests.support.waiting import wait_until
@@ -24,6 +26,8 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]
+DUE = int(os.environ.get("DELAYQ_TEST_DUE", "1000"))
+WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -126,7 +130,7 @@ def _tomorrow() -> Any:
     return timezone.now() + timedelta(days=1)
 
 
-@pytest.mark.parametrize("engine", ["celery", "rq"], indirect=True)
+@WITH_A_BROKER
 def test_a_broker_that_is_down_does_not_stop_the_worker(
     engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path
 ) -> None:
@@ -147,17 +151,25 @@ def test_a_broker_that_is_down_does_not_stop_the_worker(
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
 
 
-def test_a_thousand_are_due_at_once(engine: Engine, start_worker: Start, start_remote: Start) -> None:
-    rows = due_now("remind", 1000)
+def test_a_thousand_are_due_at_once(
+    engine: Engine, start_worker: Start, start_remote: Start, record_property: Callable[[str, object], None]
+) -> None:
+    """`DELAYQ_TEST_DUE=10000 pytest -k thousand --junitxml=times.xml` measures more."""
+    rows = due_now("remind", DUE)
     start_remote()
-    worker = start_worker()
-    wait_until(settled(1000), seconds=150)
+    worker, began = start_worker(), time.monotonic()
+    wait_until(lambda: states().get("fired", 0) >= DUE / 10, "it has begun", seconds=100)
+    fired, at = states()["fired"], time.monotonic()
+    wait_until(settled(DUE), seconds=150)
+    now = time.monotonic()
+    record_property("all_seconds", round(now - began, 1))
+    record_property("per_second", round((DUE - fired) / (now - at)))
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
 
 
 @pytest.mark.usefixtures("short_lease")
-@pytest.mark.parametrize("engine", ["celery", "rq"], indirect=True)
+@WITH_A_BROKER
 def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
     engine: Engine, start_worker: Start, start_remote: Start
 ) -> None:

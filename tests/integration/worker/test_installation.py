@@ -19,8 +19,10 @@ from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen
-from django_delayq.redis_clients import get_worker_engine
+from django_delayq.redis_clients import forget_engine, get_worker_engine
+from django_delayq.remote import fire
 from django_delayq.worker import Worker
+from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
@@ -152,21 +154,34 @@ def test_a_redis_that_was_emptied_gets_the_name_again(
 
 
 def test_a_redis_that_is_away_at_the_start_is_not_used_if_it_comes_back_as_another_installations(
-    start_worker: StartWorker, own_redis: RedisProcess, called: Call, prefix: str, caplog: pytest.LogCaptureFixture
+    start_worker: StartWorker,
+    own_redis: RedisProcess,
+    called: Call,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     called("staging")
-    own_redis.stop()
-    start_worker()
-    due_orders("remind", 2)
-    wait_until(all_are("fired"))
-    assert installation.ledger_name("default") == "staging"
-    own_redis.start()
-    with own_redis.client() as client:
+    prefix = settings.DELAYQ["PREFIX"]
+    with Wire(own_redis.port) as wire, own_redis.client() as client:
+        settings.DELAYQ = {**settings.DELAYQ, "REDIS": wire.url}
         client.set(f"{prefix}:installation", "production")
+        wire.go_silent()
+        running = start_worker()
+        due_orders("remind", 2)
+        wait_until(all_are("fired"))
+        assert installation.ledger_name("default") == "staging"
+        wire.speak()
+        wire.cut()
         wait_until(lambda: "'production'" in caplog.text)
         due_orders("remind", 2)
         wait_until(all_are("fired"))
-        assert not list(client.scan_iter(f"{prefix}:turn:*"))
+        for key in client.scan_iter(f"{prefix}:{{*"):  # what the test itself has pushed
+            client.delete(key)
+        asked = wire.asked
+        wait_until(lambda: wire.asked > asked, "the worker has probed again")
+        assert set(client.scan_iter(f"{prefix}*")) == {f"{prefix}:installation".encode()}
+        running.stop()
+        forget_engine()
     foreign = [line for line in caplog.records if "'production'" in line.getMessage() and line.levelno > logging.DEBUG]
     assert [(line.levelname, vars(line)["event"]) for line in foreign] == [("ERROR", "redis_away")]
 
@@ -233,6 +248,20 @@ def test_a_worker_that_is_stopped_before_the_database_answers_does_nothing(
     running = start_worker()
     running.stop()
     assert not WorkerSeen.objects.exists() and not Installation.objects.exists()
+
+
+def test_a_process_of_a_task_queue_fires_nothing_of_another_installation(without_redis: None, called: Call) -> None:
+    """A broker that both installations share may deliver messages of production in staging."""
+    named("production")
+    called("staging")
+    (row,) = due_orders("remind")
+    message = {"policy": row.policy, "ids": [row.pk], "suspect": False, "using": "default"}
+    with pytest.raises(WrongInstallation):
+        fire(message)
+    assert set(Timeout.objects.values_list("state", "attempts")) == {("pending", 0)}
+    called("production")
+    fire(message)
+    assert set(Timeout.objects.values_list("state", flat=True)) == {"fired"}
 
 
 def test_deployments_are_advised_to_have_a_name(called: Call) -> None:

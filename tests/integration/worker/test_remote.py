@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_delayq import Retry, Snooze, operations
+from django_delayq import Limits, Retry, Snooze, operations
 from django_delayq.conf import ConfigError
 from django_delayq.executors import make_executor
 from django_delayq.models import Timeout
@@ -183,6 +183,23 @@ def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_runn
     (row,) = due_orders("slow")
     fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
     assert Timeout.objects.get().state == "fired"
+
+
+def test_a_time_limit_applies_in_the_receiving_process(declare: Any) -> None:
+    released = threading.Event()
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        while not released.is_set():
+            time.sleep(0.01)
+
+    policy = declare(Order, handler, name="hangs", limits=Limits(run=timedelta(seconds=0.3)), retry=Retry([]))
+    (row,) = due_orders("hangs")
+    try:
+        fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    finally:
+        released.set()
+    row.refresh_from_db()
+    assert (row.state, row.errors[0]["error"]) == ("dead", "TimeLimitExceeded")
 
 
 WRONG: list[Any] = [
