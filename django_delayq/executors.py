@@ -48,6 +48,9 @@ class Executor(Protocol):
     early_seconds: float = 0.0
     """How long before its deadline a work may be submitted, by an executor that calls `run` in this process: `run`
     then waits until `work.begin_at`."""
+    prefetch_seconds: float = 0.5
+    """The worker submits as much as is reported within this time, and so ever less if each report takes longer. An
+    executor with a delay of its own, however little it runs, needs more than that delay."""
 
     def submit(self, work: Work, done: Done) -> None:
         """Have `work` run by `firing.run`, and `done` called with it and the report. Return at once.
@@ -187,6 +190,7 @@ class ThreadExecutor:
     """
 
     keeps_leases = True
+    prefetch_seconds = 0.5
     early_seconds = 0.004
     """So a thread is ready at the deadline, even if the worker's main thread is busy for some milliseconds."""
 

@@ -65,6 +65,9 @@ class RemoteExecutor(Executor):
     message a lease is sent, so that messages do not accumulate while no process receives them.
     """
 
+    prefetch_seconds = 2.0
+    """Queues need up to a second for a message, for example to fork."""
+
     def __init__(self, using: str, concurrency: int) -> None:
         self._using = using
         self._changed = threading.Condition()

@@ -41,12 +41,13 @@ WEIGHT: Final = 0.5
 
 
 class Prefetch:
-    """How many timeouts a worker reserves in advance: as many as it completes in half a second.
+    """How many timeouts a worker reserves in advance: as many as it completes in `seconds`, half a second by default.
 
     That is a thousand fast ones, or one for each thread if handlers take minutes. Other workers get the rest.
     """
 
     def __init__(self, concurrency: int) -> None:
+        self.seconds = PREFETCH_SECONDS
         self._least = concurrency
         self._size = float(FIRST_PREFETCH * concurrency)
 
@@ -56,7 +57,7 @@ class Prefetch:
 
     def completed(self, in_flight: int, seconds: float) -> None:
         """Note that a timeout took `seconds`, and that `in_flight` were in flight when it came, itself included."""
-        wanted = in_flight * PREFETCH_SECONDS / max(seconds, 0.001)
+        wanted = in_flight * self.seconds / max(seconds, 0.001)
         self._size += WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
 
     def was_too_large(self) -> None:
@@ -100,6 +101,7 @@ class Dispatch:
         self._using = using
         self._skew = skew
         self._prefetch = prefetch
+        prefetch.seconds = getattr(executor, "prefetch_seconds", PREFETCH_SECONDS)
         self._wake = wake
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
         self._planned: list[tuple[float, int, Work]] = []

@@ -12,7 +12,8 @@ from django_delayq import clock
 from django_delayq.engine import Engine
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.dispatch import Prefetch
+from django_delayq.remote import RemoteExecutor
+from django_delayq.worker.dispatch import MAX_PREFETCH, Prefetch
 from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource
 
 if TYPE_CHECKING:
@@ -144,6 +145,17 @@ def test_a_worker_holds_what_it_can_do_soon() -> None:
     assert prefetch.size == 4
     assert prefetch.room(4) == 0
     assert prefetch.room(2) == 2
+
+
+def test_a_task_queue_that_needs_a_second_for_each_message_gets_no_less_than_it_does_in_two() -> None:
+    prefetch = Prefetch(4)
+    prefetch.seconds = RemoteExecutor.prefetch_seconds
+    for _ in range(20):
+        prefetch.completed(in_flight=prefetch.size, seconds=1)
+    assert prefetch.size > 0.9 * MAX_PREFETCH
+    for _ in range(20):
+        prefetch.completed(in_flight=100, seconds=10)
+    assert prefetch.size < 25
 
 
 def test_little_room_in_a_large_appetite_is_not_worth_asking() -> None:
