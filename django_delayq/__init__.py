@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from django_delayq.scheduling.single import schedule_timeout as schedule_timeout
     from django_delayq.scheduling.story import Story as Story
     from django_delayq.scheduling.story import explain_timeout as explain_timeout
+    from django_delayq.signals import policy_paused as policy_paused
     from django_delayq.signals import timeout_cancelled as timeout_cancelled
     from django_delayq.signals import timeout_dead as timeout_dead
     from django_delayq.signals import timeout_failed as timeout_failed
@@ -81,8 +82,8 @@ _NAMES = {
     "scheduling.bulk": "cancel_timeouts extend_timeouts reschedule_timeouts schedule_timeouts",
     "scheduling.queries": "Deadline aget_deadline get_deadline pending_timeouts",
     "signals": (
-        "timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_rescheduled timeout_scheduled "
-        "timeout_skipped"
+        "policy_paused timeout_cancelled timeout_dead timeout_failed timeout_fired timeout_rescheduled "
+        "timeout_scheduled timeout_skipped"
     ),
     "scheduling.story": "Story explain_timeout",
     "arming.sync": "sync_timeouts",

@@ -33,6 +33,7 @@ def register() -> None:
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
+    register_check(check_installation, "django_delayq", deploy=True)
 
 
 def check_settings(**_: Any) -> Iterator[CheckMessage]:
@@ -165,6 +166,21 @@ def check_redis(**_: Any) -> Iterator[CheckMessage]:
             hint="CONFIG SET maxmemory-policy noeviction, or use a Redis that is not a cache. The database restores "
             "what Redis evicts, but late.",
             id="django_delayq.W005",
+        )
+
+
+def check_installation(**_: Any) -> Iterator[CheckMessage]:
+    """Recommend a name for the installation. Reads only settings; only with `check --deploy`."""
+    try:
+        installation = get_settings().installation
+    except ConfigError:
+        return  # reported by `check_settings`
+    if installation is None:
+        yield Warning(
+            "DELAYQ['INSTALLATION'] is not set: workers on a copy of this database would fire its timeouts again.",
+            hint='Give each environment a name of its own, such as DELAYQ = {"INSTALLATION": "production"}. Workers '
+            "refuse a database of another installation.",
+            id="django_delayq.W030",
         )
 
 

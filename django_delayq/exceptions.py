@@ -59,6 +59,10 @@ class TimeLimitExceeded(DelayqError):
     """A call of a handler took longer than `Limits(run=...)`. Its attempt failed, and its transaction rolled back."""
 
 
+class WrongInstallation(DelayqError):
+    """The ledger, or the keys in Redis, belong to another installation. Nothing was changed."""
+
+
 class EngineError(DelayqError):
     """Redis failed. Nothing is lost: the ledger still has the row."""
 
@@ -69,3 +73,7 @@ class EngineUnavailable(EngineError):
 
 class EngineFull(EngineUnavailable):
     """Redis is out of memory: it accepts no new entries, but existing ones can be claimed."""
+
+
+class ForeignEngine(WrongInstallation, EngineError):
+    """The keys in Redis under `PREFIX` belong to another installation. Redis is not used until they do not."""

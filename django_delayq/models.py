@@ -328,7 +328,7 @@ class PolicySync(models.Model):
 
 
 class PolicyMeter(models.Model):
-    """A counter of one policy that all workers share: its rate, or its brake. Used only while there is no Redis."""
+    """A counter of one policy that all workers share: its rate, or its brake."""
 
     id = models.BigAutoField(primary_key=True)
     policy = models.CharField(max_length=200)

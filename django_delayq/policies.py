@@ -15,7 +15,7 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
-from django_delayq.guard_rails import Brake, Late, Limits
+from django_delayq.guard_rails import Brake, Late, Limits, Rate
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration
 from django_delayq.retries import Retry
 
@@ -91,6 +91,11 @@ class TimeoutPolicy(Generic[M]):
     @property
     def handler_path(self) -> str:
         return f"{getattr(self.handler, '__module__', '?')}.{getattr(self.handler, '__qualname__', self.name)}"
+
+    @property
+    def rate(self) -> Rate | None:
+        """Return the rate that limits its attempts; None: there is none."""
+        return self.limits.rate if self.limits else None
 
     @property
     def is_automatic(self) -> bool:

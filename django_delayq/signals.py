@@ -13,6 +13,9 @@
 `sender` is the model class of the policy (the `Timeout` model if the policy is no longer declared), `timeout` the
 ledger row. An exception in a receiver is logged and affects nothing else. The bulk functions send no signals.
 
+`policy_paused` is sent when a policy has paused itself, because its brake counted too many firings. `sender` is the
+model class, `policy` the policy, `change` the `PolicyChange` with the reason.
+
 `worker_started` (`sender` is the class, `worker=` the worker) is sent once, in the main thread, before the worker
 claims anything. Its receivers can serve metrics or health pages from the worker's process.
 
@@ -29,5 +32,6 @@ timeout_fired = Signal()
 timeout_skipped = Signal()
 timeout_failed = Signal()
 timeout_dead = Signal()
+policy_paused = Signal()
 worker_started = Signal()
 entries_restored = Signal()

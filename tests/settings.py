@@ -98,6 +98,7 @@ if REDIS_URL:
 DELAYQ: dict[str, Any] = {"PREFIX": os.environ.get("DELAYQ_TEST_PREFIX", f"delayq-test-{os.getpid()}")}
 # For child processes: {"LEASE": 1} shortens the durations that a test has to wait for, in seconds.
 DELAYQ |= {name: timedelta(seconds=s) for name, s in json.loads(os.environ.get("DELAYQ_TEST_SECONDS", "{}")).items()}
+DELAYQ["INSTALLATION"] = os.environ.get("DELAYQ_TEST_INSTALLATION")
 if os.environ.get("DELAYQ_TEST_WITHOUT_REDIS"):
     DELAYQ["REDIS"] = None
 

@@ -32,8 +32,14 @@ HOME = Path(os.environ.get("DELAYQ_VENV", ROOT / ".venv"))
 PYTHON = HOME / "bin" / "python"
 PURPOSES = {
     "demo": ["-e", ".[demo,rest]"],
-    "test": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "dev"],
-    "newest": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "test", "Django>=6.1,<6.2"],
+    "test": ["-e", ".[rest,hiredis,postgresql,prometheus,celery,tasks,rq,demo]", "--group", "dev"],
+    "newest": [
+        "-e",
+        ".[rest,hiredis,postgresql,prometheus,celery,tasks,rq,demo]",
+        "--group",
+        "test",
+        "Django>=6.1,<6.2",
+    ],
     "bench": ["-e", ".[rest,hiredis,postgresql,prometheus,demo]", "--group", "bench"],
 }
 BULLMQ = ("bullmq@6.7.0", "ioredis@5")

@@ -89,6 +89,13 @@ class PostponeForm(ReasonForm):
         return {"after": duration_of(given)}
 
 
+class RefireForm(ReasonForm):
+    """An optional deadline."""
+
+    at = LocalDateTimeField(label=_("Due at"), required=False, help_text=_("Empty: now."))
+    field_order = ("at", "reason")
+
+
 class PauseForm(ReasonForm):
     """An optional end."""
 
@@ -261,6 +268,7 @@ class ShadowForm(GuardForm):
 
 FORMS: Final[dict[str, type[ReasonForm]]] = {
     "postpone": PostponeForm,
+    "refire": RefireForm,
     "pause": PauseForm,
     "resume": ResumeForm,
     "delay": DelayForm,

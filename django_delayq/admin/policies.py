@@ -29,7 +29,7 @@ from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.operations.replan import unfinished
 from django_delayq.policies import registry
-from django_delayq.scheduling.story import operator_label
+from django_delayq.scheduling.story import operator_label, reason_label
 
 COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
     "pending": (gettext_lazy("pending"), {"state__exact": "pending"}),
@@ -147,6 +147,6 @@ class PolicyChangeAdmin(LedgerAdmin):
     policy_shown = column(gettext_lazy("policy"), lambda change: render.policy_tag(change.policy))
     by_shown = column(gettext_lazy("by"), lambda change: operator_label(change.by))
     reason_shown = column(
-        gettext_lazy("reason"), lambda change: render.clamped(change.reason) if change.reason else "-"
+        gettext_lazy("reason"), lambda change: render.clamped(reason_label(change.reason)) if change.reason else "-"
     )
     finished = column(gettext_lazy("finished"), lambda change: render.time_tag(change.finished_at))

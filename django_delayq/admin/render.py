@@ -279,7 +279,9 @@ def stop(state: PolicyState) -> str:
         again = _("Resumes automatically at {time}, {left}.")
         ends = format_html(again, time=time_tag(state.until), left=countdown(state.until))
         text = format_html("{} {}", text, ends)
-    return format_html("{} {}", text, _("By {who}: {reason}").format(who=operator_label(state.by), reason=state.reason))
+    return format_html(
+        "{} {}", text, _("By {who}: {reason}").format(who=operator_label(state.by), reason=reason_label(state.reason))
+    )
 
 
 def guard_rails(state: PolicyState) -> list[tuple[str, str]]:

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
-# These close the round of their `since` value: it is not armed again. If a skip by the handler did not close it, the
-# round would be armed again, be due immediately, and be skipped again, indefinitely.
+# These close the round of their `since` value: it is not armed again. If a skip by the handler or by a guard rail did
+# not close it, the round would be armed again, be due immediately, and be skipped again, indefinitely. And a policy
+# that leaves shadow mode would fire what it has skipped.
 CLOSING = (
     Q(state__in=(State.FIRED, State.DEAD, State.FIRING))
     | Q(state=State.CANCELLED, cause=Cause.HAND)
-    | Q(state=State.SKIPPED, cause=Cause.HANDLER)
+    | Q(state=State.SKIPPED, cause__in=(Cause.HANDLER, Cause.LATE, Cause.SHADOW))
 )
 COLUMNS = 6
 

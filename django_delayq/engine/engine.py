@@ -8,13 +8,14 @@ from typing import Any
 from weakref import WeakSet
 
 from django_delayq.engine.faults import Client, translated
-from django_delayq.engine.keys import queue_keys, shard_of
+from django_delayq.engine.keys import counter_keys, installation_key, queue_keys, shard_of
 from django_delayq.engine.records import (
     MAX_AHEAD_MS,
     MAX_BATCH,
     MAX_LEASE_MS,
     MAX_PEEK,
     NO_LEASE,
+    SLICES,
     Change,
     Entry,
     Lease,
@@ -27,7 +28,7 @@ from django_delayq.engine.records import (
 )
 from django_delayq.engine.scripts import Call, Caller
 from django_delayq.engine.wakeup import Wakeup
-from django_delayq.exceptions import EngineError
+from django_delayq.exceptions import EngineError, EngineFull
 
 
 class DelayQueue:
@@ -221,6 +222,15 @@ class Engine:
                 calls += self.queue(*place).calls(kind, items)
         self._caller.send(calls)
 
+    def count(self, name: str, amount: int, slice_ms: int) -> int:
+        """Add to the counter `name`, and return what it has counted in the present slice and the complete ones before.
+
+        These are `SLICES` slices of `slice_ms` by the clock of the server. After as many without a call the counter
+        expires. Raises EngineUnavailable or EngineError; the amount may then have been added.
+        """
+        call = Call("count", counter_keys(self.prefix, name), (int(amount), int(slice_ms), SLICES))
+        return int(self._caller.send([call])[0])
+
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""
         channels = [
@@ -229,6 +239,29 @@ class Engine:
         wakeup = Wakeup(self.client, channels)
         self._wakeups.add(wakeup)
         return wakeup
+
+    def installation(self) -> str | None:
+        """Return the name of the installation that uses this prefix; None: none has claimed it, or Redis lost the name.
+
+        Every client that can write to Redis can change it, so show it with `repr`. Raises EngineUnavailable or
+        EngineError.
+        """
+        client: Any = self.client
+        with translated(client):
+            name = client.get(installation_key(self.prefix))
+        return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+    def claim_prefix(self, name: str, *, replace: bool = False) -> str:
+        """Claim the prefix for the installation `name`, unless another one has it; return the name of its owner.
+
+        `replace`: also if another one has it. A Redis that is out of memory refuses to store the name; then a later
+        call stores it. Raises the errors of `installation`.
+        """
+        if not replace and (owner := self.installation()) is not None:
+            return owner
+        with suppress(EngineFull), translated(self.client):
+            self.client.set(installation_key(self.prefix), name, nx=not replace)
+        return self.installation() or name
 
     def ping(self) -> None:
         with translated(self.client):

@@ -3,7 +3,9 @@
     delayq:{queue.shard}:z   sorted set   all entries of one queue and shard: id -> score (lua/include/score.lua)
     delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
     delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
+    delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
+    delayq:installation      string       the name of the installation whose workers use this prefix
 
 The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """
@@ -26,6 +28,13 @@ class AsideKeys:
     counter: str
     entries_aside: str
     counter_aside: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterKeys:
+    """The key of a counter."""
+
+    counter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,16 @@ def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
     tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
     base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
     return QueueKeys(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
+
+
+def counter_keys(prefix: str, name: str) -> CounterKeys:
+    """Return the key of the counter `name`, any string."""
+    return CounterKeys(f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}")
+
+
+def installation_key(prefix: str) -> str:
+    """Return the key that holds the name of the installation."""
+    return f"{_quoted(prefix, safe=':')}:installation"
 
 
 def shard_of(id: int, shards: int) -> int:

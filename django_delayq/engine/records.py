@@ -21,6 +21,8 @@ MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
 NO_LEASE: Final = 2**52
 """The token of a lease that ended in 1970, which no worker has."""
 MAX_AHEAD_MS: Final = 1000
+SLICES: Final = 10
+"""The parts into which the period of a counter is divided."""
 
 DUE_UNIT: Final = 1024
 """The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""

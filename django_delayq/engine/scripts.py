@@ -22,13 +22,14 @@ from typing import Any, Final, NamedTuple
 from redis.exceptions import NoScriptError, ResponseError
 
 from django_delayq.engine.faults import Client, is_wrong_type, translated
-from django_delayq.engine.keys import AsideKeys, QueueKeys
+from django_delayq.engine.keys import AsideKeys, CounterKeys, QueueKeys
 
 logger = logging.getLogger("django_delayq.engine")
 
 COMMANDS: Final = (
     "acknowledge",
     "acknowledge_all",
+    "count",
     "ensure",
     "extend",
     "peek",
@@ -66,7 +67,7 @@ class Call(NamedTuple):
     """One command: its name, an object with the keys that its head names, and its arguments in order."""
 
     command: str
-    keys: QueueKeys | AsideKeys
+    keys: QueueKeys | AsideKeys | CounterKeys
     args: Sequence[int | str] = ()
 
 

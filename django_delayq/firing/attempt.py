@@ -20,10 +20,11 @@ from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, matching_of
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
+from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, Cost, firing_state
 from django_delayq.ledger import settling
-from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
@@ -35,6 +36,10 @@ ALONE_AFTER_OVERLAP_SECONDS = 600.0
 
 class LostRace(Exception):
     """The compare-and-set found fewer rows than were locked: one of them is not due after all."""
+
+
+class SlotOver(Exception):
+    """The slot of a policy with a rate was over before the handler could be called."""
 
 
 class Overlap(Exception):
@@ -52,6 +57,8 @@ class Attempt:
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
         expired: rows that were `firing` too long.
+        guards: the guard rails in force.
+        withheld: rows that were settled without a call of the handler, because of a guard rail.
         cost: what the handlers cost.
         is_committed: the transaction has committed.
     """
@@ -66,6 +73,8 @@ class Attempt:
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     expired: list[int] = field(default_factory=list)
+    guards: Guards = field(default_factory=Guards)
+    withheld: list[Timeout] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     cost: Cost = field(default_factory=Cost)
     is_committed: bool = False
@@ -80,9 +89,10 @@ class Attempt:
         return guarded(self._run, lambda error: self._released(error) or failed(error))
 
     def _run(self) -> ReportBuilder:
+        self.guards = stop_cache.guards(self.policy, self.using)
         with firing_transaction(self.using):
             reach("begun")
-            self.ready = mark_at_once(self.policy, self.candidates, self.using, counted=self.is_counted)
+            self.ready = self._mark_at_once()
             if self.ready:
                 self.report.now = self.ready[0].row.settled_at
                 self._report_fired(self.ready)
@@ -90,11 +100,15 @@ class Attempt:
                 self._mark_step_by_step()
             reach("marked")
             if self.ready:
+                if not firing_state.running[threading.get_ident()].begin():
+                    raise SlotOver
                 self._call()
             running = firing_state.running[threading.get_ident()]
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         reach("committed")
+        log_withheld(self.policy.label, self.withheld)
+        count_fired(self.policy, len(self.report.fired), self.guards, self.using)
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:
             sizes.record_success(len(self.ready), self.cost)
@@ -106,6 +120,13 @@ class Attempt:
             except Exception as error:  # noqa: BLE001 - the commit above must be reported
                 self.report.release_unknown(self.policy.label, self.expired, error, self.using)
         return self.report
+
+    def _mark_at_once(self) -> list[Member]:
+        candidates, late = self.candidates, self.guards.late
+        if self.guards.shadow:
+            candidates = [each for each in candidates if not is_in_shadow(each.object_id, self.guards.shadow)]
+        after = late.after if late else None
+        return mark_at_once(self.policy, candidates, self.using, counted=self.is_counted, late=after)
 
     def _mark_step_by_step(self) -> None:
         """Lock the objects and the rows of the other candidates, check them, and mark those that may be fired.
@@ -138,9 +159,12 @@ class Attempt:
                 unmet.append(row)
         for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
             if skipped:
-                settling.mark_skipped(skipped, cause, now, using)
-                report.done += [row.pk for row in skipped]
-                report.signals += [(signals.timeout_skipped, row) for row in skipped]
+                settling.mark_settled(skipped, cause, now, using)
+                self._report_settled(skipped)
+        self.withheld = withhold([each.row for each in members], self.guards, now, using, counted=self.is_counted)
+        if self.withheld:
+            self._report_settled(self.withheld)
+            members = [member for member in members if not member.row.is_settled]
         report.release(locked_elsewhere, using, "another transaction has locked its object")
         missing = [candidate.id for candidate in free if candidate.id not in rows]
         report.release(missing, using, "another transaction has locked its row")
@@ -168,6 +192,13 @@ class Attempt:
             else:
                 due.append(row)
         return due
+
+    def _report_settled(self, rows: Sequence[Timeout]) -> None:
+        self.report.done += [row.pk for row in rows]
+        dead = Timeout.State.DEAD
+        self.report.signals += [
+            (signals.timeout_dead if row.state == dead else signals.timeout_skipped, row) for row in rows
+        ]
 
     def _mark(self, members: Sequence[Member], now: datetime) -> None:
         if not settling.mark_fired([member.row for member in members], now, self.using, counted=self.is_counted):
@@ -231,6 +262,10 @@ class Attempt:
         """Return a report that releases all candidates if `error` is transient, else None. Adapt the group size."""
         report, ids = ReportBuilder(now=self.report.now), [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
+        if isinstance(error, SlotOver):
+            report.release_rest(ids, report.current_time())
+            report.missed = True
+            return report
         if isinstance(error, Overlap):
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         elif isinstance(error, LostRace):

@@ -18,7 +18,7 @@ from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.handler import firing_transaction
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.ledger import settling
-from django_delayq.ledger.history import appended, clipped, error_details, event, message_of
+from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
@@ -33,6 +33,10 @@ UNDECLARED_GRACE: Final = timedelta(minutes=1)
 
 class WorkerDied(Exception):
     """The process that ran this attempt died, or was cut off for longer than its lease."""
+
+
+class TooManySnoozes(Exception):
+    """The handler has snoozed once more than its policy allows."""
 
 
 class TransientFailure(Exception):
@@ -133,7 +137,12 @@ def _verdict(
             run_at = error.delay.due_from(now)
         except InvalidDelay as too_far:
             return _failure(policy, row, too_far, now, attempt)
-        snoozed = event("snoozed", now, reason=error.reason, to=run_at)
+        number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
+        if most is not None and number > most:
+            words = f"It snoozed {number} times, and its policy allows {most}: {error.reason}"
+            values = {**settling.settled(State.DEAD, Cause.LIMIT, now), "reason": clipped(words), "attempts": attempt}
+            return _Verdict(values, [], signals.timeout_dead, TooManySnoozes(words))
+        snoozed = event("snoozed", now, reason=error.reason, to=run_at, number=number)
         return _Verdict({**settling.waiting(run_at), "attempts": attempt - 1}, [snoozed])
     if isinstance(error, TransientFailure):
         return _Verdict({**settling.waiting(now + error.wait), "attempts": attempt - 1})
@@ -184,7 +193,9 @@ def _log(row: Timeout, error: BaseException | None) -> None:
         return
     is_dead = isinstance(error, GiveUp) or row.state == State.DEAD
     words = message_of(error, row)
-    if isinstance(error, GiveUp):
+    if isinstance(error, TooManySnoozes):
+        outcome = f"is dead: {words}"
+    elif isinstance(error, GiveUp):
         outcome = f"is dead: its handler gave up at attempt {row.attempts}: {words}"
     elif is_dead:
         outcome = f"is dead: attempt {row.attempts} failed, and no retry is left: {type(error).__name__}: {words}"
@@ -196,6 +207,6 @@ def _log(row: Timeout, error: BaseException | None) -> None:
         row.pk,
         row.policy,
         outcome,
-        exc_info=None if isinstance(error, GiveUp) else shown(error, row),
+        exc_info=None if isinstance(error, GiveUp | TooManySnoozes) else shown(error, row),
         extra={"event": "timeout_dead" if is_dead else "timeout_failed", "timeout_id": row.pk, "policy": row.policy},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, Q
@@ -42,17 +43,23 @@ class Member:
 
 
 def mark_at_once(
-    policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str, *, counted: bool
+    policy: TimeoutPolicy[Any],
+    candidates: Sequence[Candidate],
+    using: str,
+    *,
+    counted: bool,
+    late: timedelta | None = None,
 ) -> list[Member]:
     """Lock, check and mark those of `candidates` with which nothing is unusual, in one statement; return them.
 
-    An empty list if one statement cannot do this for `policy`, or if a forged work names an object twice.
+    An empty list if one statement cannot do this for `policy`, or if a forged work names an object twice. `late`: not
+    those whose first attempt would begin later than that.
     """
     pks = {pk for candidate in candidates if (pk := _readable_pk(policy, candidate.object_id)) is not None}
-    if len(pks) < len(candidates) or not settling.can_mark_at_once(policy, using):
+    if not candidates or len(pks) < len(candidates) or not settling.can_mark_at_once(policy, using):
         return []
     ids = [candidate.id for candidate in candidates]
-    found = settling.mark_at_once(policy, pks, ids, using, counted=counted)
+    found = settling.mark_at_once(policy, pks, ids, using, counted=counted, late=late)
     members = {row.pk: Member(row, obj) for row, obj in found}
     if not counted:
         for member in members.values():

@@ -21,6 +21,7 @@ from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import TransientFailure, record, settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.members import Member
+from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, firing_state
 from django_delayq.ledger import settling
@@ -54,6 +55,7 @@ def fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: str
     if attempt.is_committed:
         for member in attempt.ready:
             report.add(_run_handler(policy, member.row, member.obj, using))
+        count_fired(policy, len(report.fired), attempt.guards, using)
     return report
 
 

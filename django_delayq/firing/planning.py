@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq.clock import DatabaseNow
@@ -14,6 +15,7 @@ from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -35,7 +37,17 @@ class _Row(NamedTuple):
     database_now: datetime
 
 
-def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0)) -> tuple[list[Work], Report]:
+class Pacing(NamedTuple):
+    """For policies with a rate: when those timeouts that may begin soon do so, and what to do with the others."""
+
+    slots: Mapping[int, Slot]
+    note_due: Callable[[str, float], None]
+    """Called with the label of the policy, and in how many seconds the timeout is due."""
+
+
+def plan(
+    deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta(0), pacing: Pacing | None = None
+) -> tuple[list[Work], Report]:
     """Return works for `run`, and a report on the timeouts that need none.
 
     One query, and occasionally one for stopped policies. Settled rows and ids without a row are done. Rows that are not
@@ -46,6 +58,8 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
         using: the database.
         ahead: timeouts due within this time count as due; `early` of the report has the deadlines of those that are not
             due yet. Only those that are due at nearly the same time share a work.
+        pacing: timeouts of policies with a rate that have no slot are done: the worker claims them from the ledger
+            later. None: rates do not apply.
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
@@ -57,7 +71,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
     stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
-    due: dict[tuple[str, str, datetime | None], list[_Row]] = defaultdict(list)
+    due: dict[tuple[str, str, datetime | Slot | None], list[_Row]] = defaultdict(list)
     early: dict[int, datetime] = {}
     begins: dict[tuple[str, str], datetime] = {}
     for row in found:
@@ -70,6 +84,12 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
             report.again[row.id] = unknown.again_at(row.policy, row.id, row.database_now)
         elif policy.label in stopped:
             report.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
+        elif policy.rate and pacing and row.state == Timeout.State.PENDING:
+            if slot := pacing.slots.get(row.id):
+                due[policy.label, row.queue, slot].append(row)
+            else:
+                report.done.append(row.id)
+                pacing.note_due(policy.label, (row.run_at - row.database_now).total_seconds())
         else:
             begin = None
             if row.run_at > row.database_now:
@@ -78,7 +98,7 @@ def plan(deliveries: Mapping[int, int], using: str, ahead: timedelta = timedelta
                 early[row.id] = row.run_at
             due[policy.label, row.queue, begin].append(row)
     reach("planned")
-    works = [work for (label, *_), waiting in due.items() for work in _works(label, waiting, deliveries)]
+    works = [work for (label, _, begin), rows in due.items() for work in _works(label, rows, deliveries, begin)]
     return works, replace(report.report(), early=early)
 
 
@@ -88,18 +108,21 @@ def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
     return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 
-def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int]) -> Iterator[Work]:
-    """Divide the due `rows` of one policy and queue. Suspects and rows that were `firing` are alone.
+def _works(
+    label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], begin: datetime | Slot | None
+) -> Iterator[Work]:
+    """Divide the due `rows` of one policy, queue and slot. Suspects and rows that were `firing` are alone.
 
     No work has two timeouts of one object: the first would change the object of the second.
     """
     policy = registry.get(label)
     assert policy is not None
     rest: list[_Row] = []
+    slot = begin if isinstance(begin, Slot) else Slot(0.0, inf)
     for row in rows:
         is_suspect = deliveries[row.id] > 1
         if is_suspect or row.state == Timeout.State.FIRING or not policy.atomic:
-            yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect)
+            yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
         else:
             rest.append(row)
     size = policy.batch or firing_state.group_size(label).work_size()
@@ -111,5 +134,5 @@ def _works(label: str, rows: Sequence[_Row], deliveries: Mapping[int, int]) -> I
                 piece[row.object_id] = row
             else:
                 left.append(row)
-        yield Work(label, tuple(row.id for row in piece.values()), tuple(piece), rest[0].queue)
+        yield Work(label, tuple(row.id for row in piece.values()), tuple(piece), rest[0].queue, False, *slot)
         rest = left

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings
@@ -50,6 +51,8 @@ class Report:
     """From an executor: these were not run. They are delivered again soon, and no attempt is counted."""
     untried: tuple[int, ...] = ()
     """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
+    missed: bool = False
+    """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain types for JSON; datetimes are strings in ISO format."""
@@ -91,11 +94,13 @@ class Work:
     """A process may have died while it ran: it is fired alone, after its attempt has been counted."""
     begin_at: float = 0.0
     """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
+    begin_by: float = inf
+    """Later its first handler is not called: the slot of a policy with a rate is over. Not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the work as plain types for JSON: ids and labels only."""
         data = {**asdict(self), "ids": list(self.ids), "object_ids": list(self.object_ids)}
-        del data["begin_at"]
+        del data["begin_at"], data["begin_by"]
         return {"version": VERSION, **data}
 
     @classmethod
@@ -131,6 +136,8 @@ class ReportBuilder:
     signals: list[tuple[Signal, Timeout]] = field(default_factory=list)
     """To be sent after commit."""
     now: datetime | None = None
+    missed: bool = False
+    """The slot of the work was over before it could begin."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or of this process if the database has not answered."""
@@ -177,6 +184,7 @@ class ReportBuilder:
         self.uncounted |= other.uncounted
         self.signals += other.signals
         self.now = other.now or self.now
+        self.missed = self.missed or other.missed
 
     def send_signals(self, using: str) -> None:
         """Send the collected signals. What fails here is logged and undoes nothing."""
@@ -185,7 +193,9 @@ class ReportBuilder:
 
     def report(self) -> Report:
         untried = tuple(self.uncounted & self.again.keys())
-        return Report(tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried)
+        return Report(
+            tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried, missed=self.missed
+        )
 
 
 def _log_unsent(row: Timeout, error: BaseException) -> None:

@@ -17,6 +17,7 @@ from django_delayq.firing.failures import WorkerDied, record
 from django_delayq.firing.handler import firing_transaction, guarded
 from django_delayq.firing.long_runs import tracked
 from django_delayq.firing.non_atomic import fire_non_atomic
+from django_delayq.firing.rails import brake_room
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
 from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, RunningWork, firing_state
 from django_delayq.firing.time_limits import run_within, time_limit
@@ -91,7 +92,7 @@ def _fire_in_groups(
     rest, locked_size = list(candidates), 0
     while rest:
         own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
-        size = max(own_size, locked_size)
+        size = min(max(own_size, locked_size), brake_room(policy, using))
         group, rest = rest[:size], rest[size:]
         found = _fire_group(policy, group, using, stop_at, report)
         report.add(found)

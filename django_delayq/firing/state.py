@@ -243,7 +243,14 @@ class RunningWork:
     is_logged: bool = False
     logged_after: float = 0.0
     """After how many seconds it was last logged as longer than a lease."""
+    has_begun: bool = False
+    """Whether a handler was called."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def begin(self) -> bool:
+        """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
+        self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
+        return self.has_begun
 
     @property
     def timeout_ids(self) -> tuple[int, ...]:
@@ -298,6 +305,7 @@ class FiringState:
     Attributes:
         backoff: how long timeouts wait that could not be fired.
         running: the running work of each thread, by thread id.
+        brake_counts: how many firings the brake of a policy had counted at the end, by label.
         slow_logged_at: when a slow handler of a policy was last logged, by label.
         abandoned: the threads whose handlers took too long and have not ended.
     """
@@ -309,6 +317,7 @@ class FiringState:
         """Return to the state of a new process. For tests."""
         self.backoff = TimeoutBackoff()
         self.running: dict[int, RunningWork] = {}
+        self.brake_counts: dict[str, int] = {}
         self.slow_logged_at: dict[str, float] = {}
         self.abandoned: list[threading.Thread] = []
         self._group_sizes: dict[str, GroupSize] = {}

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from math import ceil
+from time import monotonic
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
-from django_delayq.clock import DatabaseNow, database_now
+from django_delayq.clock import DatabaseNow, database_now, to_ms
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.ledger.meters import TURN_SECONDS, Slot, Spacing, meter
 from django_delayq.ledger.paging import chunks
 from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.policies import TimeoutPolicy
 
 CHUNK = 200
 MAX_CLAIMS = 30_000
@@ -30,6 +34,14 @@ class Claimed(NamedTuple):
     claims: Mapping[int, int]
     until: datetime
     now: datetime
+
+
+class Granted(NamedTuple):
+    """The result of `claim_in_slots`: the claimed rows with their slots, and for how long no more can be had."""
+
+    claimed: Claimed
+    slots: Mapping[int, Slot]
+    wait_seconds: float
 
 
 def claimable(
@@ -92,13 +104,75 @@ def _claim(wanted: Sequence[tuple[TimeoutQuerySet, int]], seconds: timedelta, us
     found: dict[int, int] = {}
     with transaction_of(using):
         now = database_now(using)
-        until = now + seconds
         for rows, limit in wanted:
             found.update(for_update(rows, using, wait=False).values_list("id", "claims")[:limit])
-        for ids in chunks(list(found), CHUNK):
-            unspent = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MAX_CLAIMS)
-            unspent.update(claims=F("claims") + 1, claimed_until=until)
-    return Claimed({id: count + 1 for id, count in found.items()}, until, now)
+        return _mark_claimed(found, now, seconds, using)
+
+
+def claim_in_slots(
+    policy: TimeoutPolicy[Any],
+    using: str,
+    queues: Sequence[str] | None,
+    *,
+    limit: int,
+    seconds: timedelta,
+    preparation: float,
+) -> Granted | None:
+    """Claim at most `limit` due rows of a policy with a rate, as many as may begin soon, each with its slot.
+
+    The transaction holds the counter of the policy while it claims. So over all workers the order of the slots is that
+    of the deadlines, and a slot is used up only if there is a row for it.
+
+    Args:
+        policy: its `limits` have a rate.
+        using, queues: as in `claimable`.
+        limit: at least 1.
+        seconds: how long the claims last.
+        preparation: how many seconds from now the first slot is at the earliest.
+
+    Returns:
+        None: another worker is claiming rows of the policy.
+
+    Raises:
+        django.db.Error: the database failed.
+    """
+    assert policy.rate is not None
+    spacing, found = Spacing.of(policy.rate, policy.batch), dict[int, int]()
+    with meter(policy.label, "rate", using, wait=False) as state:
+        if state is None:
+            return None
+        now, arrived = database_now(using), monotonic()
+        free_in = (state.get("free_ms", 0) - to_ms(now)) / 1000
+        slots = spacing.slots(free_in, preparation, spacing.works(limit))
+        if slots:
+            found = _longest_due(policy, using, queues, min(limit, len(slots) * spacing.size))
+        if found:
+            free_in = slots[0] + spacing.works(len(found)) * spacing.interval
+            state["free_ms"] = to_ms(now) + ceil(1000 * free_in)
+        claimed = _mark_claimed(found, now, seconds, using)
+    begins = (arrived + slots[place // spacing.size] for place in range(len(found)))
+    granted = {id: spacing.slot(at) for id, at in zip(found, begins, strict=True)}
+    return Granted(claimed, granted, max(0.0, free_in - TURN_SECONDS))
+
+
+def _longest_due(policy: TimeoutPolicy[Any], using: str, queues: Sequence[str] | None, limit: int) -> dict[int, int]:
+    """Lock at most `limit` rows of the policy that are claimable; return their claims, in the order of deadlines.
+
+    One query for each label, as only those can be read from the index in this order.
+    """
+    rows: list[tuple[datetime, int, int]] = []
+    for label in policy.labels:
+        found = for_update(claimable(using, queues, label), using, wait=False)
+        rows += found.values_list("run_at", "id", "claims")[:limit]
+    return {id: claims for _, id, claims in sorted(rows)[:limit]}
+
+
+def _mark_claimed(found: Mapping[int, int], now: datetime, seconds: timedelta, using: str) -> Claimed:
+    """Claim the locked rows `found`, whose claims are given."""
+    for ids in chunks(list(found), CHUNK):
+        unspent = Timeout.objects.using(using).filter(pk__in=ids, claims__lt=MAX_CLAIMS)
+        unspent.update(claims=F("claims") + 1, claimed_until=now + seconds)
+    return Claimed({id: count + 1 for id, count in found.items()}, now + seconds, now)
 
 
 def extend(ids: Collection[int], until: datetime, seconds: timedelta, using: str) -> tuple[datetime, list[int]]:

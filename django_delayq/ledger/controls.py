@@ -4,14 +4,16 @@ Arming reads the delay in the query that reads the row, so the delay is never ou
 
 A firing reads the stop in the query that locks the row (`IsStopped`). A cached answer is not enough for it: the process
 may have been suspended between the answer and the firing, and would fire a policy that was paused meanwhile.
-`StopCache` is an optimization around it: rows of stopped policies need not be locked to find out that they are.
+`StopCache` is an optimization around it: rows of stopped policies need not be locked to find out that they are. It also
+has the guard rails that operators have set, which a firing follows within two seconds without a statement of its own.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,7 +23,7 @@ from django.db.models import BooleanField, DurationField, Expression, Expression
 
 from django_delayq.clock import DatabaseNow, evaluated_at_execution
 from django_delayq.guard_rails import Brake, Late
-from django_delayq.ledger.statements import Param, Raw, compiled, sql_of
+from django_delayq.ledger.statements import Raw, compiled, sql_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
 
@@ -42,6 +44,7 @@ BRAKE_ACTOR: Final = "brake"
 """The actor of a pause by the brake of the policy itself."""
 
 Stop = PolicyControl.Stop
+logger = logging.getLogger("django_delayq.steering")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,46 +208,80 @@ class News(NamedTuple):
     """Whether a row is `firing` although its worker has died."""
 
 
-class StopCache:
-    """Which policies are stopped by the database clock, cached for a second in this process.
+class Guards(NamedTuple):
+    """The guard rails of one policy that a firing follows."""
 
-    Every method raises the errors of the database.
+    late: Late | None = None
+    """None also with `then="fire"`."""
+    brake: Brake | None = None
+    shadow: int = 0
+    changed_at: datetime | None = None
+    """When an operator, or a brake, last changed the policy. A brake counts from then on."""
+
+
+class _Answer(NamedTuple):
+    """What one query has shown of the controls."""
+
+    asked_at: float
+    stopped: Stopped
+    controls: dict[str, tuple[dict[str, Any], datetime]]
+    """The guard rails that operators have set, and the last change, of each policy that has a control."""
+    guards: dict[TimeoutPolicy[Any], Guards]
+    """What `StopCache.guards` has computed of them."""
+
+
+class StopCache:
+    """Which policies are stopped by the database clock, and the guard rails in force, cached for a second.
+
+    One for each process. Every method raises the errors of the database.
     """
 
     def __init__(self) -> None:
-        self._answers: dict[str, tuple[float, Stopped]] = {}
+        self._answers: dict[str, _Answer] = {}
 
     def read(self, using: str) -> Stopped:
         """Query the database."""
-        rows = PolicyControl.objects.using(using).exclude(stop=Stop.NONE)
-        rows = rows.filter(Q(until__isnull=True) | Q(until__gt=DatabaseNow()))
-        stopped = Stopped()
-        asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
-        for label, until in rows.values_list("policy", "until"):
-            policy = registry.get(label)
-            stopped[policy.label if policy else label] = until
-        self._answers[using] = asked_at, stopped
-        return stopped
+        return self._ask(using)[0].stopped
 
     def read_news(self, using: str, since: datetime) -> News:
         """Query the database for the same, and what else a worker needs to know every few seconds."""
-        asked_at = time.monotonic()
-        stopped, resumed = Stopped(), set()
-        rows = _news.rows(using, since=since)
-        for label, stop, until, *_ in rows:
-            if stop:
-                policy = registry.get(label)
-                stopped[policy.label if policy else label] = until
-            elif label:
-                resumed.add(label)
-        self._answers[using] = asked_at, stopped
+        answer, rows = self._ask(using, with_expired=True)
+        resumed = {label for label, stop, _, changed_at, *_ in rows if label and not stop and changed_at > since}
         *_, now, has_expired = rows[0]
-        return News(now, stopped, resumed, bool(has_expired))
+        return News(now, answer.stopped, resumed, bool(has_expired))
+
+    def _ask(self, using: str, *, with_expired: bool = False) -> tuple[_Answer, list[Sequence[Any]]]:
+        asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
+        rows = _controls.rows(using, with_expired)
+        answer = _Answer(asked_at, Stopped(), {}, {})
+        for label, stop, until, changed_at, guards, now, *_ in rows:
+            if label is None:  # there are no controls
+                continue
+            policy = registry.get(label)
+            name = policy.label if policy else label
+            answer.controls[name] = guards, changed_at
+            if stop and (until is None or until > now):
+                answer.stopped[name] = until
+        self._answers[using] = answer
+        return answer, rows
 
     def cached(self, using: str) -> Stopped:
         """Return an answer that is at most a second old."""
-        asked_at, stopped = self._answers.get(using, (-CACHE_SECONDS, Stopped()))
-        return stopped if time.monotonic() - asked_at < CACHE_SECONDS else self.read(using)
+        return self._recent(using).stopped
+
+    def _recent(self, using: str) -> _Answer:
+        answer = self._answers.get(using)
+        if answer is None or time.monotonic() - answer.asked_at >= CACHE_SECONDS:
+            answer, _ = self._ask(using)
+        return answer
+
+    def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
+        """Return the guard rails of `policy` that were in force a second ago or later."""
+        answer = self._recent(using)
+        found = answer.guards.get(policy)
+        if found is None:
+            found = answer.guards[policy] = _guards_of(policy, *answer.controls.get(policy.label, ({}, None)))
+        return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
         """Return what is stopped, of the present `labels` only if they are given.
@@ -266,27 +303,38 @@ class StopCache:
 stop_cache = StopCache()
 
 
+def _guards_of(policy: TimeoutPolicy[Any], guards: dict[str, Any], changed_at: datetime | None) -> Guards:
+    """Return the guard rails in force. Wrong values in the ledger count as missing, so that they stop no firing."""
+    state = PolicyState(policy, guards=guards)
+    try:
+        late, brake, shadow = state.late, state.brake, state.shadow
+    except (KeyError, TypeError, ValueError):
+        words = "The guard rails of %s in the ledger are wrong; the declared ones are in force"
+        logger.exception(words, policy.label, extra={"event": "guards_wrong", "policy": policy.label})
+        state = PolicyState(policy)
+        late, brake, shadow = state.late, state.brake, state.shadow
+    return Guards(None if late is None or late.then == "fire" else late, brake, shadow, changed_at)
+
+
 @compiled
-def _news(using: str) -> Raw:
-    """Select a row for each control that is stopped or was changed since, and at least one, for its other columns."""
+def _controls(using: str, with_expired: bool) -> Raw:
+    """Select all controls, with the time and whether rows have expired; one row without a control if there are none."""
     connection = connections[using]
     field: Any = PolicyControl._meta.get_field
-    expired = Timeout.objects.using(using).filter(
-        state=Timeout.State.FIRING, settled_at=None, run_at__lte=DatabaseNow()
-    )
-    expired_sql, expired_parameters = sql_of(expired.values("pk"), using)
     compiler = PolicyControl.objects.using(using).all().query.get_compiler(using)
     with evaluated_at_execution():
-        now, moment = compiler.compile(DatabaseNow())
-    table = connection.ops.quote_name(PolicyControl._meta.db_table)
+        now, parameters = compiler.compile(DatabaseNow())
+    if with_expired:
+        rows = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
+        expired, more = sql_of(rows.filter(run_at__lte=DatabaseNow()).values("pk"), using)
+        now, parameters = f"{now}, EXISTS ({expired})", (*parameters, *more)
+    names = ("policy", "stop", "until", "changed_at", "guards")
     sql = (
-        f"SELECT control.policy, control.stop, control.until, {now}, EXISTS ({expired_sql})"
-        f" FROM (SELECT 1 AS one) one LEFT JOIN {table} control"
-        f" ON control.stop <> '' AND (control.until IS NULL OR control.until > {now})"
-        " OR control.stop = '' AND control.changed_at > %s"
+        f"SELECT {', '.join(f'control.{name}' for name in names)}, {now} FROM (SELECT 1 AS one) one"
+        f" LEFT JOIN {connection.ops.quote_name(PolicyControl._meta.db_table)} control ON 1 = 1"
+        " ORDER BY control.changed_at, control.id"
     )
-    columns = [field(name) for name in ("policy", "stop", "until", "changed_at")]
-    return Raw(sql, (*moment, *expired_parameters, *moment, Param(columns[3], "since")), columns)
+    return Raw(sql, parameters, [field(name) for name in (*names, "changed_at")])
 
 
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:

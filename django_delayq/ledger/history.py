@@ -11,11 +11,13 @@ from django_delayq.ledger import scrubbing
 from django_delayq.models import Timeout
 
 MAX_EVENTS = 40
+_COUNTING = frozenset(("snoozed", "retried"))
 MAX_TRACEBACK = 6000
 MAX_REASON = 255
-# The reasons that the library itself gives; `story.REASON_LABELS` translates them.
+# The reasons that the library itself gives; `story.reason_label` translates them.
 SINCE_CHANGED = "what it counts from has changed"
 RENAMED = "the policy was renamed"
+BRAKED = "{count} timeouts fired within {per}; the brake allows {most}."
 
 
 def record(row: Timeout, what: str, at: datetime, *, by: str = "", reason: str = "", **details: Any) -> None:
@@ -40,9 +42,28 @@ def event(what: str, at: datetime, *, by: str = "", reason: str = "", **details:
 
 
 def appended(history: list[dict[str, Any]], *events: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return `history` with `events` appended; beyond the cap the oldest are dropped, except the first."""
+    """Return `history` with `events` appended; beyond the cap the oldest are dropped.
+
+    Kept are the first one, and the last one that `snoozes_of` needs, which takes the place of the second one.
+    """
     longer = [*history, *events]
-    return longer if len(longer) <= MAX_EVENTS else [longer[0], *longer[len(longer) - MAX_EVENTS + 1 :]]
+    if len(longer) <= MAX_EVENTS:
+        return longer
+    dropped, kept = longer[1 : -MAX_EVENTS + 1], longer[-MAX_EVENTS + 1 :]
+    counting = [event for event in dropped if event.get("what") in _COUNTING]
+    if counting and not any(event.get("what") in _COUNTING for event in kept):
+        kept[0] = counting[-1]
+    return [longer[0], *kept]
+
+
+def snoozes_of(history: list[dict[str, Any]]) -> int:
+    """Return how often the handler has snoozed since the row was scheduled, or since an operator has retried it.
+
+    Each snooze has a running number, because old events are dropped.
+    """
+    last: dict[str, Any] = next((event for event in reversed(history) if event.get("what") in _COUNTING), {})
+    number = last.get("number", 0)
+    return number if isinstance(number, int) else 0
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:

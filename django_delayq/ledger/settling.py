@@ -7,16 +7,17 @@ worker proves nothing.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.db import connections
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, Q, Value, When
 
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
 from django_delayq.ledger.controls import IsStopped
+from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
     for_update,
@@ -102,35 +103,45 @@ def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
 
 
 def mark_at_once(
-    policy: TimeoutPolicy[Any], pks: Collection[Any], ids: Collection[int], using: str, *, counted: bool = False
+    policy: TimeoutPolicy[Any],
+    pks: Collection[Any],
+    ids: Collection[int],
+    using: str,
+    *,
+    counted: bool = False,
+    late: timedelta | None = None,
 ) -> list[tuple[Timeout, Any]]:
     """Lock the objects `pks` and their rows among `ids`, check both, and mark the rows as fired, in one statement.
 
     Return the rows that were marked, without their history, each with its object. The others are as they were, and
-    the answer does not say why: not due, stopped, locked by another transaction, or the object is gone, locked by
-    another transaction, or does not match.
+    the answer does not say why: not due, too late, stopped, locked by another transaction, or the object is gone,
+    locked by another transaction, or does not match.
 
     The whole statement has one snapshot, and waits for no lock. Where a row has changed since the snapshot and its lock
     is free, PostgreSQL (EvalPlanQual) evaluates conditions and columns again on the latest version, which it locks. So
-    a cancel that was committed in between prevents the firing. `counted`: see `mark_fired`.
+    a cancel that was committed in between prevents the firing. `counted`: see `mark_fired`. `late`: see `is_late`.
     """
     model: type[Model] = policy.model
     pks, ids = padded(pks), padded(ids)
-    found = _marked_at_once.rows(using, policy, len(pks), len(ids), 0 if counted else 1, pk=pks, id=ids)
+    found = _marked_at_once.rows(using, policy, (len(pks), len(ids)), 0 if counted else 1, late, pk=pks, id=ids)
     own = [field.attname for field in model._meta.concrete_fields]
     size = len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
 
 
 @compiled
-def _marked_at_once(using: str, policy: TimeoutPolicy[Any], pks: int, ids: int, attempts: int) -> Raw:
+def _marked_at_once(
+    using: str, policy: TimeoutPolicy[Any], counts: tuple[int, int], attempts: int, late: timedelta | None
+) -> Raw:
     model, key, features = policy.model, cast("Any", policy.model._meta.pk), connections[using].features
     quoted, ledger = connections[using].ops.quote_name, connections[using].ops.quote_name(Timeout._meta.db_table)
-    keys = [Param(key, "pk", index) for index in range(pks)]
+    keys = [Param(key, "pk", index) for index in range(counts[0])]
     objects = rows_of(model, using).filter(pk__in=keys).order_by("pk")
     objects = objects.annotate(delayq_id=object_id(F(key.name), model, using), delayq_matches=matches(policy))
     own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
-    due: Any = _due(params("id", ids), using).filter(policy__in=policy.labels).exclude(IsStopped(policy))
+    due: Any = _due(params("id", counts[1]), using).filter(policy__in=policy.labels).exclude(IsStopped(policy))
+    if late is not None:
+        due = due.filter(Q(attempts__gt=1 - attempts) | Q(run_at__gte=DatabaseNow() - late))
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": DatabaseNow(), "slot_taken": None}
     parts = (
         sql_of(for_update(objects, using, wait=False), using),
@@ -153,6 +164,14 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], pks: int, ids: int, 
     return Raw(sql, [each for _, given in parts for each in given], [*_ROW, *model._meta.concrete_fields])
 
 
+def is_late(row: Timeout, now: datetime, late: timedelta, *, counted: bool = False) -> bool:
+    """Return whether `row` would begin its first attempt more than `late` after the time that it was to begin.
+
+    That is `run_at`, which is the deadline, or later: the end of a snooze, or when an operator wanted it fired.
+    """
+    return row.attempts == (1 if counted else 0) and now - row.run_at > late
+
+
 def matches(policy: TimeoutPolicy[Any]) -> Any:
     """Return an expression for whether the condition of `policy`, on columns of the object, holds: 1 or 0."""
     return Case(When(policy.when, then=Value(1)), default=Value(0)) if policy.when else Value(1)
@@ -173,9 +192,17 @@ def is_marked(row_id: int, using: str) -> bool:
     return bool(Timeout.objects.using(using).filter(pk=row_id, state=State.FIRED).exists())
 
 
-def mark_skipped(rows: Sequence[Timeout], cause: Timeout.Cause, now: datetime, using: str) -> None:
-    """Mark the pending, locked `rows` as skipped: there is nothing to do."""
-    values = {"state": State.SKIPPED, "cause": cause, "settled_at": now, "slot_taken": None}
+def mark_settled(
+    rows: Sequence[Timeout],
+    cause: Timeout.Cause,
+    now: datetime,
+    using: str,
+    *,
+    state: Timeout.State = State.SKIPPED,
+    reason: str = "",
+) -> None:
+    """Settle the pending, locked `rows` without firing them: by default as skipped, with the reason that they have."""
+    values = {**settled(state, cause, now), **({"reason": clipped(reason)} if reason else {})}
     with raising_instead_of_waiting(using):
         Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
     for row in rows:

@@ -318,12 +318,20 @@ def _locking_update(changed: UpdateQuery, model: type[Model] | None, columns: Se
     return Raw(f"{sql} RETURNING {returning}", parameters, fields)
 
 
-def cancel_rows(rows: Sequence[Timeout], using: str, reason: str, now: datetime) -> None:
-    """Cancel the locked `rows`, pending or dead, by hand, and write their histories."""
+def cancel_rows(
+    rows: Sequence[Timeout],
+    using: str,
+    reason: str,
+    now: datetime,
+    *,
+    cause: Timeout.Cause = Cause.HAND,
+    states: Sequence[Timeout.State] = (State.PENDING, State.DEAD),
+) -> None:
+    """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
     for row in rows:
-        row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, Cause.HAND, now, None
+        row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, cause, now, None
         row.reason = clipped(reason)
-    update_each(rows, SETTLED_FIELDS, using, (State.PENDING, State.DEAD))
+    update_each(rows, SETTLED_FIELDS, using, states)
     withdraw([(row.queue, row.pk) for row in rows], using)
 
 
@@ -334,6 +342,18 @@ def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
         row.run_at, row.attempts, row.final_attempt, row.claims, row.claimed_until = now, 0, False, 0, None
     update_each(rows, (*SETTLED_FIELDS, *REVIVED_FIELDS), using, (State.DEAD,))
     push_rows(rows, using)
+
+
+def write_histories(rows: Sequence[Timeout], using: str) -> None:
+    """Write the histories of the locked `rows`, in whatever state they are."""
+    update_each(rows, ("history",), using, tuple(State))
+
+
+def renew_keys(rows: Sequence[Timeout], using: str) -> None:
+    """Give the locked `rows`, which may be attempted again, new idempotency keys, and write their histories."""
+    for row in rows:
+        row.idempotency_key = new_idempotency_key()
+    update_each(rows, ("idempotency_key", "history"), using, (State.PENDING, State.FIRING, State.DEAD))
 
 
 def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> None:

@@ -6,7 +6,8 @@ operator should check. `Info`: nothing is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import django_delayq
 from django_delayq.arming.sync import count_too_old
 from django_delayq.clock import database_now, to_ms
 from django_delayq.conf import get_settings
+from django_delayq.delays import signed
 from django_delayq.engine.faults import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import policy_states
@@ -30,7 +32,7 @@ from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, redis_status, workers_alive
 from django_delayq.operations.replan import unfinished
-from django_delayq.policies import get_policies
+from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_engine
 
 SKEW_WARNING_SECONDS: Final = 1.0
@@ -38,6 +40,8 @@ SKEW_ERROR_SECONDS: Final = 30.0
 """Below this nothing fires early, but deadlines that application code computes are wrong by the skew."""
 STUCK_SECONDS: Final = 30.0
 MAX_OVERDUE_ROWS: Final = 1_000
+SAMPLE: Final = 100
+"""How many pending timeouts of a policy are compared with its delay, at each end."""
 OVERDUE_ERROR: Final = timedelta(minutes=10)
 STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
@@ -95,7 +99,7 @@ def indexes(using: str) -> Iterator[CheckMessage]:
             existing = connection.introspection.get_constraints(cursor, model._meta.db_table)
         missing += [each.name for each in (*model._meta.indexes, *model._meta.constraints) if each.name not in existing]
     if missing:
-        hint = "They were dropped. Create them again as the migrations do."
+        hint = "They were dropped. Create them again: manage.py sqlmigrate django_delayq 0001 shows the statements."
         yield Error(f"Missing: {', '.join(missing)}.", hint=hint, id="indexes")
     else:
         yield Info("All indexes exist.", id="indexes")
@@ -127,7 +131,7 @@ def redis(using: str) -> Iterator[CheckMessage]:
         engine.ping()
         stats = engine.queue("default", 0).stats()
     except EngineError as error:
-        hint = "Start it again. Meanwhile workers poll the ledger, so timeouts are up to a second late."
+        hint = "Start it, and try redis-cli ping. Meanwhile workers poll the ledger: timeouts are up to a second late."
         yield Error(str(error), hint=hint, id="redis")
         return
     yield Info("Redis answers.", id="redis")
@@ -189,7 +193,7 @@ def skew(name: str, clock: str, ahead: float) -> CheckMessage:
         return Info(f"{clock} agrees with the database's.", id=name)
     kind = Error if seconds >= SKEW_ERROR_SECONDS else Warning
     text = f"{clock} is {seconds:.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's."
-    return kind(text, hint="Synchronize both machines by NTP.", id=name)
+    return kind(text, hint="Synchronize both machines by NTP, such as timedatectl set-ntp true.", id=name)
 
 
 def workers(using: str) -> Iterator[CheckMessage]:
@@ -218,11 +222,14 @@ def workers(using: str) -> Iterator[CheckMessage]:
         return
     served = {queue for worker in found for queue in worker.queues or ()}
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=database_now(using) - OVERDUE)
-    overdue = rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_OVERDUE_ROWS]
-    for queue in sorted(set(overdue) - served):
-        text = f"No worker serves the queue {queue!r}, and timeouts in it are overdue."
+    overdue = set(rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_OVERDUE_ROWS])
+    for queue in sorted({*declared_queues(), *overdue} - served):
+        text = f"No worker serves the queue {queue!r}"
         hint = f"Start delayq_worker --queue {queue}, or a worker without --queue."
-        yield Error(text, hint=hint, id="workers.queues")
+        if queue in overdue:
+            yield Error(f"{text}, and timeouts in it are overdue.", hint=hint, id="workers.queues")
+        else:
+            yield Warning(f"{text}, which policies name.", hint=hint, id="workers.queues")
 
 
 def policies(using: str) -> Iterator[CheckMessage]:
@@ -247,9 +254,12 @@ def policies(using: str) -> Iterator[CheckMessage]:
             text = "{} is not declared, but has {} pending, {} firing and {} dead timeouts.".format(
                 policy.label, *counts
             )
-            hint = "Declare it, name it in aliases= of its successor, or cancel them."
+            hint = f"Declare it, name it in aliases= of its successor, or run delayq_retire {policy.label}."
             yield Warning(text, hint=hint, id="unknown_policy")
-        if policy.dead.value:
+        if policy.dead.value and policy.state is None:
+            hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {policy.label} --state dead"
+            yield Warning(f"{policy.dead} of {policy.label} are dead.", hint=hint, id="dead")
+        elif policy.dead.value:
             hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
             yield Warning(f"{policy.dead} of {policy.label} are dead.", hint=hint, id="dead")
 
@@ -284,6 +294,43 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
                 text = f"{count} objects match {policy.label}, but their deadlines passed too long ago to arm them."
                 hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
                 yield Warning(text, hint=hint, id="too_old")
+
+
+def delays(using: str) -> Iterator[CheckMessage]:
+    """Find policies whose `after` was changed in the code, and whose pending deadlines still have the former one."""
+    is_wrong = False
+    for state in policy_states(using):
+        policy, delay = state.policy, state.delay
+        if delay is None or policy.since is None or database_of(policy.concrete_model) != using:
+            continue
+        rows = _sample(policy.labels, using)
+        # A row that was extended or moved, or that a change of the delay has kept, has its deadline on purpose.
+        changes = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.DELAY)
+        decided_at = changes.order_by("-id").values_list("at", flat=True).first()
+        armed = [row for row in rows if row.since_at and row.due_at == row.first_due_at and not row.extensions]
+        found = Counter(row.due_at - row.since_at for row in armed if not decided_at or row.created_at > decided_at)
+        # Without fractions of a second, which a timeout has that was scheduled with a delay of its own.
+        former = Counter({each: found[each] for each in found if each != delay and not each.microseconds})
+        for distance, count in former.most_common(1):
+            is_wrong = True
+            text = f"Of {len(rows)} pending timeouts of {policy.label} that were checked, {count} are due"
+            text += f" {signed(distance)} after the time they count from, but its delay is {signed(delay)} now."
+            hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run"
+            yield Warning(text, hint=hint, id="delays")
+    if not is_wrong:
+        yield Info("Pending timeouts have the delays of their policies.", id="delays")
+
+
+def _sample(labels: Sequence[str], using: str) -> list[Any]:
+    """Return the pending rows that are due first and last, at most `SAMPLE` each of every label, by the index."""
+    columns = ("id", "due_at", "since_at", "first_due_at", "extensions", "created_at")
+    found: dict[int, Any] = {}
+    for label in labels:
+        rows = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.PENDING)
+        for sign in ("", "-"):
+            ends = rows.order_by(*(f"{sign}{name}" for name in ("policy", "state", "run_at", "id")))
+            found |= {row.id: row for row in ends.values_list(*columns, named=True)[:SAMPLE]}
+    return list(found.values())
 
 
 def capacity(using: str) -> Iterator[CheckMessage]:
@@ -336,5 +383,9 @@ QUICK: dict[str, Check] = {
     "rounds.unfinished_changes": unfinished_changes,
 }
 """The checks, by the id of the finding that one of them failed."""
-SLOW: dict[str, Check] = {"rounds.too_old_to_arm": too_old_to_arm, "rounds.capacity": capacity}
-"""These read the tables of the policies, as a sync does, or the timeouts of an hour."""
+SLOW: dict[str, Check] = {
+    "rounds.too_old_to_arm": too_old_to_arm,
+    "rounds.delays": delays,
+    "rounds.capacity": capacity,
+}
+"""These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

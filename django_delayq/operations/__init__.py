@@ -2,14 +2,17 @@
 
 | on timeouts | on policies |
 | --- | --- |
-| `cancel`, `fire_now`, `postpone`, `retry` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
+| `cancel`, `fire_now`, `postpone`, `retry`, `refire` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
 | | `late`, `brake`, `shadow` |
+
+`retire` cancels the timeouts of a policy that is not declared any more. `adopt` makes a copied ledger one's own.
 
 Each takes the actor `by` (`admin:alice`) and a `reason` for people, and stores both: in the row's history or as a
 `PolicyChange`. An empty `by` is a ValueError. Those on policies take the policy or its label, and raise UnknownPolicy
 if it is not declared.
 """
 
+from django_delayq.operations.adoption import Adoption, adopt
 from django_delayq.operations.guards import brake, late, shadow
 from django_delayq.operations.policies import (
     DelayPreview,
@@ -20,15 +23,19 @@ from django_delayq.operations.policies import (
     preview_delay,
     resume,
 )
+from django_delayq.operations.repetition import refire
 from django_delayq.operations.replan import continue_moves
+from django_delayq.operations.retirement import retire
 from django_delayq.operations.timeouts import Refusal, Refused, Result, cancel, fire_now, postpone, retry
 
 __all__ = [
+    "Adoption",
     "DelayPreview",
     "PolicyConflict",
     "Refusal",
     "Refused",
     "Result",
+    "adopt",
     "brake",
     "cancel",
     "change_delay",
@@ -39,7 +46,9 @@ __all__ = [
     "pause",
     "postpone",
     "preview_delay",
+    "refire",
     "resume",
+    "retire",
     "retry",
     "shadow",
 ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
@@ -23,9 +23,10 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import DelayqError, InvalidDelay
+from django_delayq.ledger.braking import is_stop_in_force, lock_control
 from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache
 from django_delayq.ledger.history import clipped
-from django_delayq.ledger.locking import database_of, for_update, transaction_of
+from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replan import Progress, begin_move, continue_moves, requeue_due, run_move, unfinished
@@ -73,7 +74,7 @@ def pause(
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
-        is_stopped = _is_stopped(control, change.at)
+        is_stopped = is_stop_in_force(control, change.at)
         if until == "keep":
             until = control.until if is_stopped else None
         if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
@@ -99,7 +100,7 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
-        change.details = _previous(control) if _is_stopped(control, change.at) else {}
+        change.details = _previous(control) if is_stop_in_force(control, change.at) else {}
         if control.stop != Stop.HELD:
             control.stopped_at = change.at
         control.stop, control.until = Stop.HELD, None
@@ -132,7 +133,7 @@ def resume(
     if earlier is not None and earlier.what == What.RESUMED:
         return run_move(earlier, using, progress)
     with control_of(found, by, reason) as (control, change):
-        if not _is_stopped(control, change.at):
+        if not is_stop_in_force(control, change.at):
             control.stop, control.until = Stop.NONE, None
             return None
         moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
@@ -159,13 +160,13 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     continue_moves(using, found)
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
-        control = _lock_control(found, using)
+        control = lock_control(found, using)
         if unfinished(using, found).exists():
             words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
-        was_stopped = _is_stopped(control, now)
+        was_stopped = is_stop_in_force(control, now)
         yield control, change
         if change.what:
             control.changed_at = now
@@ -187,29 +188,6 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
             )
 
     transaction.on_commit(after_commit, using=using, robust=True)
-
-
-def _lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
-    """Lock and return the control of `policy` under its present label; create it if it does not exist."""
-    rows = PolicyControl.objects.using(using)
-    known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
-    if known is not None:
-        return for_update(rows.filter(pk=known), using).get()
-    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
-    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    features = connections[using].features
-    rows.bulk_create(
-        [PolicyControl(policy=policy.label, changed_at=database_now(using))],
-        update_conflicts=True,
-        update_fields=("policy",),
-        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
-    )
-    return for_update(rows.filter(policy=policy.label), using).get()
-
-
-def _is_stopped(control: PolicyControl, now: datetime) -> bool:
-    is_over = control.stop == Stop.PAUSED and control.until is not None and control.until <= now
-    return control.stop != Stop.NONE and not is_over
 
 
 def _previous(control: PolicyControl) -> dict[str, Any]:

@@ -120,6 +120,23 @@ OPERATIONS: Final = {
             log_message=_("Retried: {reason}"),
         ),
         Operation(
+            name="refire",
+            kind="timeout",
+            call=operations.refire,
+            permission="refire_timeout",
+            states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
+            parameters=("at",),
+            label=_("Fire again"),
+            action=_("Fire selected settled timeouts again"),
+            question=_("Fire these timeouts again?"),
+            explanation=_(
+                "Each gets a new round with the same payload. A worker fires it if its condition holds. Effects "
+                "outside the database, such as messages, are repeated."
+            ),
+            done=ngettext_lazy("{n} timeout is scheduled again.", "{n} timeouts are scheduled again."),
+            log_message=_("Fired again: {reason}"),
+        ),
+        Operation(
             name="pause",
             kind="policy",
             call=operations.pause,

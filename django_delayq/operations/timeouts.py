@@ -1,13 +1,13 @@
 """Cancel, fire, postpone and retry timeouts, also if their object or policy no longer exists.
 
-`_run` works page by page: lock the objects, lock the rows, refuse or change each row, report.
+`run_action` works page by page: lock the objects, lock the rows, refuse or change each row, report.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -24,9 +24,9 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.history import clean, record, record_death
+from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page
-from django_delayq.ledger.settling import slot_is_taken
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry
 
@@ -47,6 +47,7 @@ class Refusal(TextChoices):
     DEAD = "dead", _("it is dead: retry it")
     NOT_DEAD = "not_dead", _("it is not dead")
     OBJECT_GONE = "object_gone", _("its object is gone")
+    NOT_SETTLED = "not_settled", _("it is not settled yet")
     SLOT_TAKEN = "slot_taken", _("a newer round is pending")
     POLICY_UNKNOWN = "policy_unknown", _("its policy is no longer declared")
     POLICY_STOPPED = "policy_stopped", _("its policy is stopped: resume it first")
@@ -66,7 +67,7 @@ class Result:
     """The result of an operation on timeouts; with `dry_run`, the result that it would have.
 
     Attributes:
-        verb: `cancel`, `fire_now`, `postpone` or `retry`.
+        verb: `cancel`, `fire_now`, `postpone`, `retry`, `refire`, `retire` or `adopt`.
         changed: the number of changed rows.
         refused: the number of unchanged rows by reason.
         ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
@@ -109,8 +110,6 @@ class Context:
     reason: str
     now: datetime
     """The time of the database."""
-    slots: set[str] = field(default_factory=set)
-    """Slots that a row of this page takes."""
 
     @property
     def using(self) -> str:
@@ -119,6 +118,13 @@ class Context:
     @cached_property
     def stopped(self) -> Stopped:
         return stop_cache.read(self.using)
+
+    @cached_property
+    def taken(self) -> set[str]:
+        """Return the slots of the page's rows in which a round is pending, or will be."""
+        slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
+        rows = Timeout.objects.using(self.using).filter(slot__in=slots, slot_taken=1)
+        return set(as_it_is(rows, self.using).values_list("slot", flat=True))
 
     @property
     def event(self) -> dict[str, Any]:
@@ -130,10 +136,11 @@ class Action(NamedTuple):
 
     name: str
     signal: Signal
+    """Sent for a single timeout, with the row, or with the one that `write` returns."""
     refuse: Callable[[Timeout, Context], Refusal | None]
     """Return why a row must stay unchanged, or None."""
-    write: Callable[[list[Timeout], list[Timeout], Context], None]
-    """Change the first rows in ledger and Redis. The second ones were refused."""
+    write: Callable[[list[Timeout], list[Timeout], Context], Sequence[Timeout] | None]
+    """Change the first rows in ledger and Redis. The second ones were refused. Return new rows, if there are any."""
 
 
 def cancel(
@@ -162,7 +169,7 @@ def cancel(
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)
-    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def fire_now(
@@ -187,7 +194,7 @@ def fire_now(
         writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
     action = Action("fire_now", signals.timeout_rescheduled, refuse, write)
-    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def postpone(
@@ -232,7 +239,7 @@ def postpone(
         writing.move_rows(moves, context.using, what="postponed", **context.event)
 
     action = Action("postpone", signals.timeout_rescheduled, refuse, write)
-    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
 def retry(
@@ -246,18 +253,7 @@ def retry(
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        policy = registry.get(row.policy)
-        if row.state != State.DEAD:
-            return Refusal.NOT_DEAD
-        if policy is None:
-            return Refusal.POLICY_UNKNOWN
-        if context.page.object_of(row) is None:
-            return Refusal.OBJECT_GONE
-        slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels}
-        if slots & context.slots or slot_is_taken(row, policy.labels, context.using):
-            return Refusal.SLOT_TAKEN
-        context.slots |= slots
-        return None
+        return Refusal.NOT_DEAD if row.state != State.DEAD else refuse_round(row, context)
 
     def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
         for row in rows:
@@ -266,7 +262,27 @@ def retry(
         writing.revive(rows, context.using, context.now)
 
     action = Action("retry", signals.timeout_scheduled, refuse, write)
-    return _run(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+def slots_of_row(row: Timeout) -> set[str]:
+    """Return the slots of `row`, under the present and all former labels of its policy."""
+    policy = registry.get(row.policy)
+    labels = policy.labels if policy else ()
+    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels)}
+
+
+def refuse_round(row: Timeout, context: Context) -> Refusal | None:
+    """Return why no round can begin for the object of `row`, or None: then the slot is taken from now on."""
+    if registry.get(row.policy) is None:
+        return Refusal.POLICY_UNKNOWN
+    if context.page.object_of(row) is None:
+        return Refusal.OBJECT_GONE
+    slots = slots_of_row(row)
+    if slots & context.taken:
+        return Refusal.SLOT_TAKEN
+    context.taken.update(slots)
+    return None
 
 
 def _refuse_unless_pending(row: Timeout) -> Refusal | None:
@@ -275,7 +291,9 @@ def _refuse_unless_pending(row: Timeout) -> Refusal | None:
     return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
 
 
-def _run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool, progress: Progress | None) -> Result:
+def run_action(
+    target: Target, action: Action, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
+) -> Result:
     """Change each row of `target` that is not refused, and return what changed and what did not.
 
     Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
@@ -298,8 +316,8 @@ def _run(target: Target, action: Action, *, by: str, reason: str, dry_run: bool,
                 accepted.append(row)
         accepted.sort(key=lambda row: (row.slot, row.pk))
         if not dry_run:
-            action.write(accepted, refused, context)
-            for row in accepted if isinstance(target, Timeout) else ():
+            new = action.write(accepted, refused, context)
+            for row in (new or accepted) if isinstance(target, Timeout) else ():
                 announce(action.signal, row, page.using)
         counts = dict(Counter(why for _, why in refusals))
         return Result(action.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)

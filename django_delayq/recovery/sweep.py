@@ -188,11 +188,16 @@ class Sweep:
             # that is not declared here stay deferred for this worker; workers that may know it sweep the others.
             policy = registry.get(row.policy)
             due_at = row.run_at
+            # Workers remove the entries of policies with a rate early, and claim their due rows from the ledger.
+            has_rate = policy is not None and policy.rate is not None
+            if has_rate and due_at <= self._deferred_until - DEFERRED:
+                continue
             if policy is None:
                 due_at = unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
                 due_at = max(due_at, self._deferred_until)
             was_pushed = row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
+            was_pushed = was_pushed and not has_rate
             place = row.queue, self._engine.shard_of(row.id), was_pushed
             entries[place].append((row.id, self._skew.redis_ms(due_at)))
         changed = {True: 0, False: 0}

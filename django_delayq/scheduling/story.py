@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,7 +18,7 @@ from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
+from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
@@ -35,6 +36,10 @@ EVENT_LABELS = {
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
+    "refired": gettext_lazy("fired again by the new round"),
+    "refires": gettext_lazy("repeats the round"),
+    "retired": gettext_lazy("its policy was retired"),
+    "adopted": gettext_lazy("adopted by another installation"),
     "suspected": gettext_lazy("suspected of killing a worker"),
     **{state.value: state.label for state in State},
 }
@@ -44,6 +49,7 @@ REASON_LABELS = {
     RENAMED: gettext_lazy("the policy was renamed"),
 }
 """The reasons that the library itself stores, translated; other reasons are displayed as they are stored."""
+_NUMBERS_OF_BRAKE = re.compile(BRAKED.replace(".", r"\.").replace("{", "(?P<").replace("}", ">.+)"))
 ACTOR_LABELS = {"hand": gettext_lazy("by hand"), "save": gettext_lazy("by a save of its object")}
 """Actors that are not operators."""
 
@@ -67,6 +73,8 @@ class StoryEvent:
 
     def __str__(self) -> str:
         parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
+        if "timeout" in self.details:
+            parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
             parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
         if "error" in self.details:
@@ -108,6 +116,9 @@ def operator_label(by: str) -> str:
 
 def reason_label(reason: str) -> str:
     """Return the reason, translated if the library gave it."""
+    if numbers := _NUMBERS_OF_BRAKE.fullmatch(reason):
+        words = _("{count} timeouts fired within {per}; the brake allows {most}.")
+        return words.format(**numbers.groupdict())
     return str(REASON_LABELS.get(reason, reason))
 
 
@@ -182,7 +193,7 @@ def _why_stopped(subject: Subject) -> str:
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
     }
     text = words[state.stop].format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
-    return f"{text} ({state.reason})" if state.reason else text
+    return f"{text} ({reason_label(state.reason)})" if state.reason else text
 
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:

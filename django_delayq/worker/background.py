@@ -26,6 +26,7 @@ from django_delayq.firing import extend_firing
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.installation import check_prefix
 from django_delayq.ledger.statements import Param, compiled, update
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
@@ -186,6 +187,7 @@ class Background:
         was_up = self._redis.is_up
         try:
             if was_up:
+                check_prefix(self._redis.engine)
                 self._sweep.run_once(between=between)
                 self._redis.accepted()
                 return
@@ -203,7 +205,7 @@ class Background:
         """Sweep everything, for a worker that does not wait for its turn. Raises EngineError too."""
         settle_all_expired(self._using)
         self._find_queues()
-        if self._sweep is not None:
+        if self._sweep is not None and self._redis.is_up:
             self._sweep.run_once(everything=True)
 
     def sync(self, between: Between = check_connections, *, at_once: bool = False) -> None:

@@ -17,10 +17,13 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
+from django_delayq.firing.planning import Pacing
 from django_delayq.firing.report import suits_use_tz
+from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.slots import SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
 from django_delayq.worker.sources.switch import Sources
 
@@ -105,6 +108,8 @@ class Dispatch:
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
         self._lost: Counter[int] = Counter()
+        self._slots: dict[str, SlotQueue] = {}
+        """The works of policies with a rate that may not begin yet."""
         self.in_flight_by_policy: Counter[str] = Counter()
         self.worked_on = 0
         """How many timeouts of completed works were passed to handlers or need none."""
@@ -118,8 +123,10 @@ class Dispatch:
         """Return for how many seconds nothing is to be submitted, because the executor has refused works."""
         return self._refusals.seconds_left
 
-    def submit(self, deliveries: Mapping[int, int]) -> None:
+    def submit(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
         """Load the rows and submit their works, or resolve them in the sources. Ids that are in flight are skipped.
+
+        `slots`: when those of policies with a rate may begin.
 
         Raises:
             django.db.Error: the rows could not be read. None of the ids is in flight.
@@ -128,7 +135,7 @@ class Dispatch:
         fresh = {id: count + self._lost[id] for id, count in deliveries.items() if id not in self._in_flight}
         if not fresh:
             return
-        works, report = plan(fresh, self._using, AHEAD)
+        works, report = plan(fresh, self._using, AHEAD, Pacing(slots, self._sources.paced.note_due))
         self._resolve(report)
         now, arrived = self._skew.now(), time.monotonic()
         count = self.in_flight + sum(len(work.ids) for work in works)
@@ -139,24 +146,39 @@ class Dispatch:
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
             self.in_flight_by_policy[work.policy] += len(work.ids)
-            heappush(self._planned, (work.begin_at, work.ids[0], work))
+            if work.begin_by < inf:
+                self._slots.setdefault(work.policy, SlotQueue()).add(work)
+            else:
+                heappush(self._planned, (work.begin_at, work.ids[0], work))
         self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
 
     def submit_due(self) -> None:
-        """Submit the works whose deadline has come, or has nearly come if the executor waits for it."""
-        while self._planned and not self.seconds_left:
+        """Submit the works whose deadline or slot has come, or has nearly come if the executor waits for it."""
+        while self._planned and self._planned[0][0] - self._early_seconds <= time.monotonic():
             work = heappop(self._planned)[2]
             if work.ids[0] in self._in_flight:
                 self._submit(work)
+        for queue in self._slots.values():
+            for work in queue.ready(self._early_seconds):
+                if work.ids[0] in self._in_flight:
+                    self._submit(work)
+            for work in queue.without_slot():
+                self._retry([id for id in work.ids if id in self._in_flight], 0)
 
     @property
     def seconds_left(self) -> float:
-        """Return how long it is until the next work that was planned before its deadline is submitted."""
-        if not self._planned:
-            return inf
-        return max(0.0, self._planned[0][0] - self._early_seconds - time.monotonic())
+        """Return how long it is until the next work that was planned before its deadline or slot is submitted."""
+        first = min((queue.next_at for queue in self._slots.values()), default=inf)
+        if self._planned:
+            first = min(first, self._planned[0][0])
+        return max(0.0, first - self._early_seconds - time.monotonic())
+
+    @property
+    def waiting_for_slots(self) -> int:
+        """Return how many of those in flight are of a policy with a rate, and may not begin yet."""
+        return sum(map(len, self._slots.values()))
 
     def _submit(self, work: Work) -> None:
         """Pass the work to the executor. If it refuses, submit nothing for a while."""
@@ -201,6 +223,9 @@ class Dispatch:
             return 0
         if not isinstance(report, Report):
             report = Report(lost=tuple(ids))
+        if report.missed and work.policy in self._slots:
+            self._slots[work.policy].put_back(self._in_flight[ids[0]].work)
+            return 1
         done = [id for id in report.done if id in ids]
         again = {id: due_at for id, due_at in report.again.items() if id in ids and suits_use_tz(due_at)}
         refused = [id for id in report.refused if id in ids and id not in done and id not in again]
@@ -222,6 +247,8 @@ class Dispatch:
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))
+            if again and work.policy in self._slots:
+                self._sources.paced.note_due(work.policy, (min(again.values()) - self._skew.now()).total_seconds())
         return 1
 
     def _expire(self) -> int:
@@ -275,6 +302,8 @@ class Dispatch:
         if not after_seconds:
             withdrawn += [work for _, _, work in self._planned]
             self._planned.clear()
+            for work in [work for queue in self._slots.values() for work in queue.clear()]:
+                self._retry(work.ids, 0)
         released = 0
         for work in withdrawn:
             if any(id not in self._in_flight for id in work.ids):

@@ -12,8 +12,9 @@ from django.db import Error as DatabaseError
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.engine import Engine
-from django_delayq.exceptions import EngineFull
+from django_delayq.exceptions import EngineFull, ForeignEngine
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.installation import check_prefix
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import WorkerSeen
 
@@ -80,15 +81,20 @@ class RedisHealth:
             if self.is_up:
                 self.is_up = False
                 self._backoff.failed()
-        self._outages.failed("%s. Until it is back, due timeouts are read from the ledger", error)
+        is_foreign = isinstance(error, ForeignEngine)
+        level = logging.ERROR if is_foreign else logging.WARNING
+        words = "%s. Until it is back, due timeouts are read from the ledger"
+        self._outages.failed(words, error, kind=is_foreign, level=level)
 
     def probe(self, queues: Iterable[str]) -> None:
         """Check that Redis accepts for all these queues what a worker sends; raise EngineError if it does not.
 
-        A ping is not enough: a replica, and a server that cannot save, answer it.
+        A ping is not enough: a replica, and a server that cannot save, answer it. And another installation may have
+        claimed a Redis that was emptied.
         """
         assert self.engine is not None
         self.engine.ping()
+        check_prefix(self.engine)
         for queue in queues:
             for shard in range(self.engine.shards):
                 self.engine.queue(queue, shard).probe()

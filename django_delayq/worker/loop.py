@@ -18,9 +18,10 @@ from django.db import router
 
 from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
-from django_delayq.exceptions import EngineError
+from django_delayq.exceptions import EngineError, WrongInstallation
 from django_delayq.executors import Executor, make_executor
 from django_delayq.firing.state import firing_state
+from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
 from django_delayq.models import Timeout
@@ -128,9 +129,12 @@ class Worker:
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
-        Raises ConfigError if the database allows too few connections for any handler.
+        Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
+        writes anything, if the ledger or the Redis belongs to another installation.
         """
         with self._stopping_on_signals():
+            if not self._is_admitted():
+                return
             if open_connection(self.using) and pool_limit(self.using) is None:
                 with suppress(DatabaseError):
                     self._limit_concurrency(server_limit(self.using))
@@ -155,6 +159,33 @@ class Worker:
                         self._sources.check_now()
             finally:
                 self._end(dispatch, executor, threads)
+
+    def _is_admitted(self) -> bool:
+        """Wait until it is known that the ledger is this installation's; return False if the worker is stopped first.
+
+        A Redis that is not available is checked before it is used. Raises WrongInstallation.
+        """
+        while not self._stopping:
+            try:
+                if failure := installation.check(self.using, self._redis.engine):
+                    self._redis.lost(failure)
+                self._database.recovered(was_idle=True)
+                return True
+            except DatabaseError as error:
+                if get_settings().installation is None:
+                    return True  # nothing would be refused
+                self._database.failed(error)
+                self._wakeup.wait(self._database.seconds_left)
+            except WrongInstallation:
+                self._close_redis()
+                raise
+            finally:
+                check_connections()
+        return get_settings().installation is None
+
+    def _close_redis(self) -> None:
+        if self._redis.engine is not None:
+            self._redis.engine.close()
 
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
@@ -214,8 +245,11 @@ class Worker:
             left -= dispatch.in_flight
         if left <= 0:
             return MAX_WAIT_SECONDS
-        room = min(left, self._prefetch.room(dispatch.in_flight))
         self._database.check()
+        paced = self._sources.paced.take(self._prefetch.size, dispatch.in_flight_by_policy, left)
+        self._submit(dispatch, paced)
+        left -= len(paced.deliveries)
+        room = min(left, self._prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
         batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
         self._submit(dispatch, batch)
         self._database.recovered(was_idle=not batch.deliveries)
@@ -226,7 +260,7 @@ class Worker:
                 return 0.0
             self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
             return BURST_CHECK_SECONDS
-        return batch.wait_seconds
+        return min(batch.wait_seconds, self._sources.paced.seconds_left)
 
     def _check_stuck(self) -> None:
         """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
@@ -247,7 +281,7 @@ class Worker:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            dispatch.submit(batch.deliveries)
+            dispatch.submit(batch.deliveries, batch.slots)
         except Exception:
             dispatch.requeue(batch.deliveries)
             raise
@@ -309,8 +343,7 @@ class Worker:
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        if self._redis.engine is not None:
-            self._redis.engine.close()
+        self._close_redis()
 
     def _serve_found_queues(self) -> None:
         while not self._found_queues.empty():

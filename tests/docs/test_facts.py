@@ -7,11 +7,13 @@ import builtins
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import tomllib
 from dataclasses import MISSING, fields
 from datetime import timedelta
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -113,6 +115,23 @@ def test_the_errors_are_documented_with_what_else_they_are() -> None:
 
 def test_every_public_name_is_documented() -> None:
     assert set(django_delayq.__all__) - names_in_code() == set()
+
+
+def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
+    drain, capacity = results["works"]["drain"]["samples"]["delayq"], results["capacity"]
+    columns, page = ("per_second", "us", "server_us"), read(DOCS / "growing.md")
+    measured = [median(drain[f"{work}_{column}"]) for work in ("nothing", "settle", "batch") for column in columns]
+    names = ("connections_per_worker", "worker_memory_mb", "ledger_bytes_per_row", "redis_bytes_per_pending")
+    measured += [capacity[name] for name in names]
+    shown = [cell for row in page.table("each timeout") for cell in row[1:]]
+    shown += [row[1] for row in page.table("resource")]
+    off = [(page, now) for page, now in zip(shown, measured, strict=True) if not 0.6 < _figure(page) / now < 1.6]
+    assert off == [], "correct these figures (shown, measured) in docs/growing.md"
+
+
+def _figure(cell: str) -> float:
+    return float(cell.replace(",", ""))
 
 
 LOG_ATTRIBUTES = {"timeout_id"}

@@ -26,7 +26,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def kept() -> Iterator[Metric]:
-    for metric in (*metrics.COUNTERS.values(), metrics.LAG, metrics.RESTORED):
+    for metric in (*metrics.COUNTERS.values(), metrics.WITHHELD, metrics.LAG, metrics.RESTORED):
         yield from metric.collect()
 
 
@@ -48,8 +48,9 @@ def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
     found: dict[str, tuple[str, set[str]]] = {}
     for metric in kept():
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-        found[name] = (metric.type, set() if metric.name == "delayq_restored_entries" else {"policy"})
-    found |= {gauge.name: ("gauge", set(labels)) for gauge, labels in metrics.gauge_families()}
+        others = {"delayq_withheld": {"policy", "cause"}, "delayq_restored_entries": set[str]()}
+        found[name] = (metric.type, others.get(metric.name, {"policy"}))
+    found |= {gauge.name: ("gauge", set(labels)) for _, gauge, labels in metrics.gauge_families()}
     assert documented() == found
 
 
@@ -66,10 +67,16 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert [name for name in documented() if name not in text] == []
 
 
+def test_each_panel_of_the_dashboard_has_its_own_id_and_place() -> None:
+    panels = json.loads((FOLDER / "grafana.json").read_text())["panels"]
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len({panel["id"] for panel in panels}) == len(places) == len(panels)
+
+
 def test_dashboard_and_alerts_group_by_labels_that_exist() -> None:
     for expression in expressions():
         for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expression):
-            assert {label.strip() for label in labels.split(",")} <= {"policy", "le"}, expression
+            assert {label.strip() for label in labels.split(",")} <= {"policy", "cause", "le"}, expression
 
 
 def test_every_alert_has_a_description() -> None:

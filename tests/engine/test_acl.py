@@ -28,7 +28,7 @@ OPTIONAL = {"client|setinfo"}
 
 
 def admit(client: redis.Redis, rules: Sequence[str]) -> None:
-    client.execute_command("ACL", "SETUSER", "shop", "reset", "on", ">secret", *rules)
+    client.execute_command("ACL", "SETUSER", "shop", "reset", "resetchannels", "on", ">secret", *rules)
     client.execute_command("ACL", "LOG", "RESET")
 
 
@@ -42,6 +42,7 @@ def use_everything(url: str, owner: redis.Redis) -> None:
     engine = Engine(make_client(url, WORKER), prefix="delayq")
     with contextlib.closing(engine):  # also when a right is missing: no thread may remain
         engine.ping()
+        assert engine.claim_prefix("production") == engine.claim_prefix("staging") == "production"
         for _ in range(2):  # the second finds it taken
             try_claim_turn(engine, "sweep", timedelta(seconds=1))
         owner.set(engine.queue("q", 0).keys.entries, "mine")
@@ -59,6 +60,7 @@ def use_everything(url: str, owner: redis.Redis) -> None:
         assert queue.release(lease, [(1, 9)]) == queue.acknowledge(lease, [2]) == 1
         assert queue.acknowledge(lease) == 5
         assert queue.stats().total == len(queue.peek()) == 1
+        assert [engine.count("brake", 2, 60_000) for _ in range(2)] == [2, 4]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import transaction
 from django.db.models import Q
 
-from django_delayq import Limits, Retry, timeout_policy
+from django_delayq import Limits, Rate, Retry, timeout_policy
 from tests.testapp.models import Effect, Order, Parcel, Voucher
 
 if TYPE_CHECKING:
@@ -133,3 +133,9 @@ async def ahang(order: Order, timeout: Timeout) -> None:
 @only_in_some("current", aliases=("former",) if "alias" in SOME else ())
 def do_nothing(order: Order, timeout: Timeout) -> None:
     """Do nothing; only some releases declare this policy."""
+
+
+@only_in_some("paced", limits=Limits(rate=Rate(100, per=timedelta(seconds=5))))
+def paced(order: Order, timeout: Timeout) -> None:
+    """Store when it began."""
+    Effect.objects.create(what="paced", object_id=order.pk, timeout_id=timeout.pk)

@@ -43,6 +43,8 @@ COUNTED: Final = {
     signals.timeout_dead: ("dead", "Timeouts that are dead"),
 }
 LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the end", ["policy"], buckets=LAG_BUCKETS)
+GUARD_CAUSES: Final = ("late", "shadow", "limit")
+WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["policy", "cause"])
 COUNTERS = {signal: Counter(f"delayq_{name}", words, ["policy"]) for signal, (name, words) in COUNTED.items()}
 RESTORED = Counter("delayq_restored_entries", "Entries that Redis had lost and a sweep restored")
 
@@ -56,6 +58,8 @@ def connect() -> None:
 
 def _count(signal: Any, timeout: Timeout, **_: object) -> None:
     COUNTERS[signal].labels(timeout.policy).inc()
+    if timeout.cause in GUARD_CAUSES and signal is not signals.timeout_cancelled:  # saved too late: not a guard rail
+        WITHHELD.labels(timeout.policy, timeout.cause).inc()
     lateness = timeout.lateness()
     if lateness is not None:
         LAG.labels(timeout.policy).observe(max(0.0, lateness))
@@ -91,7 +95,7 @@ class Gauges(Collector):
 
         connection = connections[self._using or router.db_for_write(Timeout)]
         was_open = connection.connection is not None
-        pending, overdue, dead, stopped, workers, stuck, redis_up = families = [gauge for gauge, _ in gauge_families()]
+        families = {name: gauge for name, gauge, _ in gauge_families()}
         try:
             now = status.snapshot(self._using)
         except Exception:  # without the gauges, the page still has the counters
@@ -101,30 +105,39 @@ class Gauges(Collector):
             if not was_open:  # a server with a thread for each request would leave a connection open in each
                 connection.close()
         for policy in now.policies:
-            pending.add_metric([policy.label], policy.pending.value)
-            overdue.add_metric([policy.label], policy.overdue.value)
-            dead.add_metric([policy.label], policy.dead.value)
-            stopped.add_metric([policy.label], policy.is_stopped)
-        workers.add_metric([], len(now.workers))
-        stuck.add_metric([], sum(worker.stuck_threads for worker in now.workers))
+            values = {
+                "pending_timeouts": policy.pending.value,
+                "overdue_timeouts": policy.overdue.value,
+                "dead_timeouts": policy.dead.value,
+                "policy_stopped": policy.is_stopped,
+            }
+            if policy.state is not None:
+                values |= {"policy_braked": policy.state.is_braked, "policy_shadow_percent": policy.state.shadow}
+            for name, value in values.items():
+                families[name].add_metric([policy.label], value)
+        families["workers"].add_metric([], len(now.workers))
+        families["stuck_threads"].add_metric([], sum(worker.stuck_threads for worker in now.workers))
         if now.redis.is_configured:
-            redis_up.add_metric([], now.redis.is_reachable)
-        return list(families)
+            families["redis_up"].add_metric([], now.redis.is_reachable)
+        return list(families.values())
 
 
-def gauge_families() -> list[tuple[GaugeMetricFamily, tuple[str, ...]]]:
-    """Return the gauges without values, each with the names of its labels."""
+def gauge_families() -> list[tuple[str, GaugeMetricFamily, tuple[str, ...]]]:
+    """Return the gauges without values, each with its short name and the names of its labels."""
     named = {
         "pending_timeouts": ("Pending timeouts", ("policy",)),
         "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
         "dead_timeouts": ("Timeouts that are dead", ("policy",)),
         "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
+        "policy_braked": ("1 while it is paused by its brake", ("policy",)),
+        "policy_shadow_percent": ("Percentage of its objects in shadow mode", ("policy",)),
         "workers": ("Workers that are running", ()),
         "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
         "redis_up": ("1 if Redis answers", ()),
     }
     return [
-        (GaugeMetricFamily(f"delayq_{name}", words, labels=labels), labels) for name, (words, labels) in named.items()
+        (name, GaugeMetricFamily(f"delayq_{name}", words, labels=labels), labels)
+        for name, (words, labels) in named.items()
     ]
 
 

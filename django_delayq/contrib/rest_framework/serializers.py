@@ -241,6 +241,12 @@ class PostponeSerializer(VerbSerializer):
         return attrs
 
 
+class RefireSerializer(VerbSerializer):
+    """The deadline of the new round; without it, now."""
+
+    at = Moment(required=False)
+
+
 class PauseSerializer(ReasonSerializer):
     """The end of a pause; null: until it is resumed. Without it, a pause that is in force keeps its end."""
 

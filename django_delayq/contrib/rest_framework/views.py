@@ -42,6 +42,7 @@ SERVER_TIME: Final = "X-Server-Time"
 LABEL: Final = ("label", "Like `shop.order.cancel_unpaid`.")
 BODIES: Final[dict[str, type[serializers.ReasonSerializer]]] = {
     "postpone": serializers.PostponeSerializer,
+    "refire": serializers.RefireSerializer,
     "pause": serializers.PauseSerializer,
     "hold": serializers.ReasonSerializer,
     "resume": serializers.ResumeSerializer,
@@ -181,6 +182,11 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     @operation
     def retry(self, request: Request, pk: str) -> Response:
         """Give a dead timeout all its attempts again, now."""
+        return self._operate()
+
+    @operation
+    def refire(self, request: Request, pk: str) -> Response:
+        """Repeat a settled timeout by a new one with the same payload, which its story names."""
         return self._operate()
 
     def _operate(self) -> Response:

@@ -13,9 +13,10 @@ from typing import Any, Final
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
+from django_delayq.exceptions import WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.management.options import each, number
-from django_delayq.worker import Supervisor, Worker
+from django_delayq.worker import WRONG_INSTALLATION, Supervisor, Worker
 
 MAX_PROCESSES: Final = 256
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
@@ -71,6 +72,8 @@ class Command(BaseCommand):
                 worker.run()
         except ConfigError as error:
             raise CommandError(str(error)) from error
+        except WrongInstallation as error:
+            raise CommandError(str(error), returncode=WRONG_INSTALLATION) from error
         if worker.abandoned:
             self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they are retried")
         if worker.abandoned or firing_state.stuck_threads:

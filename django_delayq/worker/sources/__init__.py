@@ -1,7 +1,8 @@
 """Where due timeouts come from: Redis while it works, the ledger while it does not.
 
 `switch.Sources` is both as one. `redis.RedisSource` leases entries, `ledger.LedgerSource` claims rows, and
-`switch.Fairness` claims rows of policies that would wait behind the backlog of another policy.
+`switch.Fairness` claims rows of policies that would wait behind the backlog of another policy. `paced.PacedSource`
+claims rows of policies with a rate.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from django_delayq.ledger.meters import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +21,13 @@ class Batch:
     """Timeouts that a source has leased or claimed for this worker.
 
     `deliveries`: how often each id was delivered. `wait_seconds`: how long to wait before the next `take`.
-    `is_part`: more timeouts are due than there was room for.
+    `is_part`: more timeouts are due than there was room for. `slots`: when those of policies with a rate may begin.
     """
 
     deliveries: Mapping[int, int] = field(default_factory=dict)
     wait_seconds: float = 0.0
     is_part: bool = False
+    slots: Mapping[int, Slot] = field(default_factory=dict)
 
 
 class Source(Protocol):

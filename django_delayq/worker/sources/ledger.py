@@ -6,13 +6,17 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.conf import get_settings
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import claiming
+from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.sources import Batch, Source
+
+if TYPE_CHECKING:
+    from django_delayq.policies import TimeoutPolicy
 
 POLL_SECONDS: Final = 1.0
 
@@ -40,7 +44,7 @@ class LedgerSource(Source):
         """Do the same without waiting for the next second."""
         self._poll_at = time.monotonic() + POLL_SECONDS
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
-        without = unknown.labels()
+        without = [*unknown.labels(), *(label for policy in registry if policy.rate for label in policy.labels)]
         if not claiming.is_any_claimable(self._using, self._queues, without):
             return Batch(wait_seconds=POLL_SECONDS)
         claims = self._note(claiming.claim(self._using, self._queues, room, get_settings().lease, without))
@@ -56,6 +60,16 @@ class LedgerSource(Source):
     def take_of(self, limits: Mapping[str, int]) -> Mapping[int, int]:
         """Claim at most so many due rows of each label; return their deliveries."""
         return self._note(claiming.claim_each(self._using, self._queues, limits, get_settings().lease))
+
+    def take_in_slots(self, policy: TimeoutPolicy[Any], limit: int, preparation: float) -> claiming.Granted | None:
+        """Claim due rows of a policy with a rate: see `claiming.claim_in_slots`."""
+        lease = get_settings().lease
+        granted = claiming.claim_in_slots(
+            policy, self._using, self._queues, limit=limit, seconds=lease, preparation=preparation
+        )
+        if granted is not None:
+            self._note(granted.claimed)
+        return granted
 
     def _note(self, claimed: claiming.Claimed) -> Mapping[int, int]:
         self._skew.note_database(claimed.now)

@@ -16,6 +16,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.paced import PacedSource
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, RedisSource
 
 FIRST_SECONDS: Final = 0.1
@@ -41,6 +42,7 @@ class Sources:
         self._redis = None if health.engine is None else RedisSource(health.engine, queues, skew)
         self._ledger = LedgerSource(using, only, skew)
         self._fairness = Fairness(self._ledger, only)
+        self.paced = PacedSource(self._ledger)
         self._must_poll = False
 
     def serve(self, queues: Sequence[str]) -> None:
@@ -181,6 +183,7 @@ class Fairness:
     def _labels(self) -> Sequence[tuple[str, str]]:
         """Return pairs of a served policy and one of its labels, in turns at most as many as one query may ask for."""
         served = [policy for policy in registry if self._only is None or policy.queue in self._only]
+        served = [policy for policy in served if policy.rate is None]
         pairs = [(policy.label, label) for policy in served for label in policy.labels]
         self._turn = (self._turn + MAX_LABELS) % max(1, len(pairs)) if len(pairs) > MAX_LABELS else 0
         return (pairs[self._turn :] + pairs[: self._turn])[:MAX_LABELS]

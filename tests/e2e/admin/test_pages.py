@@ -190,6 +190,63 @@ def test_the_delay_of_a_policy_is_changed_after_a_look_at_what_it_means(admin: A
     admin.wait_for("5 d (declared: depends on the object)")
 
 
+def test_guard_rails_are_changed_and_shown_with_who_set_them(admin: Admin) -> None:
+    label = "shop.trialmembership.notify_trial_expiry"
+    for button, fields, shown in (
+        ("Limit the lateness", {"amount": "6"}, "skipped if it would fire more than 6 h late (set by admin:boss)"),
+        ("Change the brake", {"most": "500", "amount": "10"}, "pauses after more than 500 firings in 10 min"),
+        ("Shadow mode", {"share": "10"}, "10 % of the objects are skipped, and nothing fires for them"),
+    ):
+        admin.open(POLICIES)
+        admin.press(f"{button} {label}")
+        for name, value in fields.items():
+            admin.type(name, value)
+        admin.type("reason", "a campaign")
+        admin.press(button)
+        assert "notify_trial_expiry: " in admin.message()
+        admin.wait_for(shown)
+
+
+BRAKED = """
+from datetime import timedelta
+from django.utils import timezone
+from django_delayq import operations
+from django_delayq.testing import fire_due
+fire_due()
+operations.brake("shop.order.cancel_unpaid", most=3, per=timedelta(minutes=10), by="cli:ann")
+orders = [Order.objects.place(Customer.objects.get(), "Moka pot", 1999).pk for _ in range(6)]
+rows = Timeout.objects.filter(policy="shop.order.cancel_unpaid", object_id__in=orders)
+rows.update(due_at=timezone.now(), run_at=timezone.now())
+fire_due()
+"""
+RESUMED = """
+from django_delayq import operations
+from django_delayq.testing import fire_due
+fire_due()
+operations.brake("shop.order.cancel_unpaid", by="cli:ann")
+rows = Timeout.objects.order_by("-id")[:6]
+"""
+STATES = "sorted(rows.values_list('state', flat=True))"
+
+
+def test_support_sees_that_and_why_a_brake_has_paused_a_policy_and_resumes_it(admin: Admin) -> None:
+    assert admin.shop.ask(STATES, BRAKED) == ["fired"] * 4 + ["pending"] * 2
+    for width in (PHONE, DESKTOP):
+        admin.show_on(width)
+        for page in (LIST, POLICIES):
+            assert admin.inspect(page) == []
+            admin.wait_for(f"The brake of {LABEL} has paused it.")
+            admin.wait_for("By its brake: 4 timeouts fired within 0:10:00; the brake allows 3.")
+    admin.wait_for("pauses after more than 3 firings in 10 min (set by cli:ann)")
+    admin.open(LIST)
+    admin.press(f"Resume {LABEL}")
+    admin.type("reason", "the condition was corrected")
+    admin.press("Resume")
+    assert "cancel_unpaid: resumed." in admin.message()
+    assert "has paused it" not in admin.browser.page_source
+    assert admin.shop.ask(STATES, RESUMED) == ["fired"] * 6
+
+
 def test_the_countdown_runs_by_the_servers_clock_and_in_pythons_words(admin: Admin, stock: Stock) -> None:
     wrong = "Date.now = () => 0; Date.prototype.getTime = () => 0;"
     added = admin.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": wrong})
@@ -233,9 +290,9 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
     admin.show_on(width, dark=dark)
     order, timeout, _ = stock.pending[0]
     steps: tuple[str, ...] = ("cancel", "fire", "postpone", "retry")
-    stops: tuple[str, ...] = ("pause", "hold", "resume", "delay")
+    stops: tuple[str, ...] = ("pause", "hold", "resume", "delay", "late", "brake", "shadow")
     if width == PHONE:  # pages with the same parts are checked once
-        steps, stops = ("postpone",), ("resume",)
+        steps, stops = ("postpone",), ("resume", "brake")
     pages = [
         LIST,
         f"{LIST}?due_at__gte=2026-01-01T00:00:00Z&state__exact=pending",

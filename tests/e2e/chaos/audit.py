@@ -12,6 +12,8 @@ import psycopg
 
 AUTOMATIC_SECONDS = 1800.0
 """`cancel_unpaid` is due this long after `created_at`."""
+SHORTEST_DELAY = 1.0
+"""Operators give the policy `decay` no delay that is shorter."""
 
 _TABLES = {
     "timeout": "django_delayq_timeout",
@@ -30,6 +32,7 @@ CREATE TABLE chaos_note (
     number bigint PRIMARY KEY DEFAULT nextval('chaos_number'),
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
     asked_at timestamptz NOT NULL DEFAULT statement_timestamp(),
+    began_at timestamptz NOT NULL DEFAULT transaction_timestamp(),
     xid text NOT NULL DEFAULT pg_current_xact_id()::text,
     kind text NOT NULL,
     before jsonb,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from tests.e2e.chaos import journal
+
+NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,9 @@ class Operation:
     claims: Sequence[Mapping[str, Any]] = ()
     words: str = ""
     producer: str = ""
+    began_at: datetime = NEVER
+    ended_at: datetime = NEVER
+    """When its outcome was known: after the answer to its COMMIT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the database noted of one change; see `audit`. `asked_at`: when the statement began."""
+    """What the database noted of one change; see `audit`.
+
+    `asked_at`: when the statement began; `began_at`: when its transaction began.
+    """
 
     number: int
     at: datetime
@@ -63,6 +71,7 @@ class Note:
     kind: str
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
+    began_at: datetime = NEVER
 
 
 @dataclass(slots=True)
@@ -77,9 +86,11 @@ class Evidence:
     orders: dict[int, str] = field(default_factory=dict)
     """The state of each order that is there in the end."""
     notes: list[Note] = field(default_factory=list)
+    released_at: datetime = NEVER
+    """When the run began to resume the policies that producers had stopped."""
 
 
-def gather(connection: psycopg.Connection[Any], journals: Iterable[Path]) -> Evidence:
+def gather(connection: psycopg.Connection[Any], journals: Iterable[Path], released_at: datetime) -> Evidence:
     """All there is, after everything has come to rest."""
 
     def rows(sql: str) -> list[tuple[Any, ...]]:
@@ -89,7 +100,7 @@ def gather(connection: psycopg.Connection[Any], journals: Iterable[Path]) -> Evi
         "SELECT id, policy, object_id, key, state, cause, due_at, settled_at IS NOT NULL, "
         "coalesce(extract(epoch FROM settled_at - due_at), 0)::float, attempts FROM django_delayq_timeout"
     )
-    notes = rows("SELECT number, at, asked_at, xid, kind, before, after FROM chaos_note ORDER BY number")
+    notes = rows("SELECT number, at, asked_at, xid, kind, before, after, began_at FROM chaos_note ORDER BY number")
     effects = rows("SELECT timeout_id, what, object_id, idempotency_key FROM testapp_effect")
     return Evidence(
         operations=[operation for path in journals for operation in _operations(path)],
@@ -98,6 +109,7 @@ def gather(connection: psycopg.Connection[Any], journals: Iterable[Path]) -> Evi
         effects=[Effect(*effect) for effect in effects],
         orders=dict(rows("SELECT id, status FROM testapp_order")),
         notes=[Note(*note) for note in notes],
+        released_at=released_at,
     )
 
 
@@ -107,9 +119,20 @@ def _operations(path: Path) -> list[Operation]:
     for line in journal.read(path):
         known = found.setdefault(line["operation"], {"deed": "", "claims": (), "words": ""})
         known["step"] = line["step"]
+        known["ended_at"] = datetime.fromtimestamp(line["at"], UTC)
+        known.setdefault("began_at", known["ended_at"])
         known.update({name: line[name] for name in ("deed", "claims") if name in line})
         known["words"] = line.get("error") or line.get("why") or known["words"]
     return [
-        Operation(id, known["deed"], known["step"], tuple(known["claims"]), known["words"], producer)
+        Operation(
+            id,
+            known["deed"],
+            known["step"],
+            tuple(known["claims"]),
+            known["words"],
+            producer,
+            known["began_at"],
+            known["ended_at"],
+        )
         for id, known in found.items()
     ]

@@ -9,16 +9,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
-from tests.e2e.chaos.evidence import Evidence, Note
+from tests.e2e.chaos.audit import AUTOMATIC_SECONDS, SHORTEST_DELAY
+from tests.e2e.chaos.evidence import NEVER, Evidence, Note
 from tests.e2e.chaos.verdict import Violation
 
 AUTOMATIC = "cancel_unpaid"
 AT_LEAST_ONCE = {"send_outside"}
-FOREVER = datetime.max.replace(tzinfo=UTC)
+FOREVER = NEVER
+
+
+@dataclass(slots=True)
+class Stop:
+    """A time in which a policy was certainly paused or on hold."""
+
+    policy: str
+    since: datetime
+    until: datetime
+    is_hold: bool
 
 
 @dataclass(slots=True)
@@ -28,6 +38,8 @@ class Subject:
     name: tuple[int, str, str]
     state: str = "none"
     deadline: datetime | None = None
+    known_at: datetime = NEVER
+    """When it was scheduled at the latest."""
 
     def pend(self, deadline: datetime) -> None:
         self.state, self.deadline = "pending", deadline
@@ -49,6 +61,7 @@ class History:
         self.orders: dict[int, str] = {}
         self.subjects: dict[tuple[int, str, str], Subject] = {}
         self._by_order: dict[int, list[Subject]] = defaultdict(list)
+        self.stops: list[Stop] = []
         self._evidence = evidence
         self._verbs = {
             "place": self._place,
@@ -61,6 +74,14 @@ class History:
             "move": self._move,
             "extend": self._extend,
             "cancel": self._cancel,
+            "pay_in_time": self._pay_in_time,
+            "schedule_by_policy": self._schedule_by_policy,
+            "pause": self._stop,
+            "hold": self._stop,
+            "resume": self._resume,
+            "refire": self._refire,
+            "change_delay": lambda *_: None,  # `schedule_by_policy` allows for the shortest
+            "shadow": lambda *_: None,  # workers follow within two seconds, and a suspended one later
         }
 
     def replay(self) -> None:
@@ -76,8 +97,9 @@ class History:
     def _events(self) -> Iterator[tuple[int, Any]]:
         for operation in self._evidence.operations:
             if operation.id in self._evidence.committed:
+                times = {"began_at": operation.began_at, "ended_at": operation.ended_at}
                 for claim in operation.claims:
-                    yield self._evidence.committed[operation.id][0], claim
+                    yield self._evidence.committed[operation.id][0], {**claim, **times}
         for note in self._evidence.notes:
             if note.kind == "effect" and note.before is None:
                 yield note.number, note
@@ -130,8 +152,46 @@ class History:
         elif answer != "was paid":
             self._say("answer", subject, f"a payment went through the guard, and found an order that {answer}")
 
+    def _pay_in_time(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        """The deadline decides: by the clock between the beginning of the call and its answer."""
+        deadline = subject.deadline or FOREVER
+        if claim["answer"] != "too late":
+            if subject.state == "pending" and deadline <= _moment(claim["asked"]):
+                self._say("answer", subject, f"the strict guard let a payment through, after {deadline}")
+            self._pay(subject, claim)
+        elif subject.state != "fired" and deadline > _moment(claim["heard"]):
+            self._say("answer", subject, f"the strict guard refused a payment before {deadline}")
+
     def _schedule(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         subject.pend(self._given(subject, claim))
+        subject.known_at = claim["ended_at"]
+
+    def _schedule_by_policy(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        earliest = _moment(claim["asked"]) + timedelta(seconds=SHORTEST_DELAY)
+        if _moment(claim["answer"]) < earliest:
+            self._say("answer", subject, f"was reported as due at {claim['answer']}, before {earliest}")
+        subject.pend(earliest)
+
+    def _refire(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        if subject.state == "pending":
+            self._say("doubled", subject, "was repeated while it was pending")
+        subject.pend(_moment(claim["asked"]))
+
+    def _stop(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        policy, is_hold = subject.name[1], claim["verb"] == "hold"
+        self._resume(subject, claim)
+        until = self._evidence.released_at if is_hold else _moment(claim["until"])
+        self.stops.append(Stop(policy, claim["ended_at"], until, is_hold))
+
+    def _resume(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        """End the stop of the policy. After a hold its pending deadlines are later by at least the certain part."""
+        stop = next((each for each in reversed(self.stops) if each.policy == subject.name[1]), None)
+        if stop is None or stop.until < claim["began_at"]:
+            return
+        stop.until = claim["began_at"]
+        for one in self.subjects.values():
+            if stop.is_hold and one.name[1] == stop.policy and one.state == "pending":
+                _shift(one, max(0.0, (stop.until - max(stop.since, one.known_at)).total_seconds()))
 
     def _keep(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         if subject.state != "pending":
@@ -192,6 +252,9 @@ class History:
             self._say("effect without fired", f"timeout {effect.after['timeout_id']}", "the ledger does not know it")
             return
         subject = self._subject(int(row.object_id), row.policy.rpartition(".")[2], row.key)
+        for stop in self.stops:
+            if stop.policy == subject.name[1] and stop.since < effect.began_at and effect.at < stop.until:
+                self._say("while stopped", subject, f"had an effect at {effect.at}, stopped since {stop.since}")
         if subject.name[1] in AT_LEAST_ONCE and subject.state == "fired":
             return
         if subject.state != "pending":

@@ -14,6 +14,7 @@ operation, in order:
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class Journal:
 
     def write(self, operation: str, step: str, **what: Any) -> None:
         """Write the line and flush it to the system."""
-        self._file.write(json.dumps({"operation": operation, "step": step, **what}) + "\n")
+        line = {"operation": operation, "step": step, "at": time.time(), **what}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
 

@@ -9,11 +9,13 @@ import argparse
 import contextlib
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,13 @@ from tests.e2e.chaos.evidence import gather
 from tests.e2e.chaos.faults import Faults
 from tests.e2e.chaos.oracle import judge
 from tests.e2e.chaos.report import Result
-from tests.e2e.chaos.stage import Stage
+from tests.e2e.chaos.stage import ROOT, Stage
 from tests.e2e.chaos.verdict import Violation
 from tools import processes
 
 WARM_UP_SECONDS = 60.0
+BRAKE_SECONDS = 3.0
+"""Until every worker knows that a brake was removed."""
 SETTLE_SECONDS = 120.0
 """The maximum time from the last deadline until everything is settled: the full sweep runs once a minute."""
 
@@ -49,13 +53,14 @@ def run(folder: Path, seed: int, seconds: float) -> Result:
             crew.tend()
             faults.heal()
             crew.stop_producing()
+            released_at = _release(stage)
             drained_after = _drain(stage, crew)
             cuts = stage.proxies.counts()
             crew.end()
         finally:
             crew.close()
         with stage.connect() as connection:
-            evidence = gather(connection, crew.journals)
+            evidence = gather(connection, crew.journals, released_at)
     violations = judge(evidence)
     violations += [Violation("process", words) for words in crew.surprises]
     if drained_after is None:
@@ -72,6 +77,22 @@ def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nothing fires even before the first fault; logs are in {stage.folder}")
             time.sleep(0.05)
+
+
+def _release(stage: Stage) -> datetime:
+    """Resume what producers and the brake have stopped; return when this began."""
+    began_at = datetime.now(UTC)
+
+    def call(*arguments: str) -> None:
+        command = [sys.executable, "-m", "django", *arguments, "--yes"]
+        with (stage.folder / "release.log").open("ab") as log:
+            environment = stage.environment("producers")
+            subprocess.run(command, env=environment, cwd=ROOT, stdout=log, stderr=log, check=True)
+
+    call("delayq_brake", "testapp.order.rush", "off")
+    time.sleep(BRAKE_SECONDS)
+    call("delayq_resume", *(f"testapp.order.{name}" for name in ("remind", "chill", "rush")))
+    return began_at
 
 
 def _drain(stage: Stage, crew: Crew) -> float | None:

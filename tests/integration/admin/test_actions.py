@@ -21,7 +21,7 @@ from tests.integration.admin.conftest import DETAIL, LIST, STEER, stored
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
-OPERATIONS = ["cancel", "fire", "postpone", "retry"]
+OPERATIONS = ["cancel", "fire", "postpone", "retry", "refire"]
 Staff = Callable[..., Client]
 
 
@@ -36,7 +36,7 @@ def make(state: str = "pending", count: int = 1) -> list[Timeout]:
 
 def fitting(operation: str, count: int = 1) -> list[Timeout]:
     """Rows to which this can be done."""
-    return make("dead" if operation == "retry" else "pending", count)
+    return make("dead" if operation in {"retry", "refire"} else "pending", count)
 
 
 def form(rows: list[Timeout], **fields: Any) -> dict[str, Any]:
@@ -59,6 +59,7 @@ def is_done(operation: str, before: Timeout) -> bool:
         "fire": now.state == "pending" and now.run_at <= timezone.now(),
         "postpone": now.state == "pending" and now.due_at == before.due_at + timedelta(hours=2),
         "retry": now.state == "pending" and now.attempts == 0,
+        "refire": now.state == "dead" and Timeout.objects.filter(object_id=now.object_id, state="pending").exists(),
     }[operation]
 
 
@@ -215,6 +216,16 @@ def test_postponed_to_a_moment_in_local_time(admin_client: Client) -> None:
     assert Timeout.objects.get(pk=row.pk).due_at == moment.replace(second=0, microsecond=0)
 
 
+def test_fired_again_at_a_moment_in_local_time(admin_client: Client) -> None:
+    (row,) = make("dead")
+    moment = timezone.localtime() + timedelta(days=2)
+    answer = admin_client.post(address("refire"), form([row], at=f"{moment:%Y-%m-%dT%H:%M}"))
+    assert told(answer) == ["1 timeout is scheduled again."]
+    assert Timeout.objects.get(state="pending").due_at == moment.replace(second=0, microsecond=0)
+    answer = admin_client.post(address("refire"), form([row]))
+    assert told(answer)[-1] == f"1 timeout was left unchanged: a newer round is pending ({row.pk})"
+
+
 def test_a_deadline_farther_than_can_be_is_told_and_not_a_crash(admin_client: Client) -> None:
     (row,) = make()
     Timeout.objects.update(due_at="9999-12-20T00:00:00+00:00", run_at="9999-12-20T00:00:00+00:00")
@@ -231,7 +242,7 @@ def test_the_detail_page_has_buttons_for_what_may_be_done_now(staff: Staff) -> N
         return {operation for operation in OPERATIONS if f"{address(operation)}?ids={row.pk}" in page}
 
     assert offered(every, pending) == {"cancel", "fire", "postpone"}
-    assert offered(every, dead) == {"cancel", "retry"}
+    assert offered(every, dead) == {"cancel", "retry", "refire"}
     assert offered(staff("view_timeout", "fire_timeout"), pending) == {"fire"}
     assert offered(staff("view_timeout"), pending) == set()
 

@@ -11,6 +11,8 @@ from django.urls import reverse
 
 import django_delayq as dq
 from django_delayq import Brake, Late, Limits, Rate, operations
+from django_delayq.ledger import braking
+from django_delayq.ledger.controls import Guards
 from django_delayq.models import PolicyControl
 from tests.integration.admin.test_policies import FIELDS, LABEL, LIST, Staff, address, order, page, state, told
 from tests.testapp.models import Order
@@ -75,15 +77,15 @@ BRAKED = f"The brake of <bdi>{LABEL}</bdi> has paused it."
 
 
 def test_support_sees_why_a_policy_was_paused_by_its_brake_and_resumes_it(staff: Staff, order: Order) -> None:
-    operations.pause(LABEL, by="brake", reason="51 of <50> fired in 10 minutes")
+    braking.pause(dq.get_policy(LABEL), Guards(brake=Brake(50, timedelta(minutes=10))), 51, "default")
     support = staff("view_policycontrol", "view_timeout", "pause_policy")
     for where in (LIST, TIMEOUTS):
         text = support.get(reverse(where)).content.decode()
-        assert BRAKED in text and "By its brake: 51 of &lt;50&gt; fired in 10 minutes" in text
+        assert BRAKED in text and "By its brake: 51 timeouts fired within 0:10:00; the brake allows 50." in text
         assert f'<a href="{address("resume")}">Resume' in text
     assert f'<a href="{address("resume")}">Resume' not in staff("view_timeout").get(reverse(TIMEOUTS)).content.decode()
     story = str(dq.explain_timeout(order, "cancel_unpaid"))
-    assert "Its policy is paused by its brake until an operator resumes it. (51 of" in story
+    assert "Its policy is paused by its brake until an operator resumes it. (51 timeouts fired" in story
     support.post(address("resume"), {**FIELDS, "reason": "it was a campaign"})
     assert state().stop == ""
     for where in (LIST, TIMEOUTS):

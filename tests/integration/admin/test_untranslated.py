@@ -19,7 +19,7 @@ import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
-from django_delayq.ledger.history import RENAMED, SINCE_CHANGED
+from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.scheduling.story import EVENT_LABELS
@@ -34,6 +34,7 @@ OPERATE = "admin:django_delayq_policycontrol_operate"
 REMIND, UNPAID = "testapp.order.remind", "testapp.order.cancel_unpaid"
 VERBS = ("cancel", "fire", "postpone", "retry")
 ON = {"setting": "on", "most": "5", "share": "5"}
+NUMBERS = BRAKED.format(count=51, per="0:10:00", most=50)
 FAR = "2500-01-01T00:00"
 DATA = (
     r"tests\.testapp\.timeouts\.\w+",  # handlers
@@ -86,7 +87,7 @@ def history() -> list[dict[str, Any]]:
     now = timezone.now().isoformat()
     told: list[dict[str, Any]] = [{"at": now, "what": what, "to": now} for what in EVENT_LABELS]
     told += [{"at": now, "what": "extended", "by": by} for by in ("hand", "save", "admin:ALICE")]
-    told += [{"at": now, "what": "rescheduled", "reason": reason} for reason in (SINCE_CHANGED, RENAMED)]
+    told += [{"at": now, "what": "rescheduled", "reason": reason} for reason in (SINCE_CHANGED, RENAMED, NUMBERS)]
     failed = {"at": now, "what": "failed", "error": "ValueError", "message": "#", "traceback": "#"}
     return [*told, failed, failed]
 
@@ -151,7 +152,7 @@ def addresses(rows: list[Timeout]) -> list[str]:
 def test_every_page_asks_for_a_translation_of_every_word(visitor: Client, rows: list[Timeout], declare: Any) -> None:
     operations.pause(REMIND, by="admin:ALICE", until=timezone.now() + timedelta(hours=5))
     operations.hold(UNPAID, by="admin:ALICE")
-    operations.pause(f"{UNPAID.rpartition('.')[0]}.send_outside", by="brake")
+    operations.pause("testapp.order.send_outside", by="brake", reason=NUMBERS)
     operations.late(UNPAID, after=timedelta(hours=1), by="admin:ALICE")
     operations.brake(UNPAID, most=5, per=timedelta(hours=1), by="admin:ALICE")
     operations.shadow(UNPAID, share=5, by="admin:ALICE")

@@ -97,11 +97,24 @@ def test_workers_that_are_gone_hang_or_serve_other_queues_are_found() -> None:
     assert "shop1:7 has not checked for due timeouts for 180 s" in words
     as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
     assert worst("workers.queues")[0] == ERROR
+    assert "delayq_worker --queue default" in worst("workers.queues")[1]
     a_worker(version="0.0.9")
     assert found("workers.queues") == []
-    assert worst("workers")[0] == WARNING
+    level, words = worst("workers")
+    assert (level, f"of versions 0.0.9, {django_delayq.__version__}" in words) == (WARNING, True)
     hanging.delete()
     assert found("workers.stuck") == []
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_first_deadline(declare: Any) -> None:
+    declare(Order, name="mailed", queue="mail")
+    a_worker(queues=["default"])
+    ((level, words),) = [(each.level, f"{each.msg} {each.hint}") for each in found("workers.queues")]
+    assert level == WARNING
+    assert "No worker serves the queue 'mail'" in words and "delayq_worker --queue mail" in words
+    a_worker(queues=["mail"])
+    assert found("workers.queues") == []
 
 
 @pytest.mark.usefixtures("without_redis")
@@ -125,7 +138,8 @@ def test_rows_that_nobody_will_fire_are_found() -> None:
     unknown = pending(Order.objects.create())
     Timeout.objects.filter(pk=unknown.pk).update(policy="testapp.order.forgotten")
     Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - timedelta(days=300))])
-    assert worst("unknown_policy")[0] == WARNING
+    level, words = worst("unknown_policy")
+    assert (level, "delayq_retire testapp.order.forgotten" in words) == (WARNING, True)
     level, words = worst("too_old")
     assert level == WARNING
     assert "1 objects match testapp.order.cancel_unpaid" in words
@@ -149,6 +163,17 @@ def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do
     level, words = worst("dead")
     assert level == WARNING
     assert "4 of testapp.order.forgotten are dead." in words
+    assert "delayq_cancel --policy testapp.order.forgotten --state dead" in words
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_each_finding_that_is_wrong_has_a_hint(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    dead(Order.objects.create())
+    as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - HOUR)
+    wrong = [finding for finding in examine() if finding.level > INFO]
+    assert {finding.id for finding in wrong} >= {"redis", "workers", "dead", "overdue"}
+    assert [finding for finding in wrong if not finding.hint] == []
 
 
 @pytest.mark.usefixtures("without_redis")

@@ -43,18 +43,19 @@ VERBS = {
     "fire": ("delayq_fire", "--all"),
     "postpone": ("delayq_postpone", "--by", "2h", "--all"),
     "retry": ("delayq_retry", "--all"),
+    "refire": ("delayq_refire", "--state", "dead", "--all"),
 }
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_a_verb_is_done_and_audited(do: Do, name: str) -> None:
-    (row,) = [dead(Order.objects.create())] if name == "retry" else some(1, hours=5)
+    (row,) = [dead(Order.objects.create())] if name in {"retry", "refire"} else some(1, hours=5)
     output = do(*VERBS[name], "--reason", "on call").out
     assert output.startswith("1 ")
     assert said(row)[-1][1:] == (CLI, "on call")
     before = row.due_at
     row.refresh_from_db()
-    expected = {"cancel": "cancelled", "fire": "pending", "postpone": "pending", "retry": "pending"}
+    expected = {"cancel": "cancelled", "fire": "pending", "postpone": "pending", "retry": "pending", "refire": "dead"}
     assert row.state == expected[name]
     if name == "postpone":
         assert row.due_at == before
@@ -68,7 +69,7 @@ def test_a_dry_run_changes_nothing_and_says_so(do: Do, name: str) -> None:
     as_if(rows[0], "dead", "retries")
     before = contents()
     output = do(*VERBS[name], "--dry-run").out
-    assert output.startswith("1 " if name == "retry" else "11 ")
+    assert output.startswith("1 " if name in {"retry", "refire"} else "11 ")
     assert "dry run: nothing was changed" in output
     assert contents() == before
 

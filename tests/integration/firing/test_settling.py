@@ -76,5 +76,5 @@ def test_compare_and_set_wins_when_nothing_changed_and_tells_the_row(order: Orde
 def test_only_a_pending_row_is_skipped(order: Order) -> None:
     row = due(order)
     dq.cancel_timeout(order, "remind")
-    settling.mark_skipped([row], Cause.GONE, timezone.now(), "default")
+    settling.mark_settled([row], Cause.GONE, timezone.now(), "default")
     assert state(row) == ("cancelled", "hand")

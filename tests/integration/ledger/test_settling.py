@@ -57,7 +57,7 @@ def test_what_is_settled_moved_or_tried_does_not_begin_to_fire(changed: dict[str
 def test_what_is_settled_is_not_skipped() -> None:
     row = due(**SETTLED)
     before = stored(row)
-    settling.mark_skipped([row], Cause.CONDITION, timezone.now(), "default")
+    settling.mark_settled([row], Cause.CONDITION, timezone.now(), "default")
     assert stored(row) == before
 
 

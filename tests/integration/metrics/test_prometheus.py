@@ -27,6 +27,7 @@ from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "django_delayq.contrib.prometheus"
+REMIND = "testapp.order.remind"
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +142,34 @@ def test_a_stopped_policy_is_told() -> None:
     registry = CollectorRegistry()
     registry.register(metrics.Gauges())
     assert registry.get_sample_value("delayq_policy_stopped", {"policy": "testapp.order.remind"}) == 1
+
+
+@pytest.mark.parametrize("cause", ["late", "shadow", "limit"])
+def test_what_a_guard_rail_settles_is_counted_by_its_cause(cause: str) -> None:
+    def withheld() -> float:
+        labels = {"policy": "testapp.order.remind", "cause": cause}
+        return REGISTRY.get_sample_value("delayq_withheld_total", labels) or 0.0
+
+    row, before, counted = dq.schedule_timeout(Order.objects.create(), "remind", hours=1), withheld(), Counted(REMIND)
+    row.cause = cause
+    signals.timeout_skipped.send(Order, timeout=row)
+    row.cause = "condition"
+    signals.timeout_skipped.send(Order, timeout=row)
+    assert withheld() - before == 1
+    assert counted() == {"delayq_skipped_total": 2}
+
+
+def test_the_guard_rails_in_force_have_gauges() -> None:
+    operations.pause(REMIND, by="brake", reason="51 fired in 10 minutes")
+    operations.shadow(REMIND, share=10, by="test")
+    operations.pause("testapp.order.linger", by="test")
+    registry = CollectorRegistry()
+    registry.register(metrics.Gauges())
+    found = [
+        [registry.get_sample_value(f"delayq_policy_{name}", {"policy": label}) for name in ("braked", "shadow_percent")]
+        for label in (REMIND, "testapp.order.linger")
+    ]
+    assert found == [[1, 10], [0, 0]]
 
 
 def test_many_who_ask_share_one_look(django_assert_num_queries: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from django.utils import timezone
 from django_delayq.engine import Engine
 from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations import fire_now, hold, pause, resume
+from django_delayq.operations import fire_now, hold, pause, resume, shadow
 from django_delayq.operations.replan import ABANDONED_AFTER
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
@@ -166,3 +167,23 @@ def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) 
     assert queue.stats().total == 2
     resume(REMIND, by=BY)
     assert queue.stats().due == 2
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("set_to", ["on", "off"])
+def test_a_guard_rail_is_followed_within_two_seconds(monkeypatch: pytest.MonkeyPatch, set_to: str) -> None:
+    shares, [start, end] = {"on": 100, "off": 0}, sorted(["on", "off"], key=lambda each: each == set_to)
+    shadow(REMIND, share=shares[start], by=BY)
+    due_orders("remind")
+    wait_until(lambda: not Timeout.objects.unsettled().exists())
+    # As if another process had changed it: this worker is not notified.
+    monkeypatch.setattr(type(controls.stop_cache), "forget", lambda self: None)
+    shadow(REMIND, share=shares[end], by=BY)
+    changed = time.monotonic()
+    expected = "shadow" if set_to == "on" else "due"
+    while True:
+        began, [row] = time.monotonic(), due_orders("remind")
+        wait_until(lambda: Timeout.objects.filter(pk=row.pk, settled_at__isnull=False).exists())  # noqa: B023
+        if Timeout.objects.get(pk=row.pk).cause == expected:
+            break
+        assert began - changed < 2

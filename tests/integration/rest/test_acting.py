@@ -28,6 +28,7 @@ VERBS = {
     "fire": ("fire_timeout", {}),
     "postpone": ("postpone_timeout", {"minutes": 5}),
     "retry": ("retry_timeout", {}),
+    "refire": ("refire_timeout", {}),
 }
 POLICY_VERBS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("pause", "hold", "resume"), ("pause_policy", {})),
@@ -51,13 +52,12 @@ def kill(row: Timeout) -> Timeout:
 
 
 def stored() -> dict[str, Any]:
-    """All columns of the only row."""
-    (row,) = Timeout.objects.values(*(field.attname for field in Timeout._meta.concrete_fields))
-    return dict(row)
+    """All columns of the first row."""
+    return dict(Timeout.objects.order_by("pk").values(*(field.attname for field in Timeout._meta.concrete_fields))[0])
 
 
 def ready_for(verb: str, row: Timeout) -> Timeout:
-    return kill(row) if verb == "retry" else row
+    return kill(row) if verb in {"retry", "refire"} else row
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -143,6 +143,20 @@ def test_retried_what_was_dead_is_attempted_again(operator: APIClient, schedule:
     assert fire_due() == 1
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_fired_again_it_gets_a_new_round_that_its_story_names(
+    operator: APIClient, schedule: Schedule, later: bool
+) -> None:
+    row, at = kill(schedule(minutes=0)), timezone.now() + timedelta(hours=1)
+    answer = act(operator, row, "refire", reason="lost", **({"at": at.isoformat()} if later else {}))
+    assert (answer.status_code, answer.data["timeout"]["state"]) == (200, "dead")
+    new = Timeout.objects.get(state="pending")
+    assert new.due_at == at if later else new.due_at <= timezone.now()
+    story = operator.get(f"/api/timeouts/{row.pk}/").json()["story"]
+    assert any(f"fired again by the new round {new.pk}" in event["text"] for event in story["events"])
+    assert act(operator, row, "refire").data["refusal"]["code"] == "slot_taken"
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(
     operator: APIClient, schedule: Schedule, verb: str
@@ -159,6 +173,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(
     [
         *(("cancel", "fired", "settled"), ("cancel", "firing", "firing"), ("fire", "cancelled", "settled")),
         *(("fire", "dead", "dead"), ("postpone", "fired", "settled"), ("retry", "pending", "not_dead")),
+        ("refire", "pending", "not_settled"),
     ],
 )
 def test_who_comes_too_late_gets_409_and_learns_how_it_stands(
@@ -202,7 +217,8 @@ WRONG_REASONS: list[Any] = [{"reason": "x" * 256}, {"reason": "\0"}, {"reason": 
 WRONG = [
     *(("postpone", body) for body in WRONG_DELAYS),
     *(("cancel", body) for body in WRONG_REASONS),
-    *(("retry", {"reason": {"a": 1}}), ("fire", {"dry_run": "?"})),
+    *(("retry", {"reason": {"a": 1}}), ("fire", {"dry_run": "?"}), ("refire", {"at": "soon"})),
+    ("refire", {"at": "9999-12-31T23:59:59Z"}),
 ]
 
 

@@ -20,6 +20,7 @@ from django_delayq.clock import database_now
 from django_delayq.ledger import claiming, settling
 from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
+from django_delayq.monitoring import doctor
 from django_delayq.recovery.sweep import PAGE, Row, page_of
 from django_delayq.worker.background import forgotten_queues
 
@@ -183,3 +184,8 @@ def test_a_page_of_the_pruning() -> None:
     before = clock.now() - timedelta(days=30)
     plan = plans_of(lambda: settling.delete_settled("default", before, None))
     check(plan, "delayq_settled")
+
+
+def test_the_comparison_of_pending_deadlines_with_the_delay() -> None:
+    plan = plans_of(lambda: doctor._sample(["testapp.order.remind", "testapp.order.linger"], "default"))
+    check(plan, "delayq_policy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from django.db import transaction
 
@@ -127,6 +128,17 @@ def pay_among_other_things(operation: Operation) -> None:
 
 
 @atomically
+def pay_in_time(operation: Operation) -> None:
+    """As a view for which the deadline itself decides. The order stays locked when the guard refuses."""
+    order, asked = locked(operation.hands.an_order()), in_(0)
+    try:
+        with before_deadline(order, POLICY, strict=True):
+            _pay(operation, order, "pay_in_time", asked=asked)
+    except DeadlinePassed:
+        operation.note(claim("pay_in_time", order.pk, POLICY, answer="too late", asked=asked, heard=in_(0)))
+
+
+@atomically
 def pay_and_change_ones_mind(operation: Operation) -> None:
     order = operation.hands.an_order()
     with before_deadline(order, POLICY):
@@ -135,12 +147,12 @@ def pay_and_change_ones_mind(operation: Operation) -> None:
         raise Undo
 
 
-def _pay(operation: Operation, order: Order) -> None:
+def _pay(operation: Operation, order: Order, verb: str = "pay", **what: Any) -> None:
     was = order.status
     if was == "unpaid":
         order.status = "paid"
         order.save()
-    operation.note(claim("pay", order.pk, POLICY, answer="paid" if was == "unpaid" else f"was {was}"))
+    operation.note(claim(verb, order.pk, POLICY, answer="paid" if was == "unpaid" else f"was {was}", **what))
 
 
 @atomically

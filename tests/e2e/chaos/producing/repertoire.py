@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.e2e.chaos.producing import by_hand, in_bulk, orders
+from tests.e2e.chaos.producing import by_hand, by_operators, in_bulk, orders
 from tests.e2e.chaos.producing.operation import Deed
 
 DEEDS: dict[Deed, float] = {
@@ -18,6 +18,7 @@ DEEDS: dict[Deed, float] = {
     orders.remove: 1,
     orders.pay: 5,
     orders.pay_among_other_things: 3,
+    orders.pay_in_time: 3,
     orders.pay_and_change_ones_mind: 1,
     orders.pay_conditionally: 3,
     by_hand.remind: 8,
@@ -37,4 +38,17 @@ DEEDS: dict[Deed, float] = {
     in_bulk.cancel_by_operator: 0.5,
     in_bulk.postpone_by_operator: 1,
     in_bulk.fire_now_by_operator: 1,
+    by_operators.chill: 3,
+    by_operators.ghost: 2,
+    by_operators.rush: 3,
+    by_operators.overrun: 2,
+    by_operators.shadow: 0.7,
+    by_operators.resume_braked: 1,
+    by_operators.refire: 2,
+    by_operators.decay: 3,
+    by_operators.pause: 1,
+    by_operators.resume_paused: 0.5,
+    by_operators.hold: 1,
+    by_operators.resume_held: 1.5,
+    by_operators.change_delay: 1,
 }

@@ -1,0 +1,61 @@
+"""`manage.py delayq_adopt`: make a copied database this installation's own."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from django_delayq.clock import database_now
+from django_delayq.conf import get_settings
+from django_delayq.ledger import installation
+from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import count
+from django_delayq.management.operating import AskingCommand, actor
+from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.monitoring.snapshot import ALIVE
+from django_delayq.operations import adopt
+
+
+class Command(AskingCommand):
+    """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        pending = parser.add_mutually_exclusive_group()
+        pending.add_argument("--cancel-pending", action="store_true", help="cancel all pending timeouts")
+        pending.add_argument(
+            "--keep-pending", action="store_true", help="fire them here too, with new idempotency keys"
+        )
+        parser.add_argument(
+            "--redis",
+            action="store_true",
+            help="also claim the Redis prefix, if the other installation does not use it any more",
+        )
+        parser.add_argument("--reason", default="", help="stored with each change, for people")
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = database_of(Timeout)
+        pending: Any = "cancel" if options["cancel_pending"] else "keep" if options["keep_pending"] else None
+        is_own = installation.ledger_name(using) == get_settings().installation
+        alive = WorkerSeen.objects.using(using).filter(seen_at__gt=database_now(using) - ALIVE).count()
+        if alive and not (is_own or options["yes"] or options["dry_run"]):
+            raise CommandError(
+                f"{alive} workers have used this database within the last {ALIVE.seconds} seconds. If it is not a "
+                "copy, stop them first. If it is one, wait, or give --yes."
+            )
+        if pending is not None and not is_own:
+            self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
+        done = adopt(
+            by=actor(),
+            reason=options["reason"],
+            pending=pending,
+            with_redis=options["redis"],
+            dry_run=options["dry_run"],
+            using=using,
+        )
+        if done.before == done.name:
+            self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
+            return
+        counts = f"{done.cancelled} timeouts cancelled, {done.renewed} with new idempotency keys"
+        self.report(f"{done.name} adopted the database of {done.before or 'no installation'}: {counts}", options)

@@ -1,0 +1,28 @@
+"""`manage.py delayq_retire`: cancel the pending timeouts of a policy that is not declared any more."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import count
+from django_delayq.management.operating import AskingCommand, actor
+from django_delayq.models import Timeout
+from django_delayq.operations import retire
+
+
+class Command(AskingCommand):
+    """Cancels the pending timeouts of a policy that is not declared any more. Dead ones stay."""
+
+    help = __doc__
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("label", metavar="LABEL", help="the label of the policy, such as shop.order.cancel_unpaid")
+        parser.add_argument("--reason", default="", help="stored with each change, for people")
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        label = options["label"]
+        self.ask("cancel", count(Timeout.objects.using(database_of(Timeout)).pending().of_labels([label])), options)
+        result = retire(label, by=actor(), reason=options["reason"], dry_run=options["dry_run"])
+        self.report(f"{label}: {result.changed} cancelled", options)

@@ -1,0 +1,308 @@
+"""Fire timeouts in the processes of another task queue: `RemoteExecutor` sends messages, and `fire` receives them.
+
+A message contains ids and the label of the policy. Nothing comes back through the queue: the worker reads in the ledger
+which of the timeouts that it has sent are settled or were moved. So a message that is lost, late, doubled or forged is
+only a hint, and the queue needs no result backend.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import Error, connections
+
+from django_delayq import clock
+from django_delayq.backoff import StateLog
+from django_delayq.clock import DatabaseNow
+from django_delayq.conf import get_settings
+from django_delayq.executors import Done, Executor
+from django_delayq.firing import Report, Work, extend_firing, run
+from django_delayq.firing.report import MAX_ID, MAX_IDS
+from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.db_connections import check_connections, open_connection
+from django_delayq.ledger.installation import check_ledger
+from django_delayq.ledger.scrubbing import message_of
+from django_delayq.models import Timeout
+from django_delayq.policies import TimeoutPolicy, registry
+
+logger = logging.getLogger("django_delayq.worker")
+
+VERSION: Final = 1
+"""The version of the message. Unknown keys of a newer one are ignored."""
+MAX_LABEL: Final = 200
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 0.5
+"""Between two reads of the ledger: the first after progress, the second while nothing changes."""
+PAGE: Final = 500
+"""How many rows one query reads; SQLite and the statement caches of servers prefer short lists."""
+JOIN_SECONDS: Final = 5.0
+SOON: Final = timedelta(seconds=1)
+MAX_TRIES_SECONDS: Final = 5.0
+"""How long `fire` repeats timeouts that cannot be tried, for example because another transaction locks their object."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A work whose message was sent, and the ids that have no outcome yet."""
+
+    work: Work
+    done: Done
+    ids: set[int]
+    sent_at: float
+
+
+class RemoteExecutor(Executor):
+    """Base class of executors that send each work to another task queue. A subclass defines `send`.
+
+    One thread, with a database connection of its own, sends the messages and reads the ledger. A broker that is down or
+    slow does not stop the worker: works are refused until it answers. After a lease without any progress only one
+    message a lease is sent, so that messages do not accumulate while no process receives them.
+    """
+
+    def __init__(self, using: str, concurrency: int) -> None:
+        self._using = using
+        self._changed = threading.Condition()
+        self._unsent: list[tuple[Work, Done]] = []
+        self._sent: list[_Sent] = []
+        self._is_closed = self._is_silent = False
+        self._progress_at = time.monotonic()
+        self._name = f"{type(self).__module__}.{type(self).__qualname__}"
+        self._broker = StateLog(logger, "broker_away", "broker_back")
+        self._thread = threading.Thread(target=self._serve, name="delayq-remote", daemon=True)
+        self._thread.start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Enqueue a call of `fire(message)`. Called in one thread. An exception means that the broker is away.
+
+        The message is plain data for JSON. A call should take at most some seconds, also while the broker is down.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} must define send(message).")
+
+    def submit(self, work: Work, done: Done) -> None:
+        with self._changed:
+            if self._is_silent and (self._unsent or self._sent):
+                raise TimeoutError(
+                    f"no timeout was settled for {get_settings().lease}. Check that processes of the task queue run, "
+                    "use this database and serve this queue. One message is sent per lease until they do."
+                )
+            self._unsent.append((work, done))
+            self._changed.notify()
+
+    def withdraw(self) -> list[Work]:
+        with self._changed:
+            withdrawn = [work for work, _ in self._unsent]
+            self._unsent.clear()
+        return withdrawn
+
+    def close(self, *, wait: bool = True) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if wait:
+            self._thread.join(JOIN_SECONDS)  # a broker that does not answer must not keep the worker from ending
+
+    def _serve(self) -> None:
+        open_connection(self._using)
+        pause, poll_at = MIN_PAUSE_SECONDS, 0.0
+        try:
+            while not self._is_closed:
+                with self._changed:
+                    if not self._unsent and not self._is_closed:
+                        self._changed.wait(max(0.0, poll_at - time.monotonic()) if self._sent else None)
+                    unsent, self._unsent = self._unsent, []
+                if self._send_all(unsent):
+                    pause = MIN_PAUSE_SECONDS
+                    poll_at = min(poll_at, time.monotonic() + pause)
+                if self._sent and time.monotonic() >= poll_at:
+                    pause = MIN_PAUSE_SECONDS if self._poll() else min(2 * pause, MAX_PAUSE_SECONDS)
+                    poll_at = time.monotonic() + pause
+        finally:
+            connections.close_all()
+
+    def _send_all(self, unsent: list[tuple[Work, Done]]) -> bool:
+        """Send the works; return whether any was. After an error the rest is refused: each try may take seconds."""
+        for number, (work, done) in enumerate(unsent):
+            try:
+                self.send(_message(work, self._using))
+            except Exception as error:  # noqa: BLE001 - whatever a broker raises
+                self._broker.failed(
+                    "%s cannot send messages: %s: %s", self._name, type(error).__name__, message_of(error)
+                )
+                for refused, refused_done in unsent[number:]:
+                    refused_done(refused, Report(refused=refused.ids))
+                return number > 0
+            self._broker.recovered("%s sends messages again", self._name, level=logging.INFO)
+            self._sent.append(_Sent(work, done, set(work.ids), time.monotonic()))
+        return bool(unsent)
+
+    def _poll(self) -> bool:
+        """Report what the ledger shows of the sent works, and forget those that are overdue; return if any is known."""
+        try:
+            report = outcomes({each: sent.work.policy for sent in self._sent for each in sent.ids}, self._using)
+        except Exception as error:  # noqa: BLE001 - the worker's own queries notice and log it, too
+            logger.debug("the outcomes of sent works cannot be read: %s", message_of(error))
+            check_connections(error=error)
+            return False
+        check_connections()
+        for sent in self._sent:
+            _answer(sent, report)
+        now, lease = time.monotonic(), get_settings().lease.total_seconds()
+        has_progress = bool(report.done or report.again)
+        waiting = [sent for sent in self._sent if sent.ids]
+        self._sent = [sent for sent in waiting if now - sent.sent_at < lease]
+        has_expired = len(self._sent) < len(waiting)
+        if has_progress:
+            self._progress_at, self._is_silent = now, False
+        elif has_expired and now - self._progress_at >= lease:
+            self._is_silent = True
+        return has_progress
+
+
+def _message(work: Work, using: str) -> dict[str, Any]:
+    """Return the message for `work`. Ids of objects, which may be e-mail addresses, stay in the ledger."""
+    return {
+        "version": VERSION,
+        "policy": work.policy,
+        "ids": list(work.ids),
+        "suspect": work.suspect,
+        "using": using,
+    }
+
+
+def _answer(sent: _Sent, report: Report) -> None:
+    """Call `done` for those ids of `sent` that have an outcome; the others are still waited for."""
+    done = tuple(each for each in report.done if each in sent.ids)
+    again = {each: at for each, at in report.again.items() if each in sent.ids}
+    if not done and not again:
+        return
+    known = {*done, *again}
+    pairs = [(each, obj) for each, obj in zip(sent.work.ids, sent.work.object_ids, strict=True) if each in known]
+    ids, object_ids = zip(*pairs, strict=True)
+    sent.ids -= known
+    sent.done(replace(sent.work, ids=ids, object_ids=object_ids), Report(done, again, now=report.now))
+
+
+def outcomes(labels: Mapping[int, str], using: str) -> Report:
+    """Return which of the timeouts, given with the labels of their policies, are settled, moved, firing or stopped.
+
+    The report does not name those that are still due: they wait for a process, or are being fired. Raises the errors of
+    the database.
+    """
+    done, again, ids, now = [], {}, list(labels), None
+    stopped = stop_cache.confirmed(using, set(labels.values()))
+    for page in (ids[start : start + PAGE] for start in range(0, len(ids), PAGE)):
+        rows = Timeout.objects.using(using).filter(pk__in=page).annotate(database_now=DatabaseNow())
+        found = set()
+        for id, state, run_at, now in rows.values_list("id", "state", "run_at", "database_now"):
+            found.add(id)
+            if Timeout.State(state).is_settled:
+                done.append(id)
+            elif run_at > now:  # with atomic=False a row that is firing expires then, unless `fire` extends it
+                again[id] = run_at
+            elif labels[id] in stopped:
+                again[id] = stopped.recheck_at(labels[id], now)
+        done += set(page) - found
+    return Report(tuple(done), again, now=now)
+
+
+def fire(message: Mapping[str, Any]) -> None:
+    """Fire the timeouts of a message of `RemoteExecutor`, if they are due. For the processes of the other task queue.
+
+    Call it outside a transaction. It returns when each of the timeouts is settled, was moved, or cannot be tried now.
+    Handlers, retries and the ledger are as in a worker, so a doubled, late or forged message has no effect.
+
+    Raises:
+        ValueError: this is not such a message. Nothing has been read or changed.
+        WrongInstallation: the ledger belongs to another installation. Nothing has been changed.
+        django.db.Error: the ledger cannot be read.
+    """
+    label, ids, suspect, using = _checked(message)
+    policy = registry.get(label)
+    if policy is None:
+        logger.warning(
+            "A message names the policy %s, which is not declared in this process. Deploy the same release here as for "
+            "the worker.",
+            label,
+            extra={"event": "policy_unknown", "policy": label},
+        )
+        return
+    check_connections(idle_seconds=float("inf"))
+    try:
+        check_ledger(using)  # a process of staging may receive messages of production through a shared broker
+        with _extending(policy, ids, using):
+            _fire(policy, ids, using, suspect=suspect)
+    finally:
+        check_connections()
+
+
+def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspect: bool) -> None:
+    """Run the due timeouts among `ids`, and repeat those that can be tried again within a second.
+
+    The ledger does not show that a timeout was released untried, so the worker would wait for it for a lease.
+    """
+    began_at = tried_at = time.monotonic()
+    lease = get_settings().lease.total_seconds()
+    while ids:
+        rows = Timeout.objects.using(using).filter(pk__in=ids, policy__in=policy.labels, settled_at=None)
+        # No work has two timeouts of one object. Those of the worker never do, but a forged one may.
+        by_object = {object_id: id for id, object_id in rows.order_by("run_at", "id").values_list("id", "object_id")}
+        if not by_object:
+            return
+        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, suspect)
+        report = run(work, using)
+        now, monotonic = report.now or clock.now(), time.monotonic()
+        soon = {id: at for id, at in report.again.items() if at <= now + SOON}
+        if len(soon) < len(work.ids) or not soon.keys() <= set(report.untried):
+            tried_at = monotonic
+        if not soon or monotonic - tried_at > MAX_TRIES_SECONDS or monotonic - began_at > lease:
+            return
+        ids = soon
+        time.sleep(max(0.0, (min(soon.values()) - now).total_seconds()))
+
+
+@contextmanager
+def _extending(policy: TimeoutPolicy[Any], ids: Collection[int], using: str) -> Iterator[None]:
+    """With `atomic=False`, extend the expiry of the rows that are firing until the block ends, as a worker does."""
+    ended = threading.Event()
+
+    def extend() -> None:
+        while not ended.wait(get_settings().lease.total_seconds() / 3):
+            try:
+                extend_firing(ids, using)
+            except Error as error:
+                logger.warning("The leases of running handlers were not extended: %s", message_of(error))
+            check_connections()
+        connections.close_all()
+
+    thread = threading.Thread(target=extend, name="delayq-leases", daemon=True)
+    if not policy.atomic:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _checked(message: Any) -> tuple[str, list[int], bool, str]:
+    """Return the label, ids, flag and database of a message. Raises ValueError if it is not one."""
+    data = message if isinstance(message, Mapping) else {}
+    label, ids, suspect, using = (data.get(name) for name in ("policy", "ids", "suspect", "using"))
+    if not isinstance(label, str) or len(label) > MAX_LABEL:
+        wrong = f"policy is not a string of at most {MAX_LABEL} characters"
+    elif not isinstance(ids, list) or not 0 < len(ids) <= MAX_IDS:
+        wrong = f"ids is not a list of 1 to {MAX_IDS} ids"
+    elif not all(type(id) is int and 0 < id <= MAX_ID for id in ids):
+        wrong = "ids contains something else than the ids of timeouts"
+    elif not isinstance(suspect, bool):
+        wrong = "suspect is not a boolean"
+    elif not isinstance(using, str) or using not in connections.settings:
+        wrong = "using is not an alias of DATABASES"
+    else:
+        return label, ids, suspect, using
+    raise ValueError(f"This is not a message of RemoteExecutor: {wrong}. Pass what send() was called with.")

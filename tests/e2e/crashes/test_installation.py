@@ -1,0 +1,81 @@
+"""Real workers on a database that belongs to another installation: they exit with 3, and nothing has changed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+
+from django_delayq.models import Installation, PolicySync, WorkerSeen
+from tests.support.processes import StartWorker, due_now, effects, settled
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.django_db(transaction=True)]
+
+
+def contents() -> dict[str, list[Any]]:
+    """Return all rows of all tables, as the driver returns them."""
+    found = {}
+    with connection.cursor() as cursor:
+        for table in sorted(connection.introspection.table_names(cursor)):
+            cursor.execute(f"SELECT * FROM {connection.ops.quote_name(table)}")
+            found[table] = sorted(cursor.fetchall(), key=repr)
+    return found
+
+
+def entries(client: redis.Redis, prefix: str) -> set[tuple[bytes, Any]]:
+    """Return each key of this test with its serialized value."""
+    return {(key, client.dump(key)) for key in client.scan_iter(match=f"{prefix}*", count=1000)}
+
+
+def outcome(worker: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, errors = worker.communicate(timeout=60)
+    return worker.returncode, errors.decode()
+
+
+@pytest.mark.parametrize("options", [[], ["--burst"], ["--processes", "2"]], ids=["one", "burst", "two"])
+def test_a_copied_database_is_refused_and_nothing_changes(
+    start_worker: StartWorker, redis_client: redis.Redis, prefix: str, options: list[str]
+) -> None:
+    production = start_worker(INSTALLATION="production")
+    wait_until(lambda: WorkerSeen.objects.exists() and PolicySync.objects.exists(), "a worker of production runs")
+    production.kill()  # so that its heartbeat and its claims remain, as in a dump
+    production.wait(30)
+    redis_client.delete(*redis_client.scan_iter(match=f"{prefix}:turn:*", count=1000))  # they would expire meanwhile
+    due_now("remind", 5)
+    before = contents(), entries(redis_client, prefix)
+    assert Installation.objects.get().name == "production" and before[1]
+    code, errors = outcome(start_worker(*options, INSTALLATION="staging", stderr=subprocess.PIPE))
+    assert code == 3
+    assert all(word in errors for word in ("'production'", "'staging'", "delayq_adopt"))
+    assert (contents(), entries(redis_client, prefix)) == before
+    assert outcome(start_worker("--burst", INSTALLATION="production", stderr=subprocess.PIPE))[0] == 0
+    assert len(effects("remind")) == 5
+
+
+def test_a_redis_of_another_installation_is_refused_and_nothing_changes(
+    start_worker: StartWorker, redis_client: redis.Redis, prefix: str
+) -> None:
+    due_now("remind", 5)
+    redis_client.set(f"{prefix}:installation", "production")
+    before = contents(), entries(redis_client, prefix)
+    code, errors = outcome(start_worker(INSTALLATION="staging", stderr=subprocess.PIPE))
+    assert code == 3
+    assert all(word in errors for word in ("'production'", "'staging'", "PREFIX"))
+    assert (contents(), entries(redis_client, prefix)) == before
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_workers_of_one_installation_run_side_by_side(start_worker: StartWorker) -> None:
+    rows = due_now("remind", 20)
+    supervisor = start_worker("--processes", "3", INSTALLATION="production")
+    wait_until(settled(len(rows)), "all fired")
+    wait_until(lambda: WorkerSeen.objects.count() == 3, "three processes run")
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(30) == 0
+    assert Installation.objects.get().name == "production"
+    assert set(effects("remind").values()) == {1}

@@ -1,0 +1,185 @@
+"""Timeouts in the processes of Celery, RQ and django-tasks: whatever fails, none is lost and none fires twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_delayq.models import Timeout
+from tests.e2e.executors.conftest import ENGINES
+from tests.e2e.executors.engines import Engine
+from tests.support.processes import due_now, effects, settled, states
+from tests.support.waiting import wait_until
+from tests.testapp.models import Effect
+from tools import processes
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(180),
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("redis_client"),
+]
+DUE = int(os.environ.get("DELAYQ_TEST_DUE", "1000"))
+WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def end(worker: subprocess.Popen[bytes]) -> None:
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(60) == 0
+
+
+def test_the_other_queue_fires_in_groups_in_batches_and_outside_a_transaction(
+    engine: Engine, start_worker: Start, start_remote: Start
+) -> None:
+    rows = due_now("remind", 30) + due_now("remind_many", 30) + due_now("send_outside", 2)
+    start_remote()
+    worker = start_worker()
+    wait_until(settled(62))
+    end(worker)
+    assert states() == {"fired": 62}
+    fired = {**effects("remind"), **effects("remind_many"), **effects("send_outside")}
+    assert fired == {row.pk: 1 for row in rows}
+
+
+@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize("step", ["handled", "committed"])
+def test_a_process_is_killed_in_the_middle(engine: Engine, start_worker: Start, start_remote: Start, step: str) -> None:
+    rows = due_now("remind", 3)
+    doomed = start_remote(STOP_AT=step)
+    worker = start_worker()
+    wait_until(_stopped, "a process is in the middle of it")
+    for pid in _stopped():
+        os.kill(pid, signal.SIGKILL)
+    processes.kill(doomed)
+    start_remote()
+    rows += due_now("remind")
+    wait_until(settled(4))
+    end(worker)
+    assert effects("remind") == {row.pk: 1 for row in rows}
+
+
+def _stopped() -> list[int]:
+    """Return the processes of this test that have suspended themselves."""
+    return [pid for pid in processes.descendants() if _state(pid) == "T"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_lost_messages_are_sent_again_after_a_lease(engine: Engine, start_worker: Start, start_remote: Start) -> None:
+    rows = due_now("remind", 10)
+    worker = start_worker()
+    wait_until(engine.waiting, "messages are in the queue")
+    assert states() == {"pending": 10}
+    engine.lose()
+    start_remote()
+    wait_until(settled(10))
+    end(worker)
+    assert effects("remind") == {row.pk: 1 for row in rows}
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+
+
+def test_doubled_and_forged_messages_have_no_effect(
+    engine: Engine, start_worker: Start, start_remote: Start, send: Callable[[list[Any]], None]
+) -> None:
+    due, (waiting,) = due_now("remind", 5), due_now("linger")
+    Timeout.objects.filter(pk=waiting.pk).update(run_at=_tomorrow(), due_at=_tomorrow())
+    ids = [row.pk for row in due]
+    genuine = {"version": 1, "policy": "testapp.order.remind", "ids": ids, "suspect": False, "using": "default"}
+    forged: list[Any] = [
+        {**genuine, "policy": "testapp.order.linger"},
+        {**genuine, "policy": "testapp.order.nonsense"},
+        {**genuine, "policy": "testapp.order.linger", "ids": [waiting.pk], "suspect": True},
+        {**genuine, "ids": [10**9]},
+        {**genuine, "ids": [-1, "1", None]},
+        {**genuine, "ids": list(range(1, 2000))},
+        {**genuine, "using": "elsewhere"},
+        None, [], "text", {},
+    ]  # fmt: skip
+    send([*forged, genuine, genuine, genuine, {**genuine, "suspect": True}])
+    start_remote()
+    worker = start_worker()
+    wait_until(settled(5))
+    wait_until(lambda: not engine.waiting(), "all messages were received")
+    due += due_now("remind", 5)
+    wait_until(settled(10))
+    end(worker)
+    assert effects("remind") == {row.pk: 1 for row in due}
+    waiting.refresh_from_db()
+    assert (waiting.state, waiting.attempts, waiting.history) == ("pending", 0, [])
+
+
+def _tomorrow() -> Any:
+    from datetime import timedelta
+
+    from django.utils import timezone
+
+    return timezone.now() + timedelta(days=1)
+
+
+@WITH_A_BROKER
+def test_a_broker_that_is_down_does_not_stop_the_worker(
+    engine: Engine, start_worker: Start, start_remote: Start, tmp_path: Path
+) -> None:
+    start_remote()
+    worker = start_worker()
+    rows = due_now("remind", 5)
+    wait_until(settled(5), "it works")
+    engine.broker.kill()
+    rows += due_now("remind", 20)
+    wait_until(lambda: "cannot send messages" in (tmp_path / "worker.log").read_text(), "it is logged")
+    assert worker.poll() is None
+    assert states() == {"fired": 5, "pending": 20}
+    engine.broker.start()
+    start_remote()  # RQ's worker may have ended with its broker; its process manager would start it again
+    wait_until(settled(25), "due timeouts fire when the broker is back", seconds=120)
+    end(worker)
+    assert effects("remind") == {row.pk: 1 for row in rows}
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+
+
+def test_a_thousand_are_due_at_once(
+    engine: Engine, start_worker: Start, start_remote: Start, record_property: Callable[[str, object], None]
+) -> None:
+    """`DELAYQ_TEST_DUE=10000 pytest -k thousand --junitxml=times.xml` measures more."""
+    rows = due_now("remind", DUE)
+    start_remote()
+    worker, began = start_worker(), time.monotonic()
+    wait_until(lambda: states().get("fired", 0) >= DUE / 10, "it has begun", seconds=100)
+    fired, at = states()["fired"], time.monotonic()
+    wait_until(settled(DUE), seconds=150)
+    now = time.monotonic()
+    record_property("all_seconds", round(now - began, 1))
+    record_property("per_second", round((DUE - fired) / (now - at)))
+    end(worker)
+    assert effects("remind") == {row.pk: 1 for row in rows}
+
+
+@pytest.mark.usefixtures("short_lease")
+@WITH_A_BROKER
+def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
+    engine: Engine, start_worker: Start, start_remote: Start
+) -> None:
+    (killer,) = due_now("kill_worker")
+    innocents = due_now("remind", 20)
+    start_remote(KILLER="1")
+    worker = start_worker()
+    wait_until(settled(21))
+    end(worker)
+    killer.refresh_from_db()
+    assert (killer.state, killer.cause) == ("dead", "retries")
+    assert effects("remind") == {row.pk: 1 for row in innocents}
+    assert Effect.objects.count() == 20

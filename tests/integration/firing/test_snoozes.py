@@ -1,0 +1,114 @@
+"""`Limits(snoozes=n)`: one more ends in `dead`, however much else happened to the row."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_delayq import Limits, Retry, Snooze, TimeoutPolicy, operations, signals
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, make_due, state
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
+ALWAYS = Retry([0] * 60)
+
+
+def fire_again(row: Timeout, times: int = 1) -> None:
+    for _ in range(times):
+        make_due(row)
+        fire(row)
+
+
+def snoozing(obj: Any, timeout: Any) -> None:
+    raise Snooze(minutes=5, reason="the provider is closed")
+
+
+def test_one_snooze_too_many_is_dead_and_says_so(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    died: list[Timeout] = []
+
+    def note(timeout: Timeout, **_: Any) -> None:
+        died.append(timeout)
+
+    row = due(order, declare(Order, snoozing, name="snoozes", limits=Limits(snoozes=3)))
+    signals.timeout_dead.connect(note)
+    try:
+        fire_again(row, 3)
+        assert state(row) == ("pending", "")
+        assert died == []
+        fire_again(row)
+    finally:
+        signals.timeout_dead.disconnect(note)
+    assert state(row) == ("dead", "limit")
+    assert row.reason == "It snoozed 4 times, and its policy allows 3: the provider is closed"
+    assert row.attempts == 1, "a snooze counts no attempt, and the last one is not one"
+    assert row.errors == []
+    assert [timeout.pk for timeout in died] == [row.pk]
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert vars(record)["event"] == "timeout_dead"
+    assert "is dead: It snoozed 4 times, and its policy allows 3" in record.getMessage()
+
+
+def test_no_snooze_at_all_may_be_allowed(order: Order, declare: Declare) -> None:
+    row = due(order, declare(Order, snoozing, name="never_snoozes", limits=Limits(snoozes=0)))
+    fire(row)
+    assert state(row) == ("dead", "limit")
+
+
+def test_without_a_limit_a_handler_may_snooze_again_and_again(order: Order, declare: Declare) -> None:
+    row = due(order, declare(Order, snoozing, name="snoozes_on"))
+    fire_again(row, 45)
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_snoozes_count_although_the_history_forgets_them(order: Order, declare: Declare, atomic: bool) -> None:
+    """Two snoozes, then more failures than the history keeps events."""
+    snooze = Snooze(seconds=0)
+    raised: list[BaseException] = [snooze, snooze, *(ValueError() for _ in range(45)), snooze, snooze]
+
+    def handler(obj: Any, timeout: Any) -> None:
+        raise raised.pop(0)
+
+    options: dict[str, Any] = {"atomic": atomic, "retry": ALWAYS, "limits": Limits(snoozes=3)}
+    row = due(order, declare(Order, handler, name="forgets", **options))
+    fire_again(row, 48)
+    assert state(row) == ("pending", "")
+    assert len(row.history) == 40
+    assert [event["number"] for event in row.history if event["what"] == "snoozed"] == [1, 3]
+    fire_again(row)
+    assert state(row) == ("dead", "limit")
+
+
+def test_a_retry_by_an_operator_begins_anew(order: Order, declare: Declare) -> None:
+    row = due(order, declare(Order, snoozing, name="retried", limits=Limits(snoozes=2)))
+    fire_again(row, 3)
+    assert state(row) == ("dead", "limit")
+    operations.retry(row, by="script:test")
+    fire_again(row, 2)
+    assert state(row) == ("pending", "")
+    fire_again(row)
+    assert state(row) == ("dead", "limit")
+    assert [event["what"] for event in row.history].count("snoozed") == 4
+
+
+def test_a_retry_that_the_history_forgets_still_counts(order: Order, declare: Declare) -> None:
+    """Its snoozes were before it, and must not come back."""
+    snooze = Snooze(seconds=0)
+    raised: list[BaseException] = [snooze, snooze, *(ValueError() for _ in range(45)), snooze]
+
+    def handler(obj: Any, timeout: Any) -> None:
+        raise raised.pop(0)
+
+    row = due(order, declare(Order, handler, name="both", retry=ALWAYS, limits=Limits(snoozes=1)))
+    fire_again(row, 2)
+    assert state(row) == ("dead", "limit")
+    operations.retry(row, by="script:test")
+    fire_again(row, 46)
+    assert state(row) == ("pending", "")

@@ -1,0 +1,391 @@
+"""`Limits(rate=...)`: a worker claims as many as may begin soon, in due order; others wait without lease and entry."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq import Limits, Rate, Retry, TimeoutPolicy, clock, operations
+from django_delayq.firing import Work, plan, run, running
+from django_delayq.firing.planning import Pacing
+from django_delayq.firing.state import firing_state
+from django_delayq.ledger import claiming
+from django_delayq.ledger.meters import Slot, meter
+from django_delayq.models import PolicyMeter, Timeout
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.recovery.sweep import Sweep
+from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker.slots import SlotQueue
+from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.paced import PacedSource
+from tests.integration.firing.conftest import another_session, needs_row_locks
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections, states
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., TimeoutPolicy[Any]]
+RATE = Rate(20, per=timedelta(seconds=2))
+FAST = Rate(60, per=timedelta(seconds=3))
+SLOW = Rate(1, per=timedelta(hours=1))
+
+
+@pytest.fixture(autouse=True)
+def without_experience() -> None:
+    """No test inherits that a batch of the policy has failed in another one."""
+    firing_state.forget()
+
+
+class Begins:
+    """A handler that notes when it began, with which timeouts."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.at: list[float] = []
+        self.ids: list[int] = []
+        self._error = error
+
+    def __call__(self, _: Any, timeouts: Any) -> None:
+        listed = timeouts if isinstance(timeouts, list) else [timeouts]
+        self.at += [time.monotonic()] * len(listed)
+        self.ids += [timeout.pk for timeout in listed]
+        if self._error is not None:
+            raise self._error
+
+    def most_within(self, seconds: float) -> int:
+        at = sorted(self.at)
+        return max(bisect_left(at, begin + seconds) - place for place, begin in enumerate(at))
+
+
+def overdue(policy: Any, count: int) -> list[int]:
+    """Make so many timeouts, due one after the other within the last minutes; return their ids in this order."""
+    rows = due_orders(policy, count)
+    for place, row in enumerate(rows):
+        row.run_at = row.due_at = clock.now() - timedelta(seconds=count - place)
+    Timeout.objects.bulk_update(rows, ["run_at", "due_at"])
+    return [row.pk for row in rows]
+
+
+def claim(policy: TimeoutPolicy[Any], limit: int = 50) -> claiming.Granted:
+    minute = timedelta(minutes=1)
+    granted = claiming.claim_in_slots(policy, "default", None, limit=limit, seconds=minute, preparation=0.0)
+    assert granted is not None
+    return granted
+
+
+def paced() -> PacedSource:
+    return PacedSource(LedgerSource("default", None, ClockSkew("default")))
+
+
+def test_slots_are_assigned_in_due_order_for_the_next_second_only(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    ids = overdue(policy, 30)
+    granted = claim(policy)
+    assert list(granted.claimed.claims) == ids[:10]
+    begins = [granted.slots[id].begin_at for id in ids[:10]]
+    assert [later - first for first, later in pairwise(begins)] == [pytest.approx(2.125 / 20)] * 9
+    assert 0.5 < granted.wait_seconds < 0.6
+    nothing = claim(policy)
+    assert (nothing.claimed.claims, nothing.slots) == ({}, {})
+    assert Timeout.objects.filter(claimed_until__isnull=False).count() == 10
+
+
+def test_the_next_slots_follow_the_last_ones(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    ids = overdue(policy, 10)
+    first, second = claim(policy, 3), claim(policy, 50)
+    assert list(second.claimed.claims) == ids[3:]
+    gap = second.slots[ids[3]].begin_at - first.slots[ids[2]].begin_at
+    assert gap == pytest.approx(2.125 / 20, abs=0.05), "an interval, read by the clock of the database"
+
+
+def test_a_slot_is_used_up_only_by_a_timeout(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    for _ in range(3):
+        assert claim(policy).claimed.claims == {}
+    [row] = due_orders(policy)
+    assert claim(policy).slots[row.pk].begin_at <= time.monotonic()
+
+
+def test_a_batch_shares_a_slot_and_counts_each_object(declare: Declare) -> None:
+    policy = declare(Order, name="rated", batch=15, limits=Limits(rate=RATE))
+    ids = overdue(policy, 30)
+    granted = claim(policy)
+    assert list(granted.slots) == ids[:10], "20 in two seconds: works of ten"
+    assert len(set(granted.slots.values())) == 1
+    slots = granted.slots
+    [work], report = plan(granted.claimed.claims, "default", pacing=Pacing(slots, lambda label, seconds: None))
+    assert (work.ids, report.done) == (tuple(ids[:10]), ())
+    assert (work.begin_at, work.begin_by) == slots[ids[0]]
+
+
+def test_rows_under_a_former_name_are_claimed_in_their_turn(declare: Declare) -> None:
+    policy = declare(Order, name="now", aliases=("then",), limits=Limits(rate=RATE))
+    ids = overdue(policy, 6)
+    Timeout.objects.filter(pk__in=ids[::2]).update(policy="testapp.order.then")
+    assert list(claim(policy).claimed.claims) == ids
+
+
+@needs_row_locks
+@needs_more_connections
+def test_two_workers_never_claim_at_the_same_time(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    overdue(policy, 3)
+    with meter(policy.label, "rate", "default"):
+        pass
+    with another_session(lambda: list(PolicyMeter.objects.select_for_update())):
+        minute = timedelta(minutes=1)
+        assert claiming.claim_in_slots(policy, "default", None, limit=5, seconds=minute, preparation=0.0) is None
+
+
+def test_an_entry_without_a_slot_is_done_and_announced(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    now, soon = due_orders(policy)[0], due_orders(policy, after=timedelta(seconds=30))[0]
+    other = due_orders("remind")[0]
+    noted: list[tuple[str, float]] = []
+    pacing = Pacing({}, lambda label, seconds: noted.append((label, seconds)))
+    works, report = plan({row.pk: 1 for row in (now, soon, other)}, "default", timedelta(minutes=1), pacing)
+    assert [work.ids for work in works] == [(other.pk,)]
+    assert sorted(report.done) == [now.pk, soon.pk]
+    assert [label for label, _ in noted] == [policy.label] * 2
+    assert noted[0][1] <= 0 < noted[1][1] <= 30
+
+
+def test_a_suspect_and_a_slot_go_together(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    [row] = due_orders(policy)
+    [work], _ = plan({row.pk: 2}, "default", pacing=Pacing({row.pk: Slot(1.0, 2.0)}, lambda label, seconds: None))
+    assert (work.suspect, work.begin_at, work.begin_by) == (True, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_work_whose_slot_is_over_counts_no_attempt(declare: Declare, atomic: bool) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", atomic=atomic, limits=Limits(rate=RATE))
+    [row] = due_orders(policy)
+    work = Work(policy.label, (row.pk,), (row.object_id,), begin_by=time.monotonic() - 0.001)
+    report = run(work, "default")
+    assert (report.missed, report.done, report.untried) == (True, (), (row.pk,))
+    row.refresh_from_db()
+    assert (row.state, row.attempts, begins.ids) == ("pending", 0, [])
+    assert "begin_by" not in work.as_dict(), "the clock of another process is another one"
+
+
+def test_a_work_that_has_begun_fires_all_of_its_timeouts(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members of a batch that failed are fired one by one, which may take longer than the slot."""
+    seen: list[int] = []
+    monkeypatch.setattr(running, "WORK_SECONDS", 600.0)
+
+    def handler(_: Any, timeouts: list[Timeout]) -> None:
+        seen.append(len(timeouts))
+        time.sleep(max(0.0, work.begin_by - time.monotonic()))
+        if len(timeouts) > 1:
+            raise ValueError
+
+    policy = declare(Order, handler, name="rated", batch=3, limits=Limits(rate=RATE))
+    rows = due_orders(policy, 3)
+    ids, objects = tuple(row.pk for row in rows), tuple(row.object_id for row in rows)
+    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 2)
+    assert sorted(run(work, "default").fired) == sorted(ids)
+    assert seen == [3, 1, 1, 1]
+
+
+def test_works_keep_their_order_in_whichever_slot_they_begin() -> None:
+    now = time.monotonic()
+    works = [
+        Work("p", (9 - number,), ("1",), begin_at=now + at, begin_by=now + at + 0.5)
+        for number, at in enumerate((-2.0, -1.0, -0.4, -0.2, 5.0))
+    ]
+    queue = SlotQueue()
+    for work in works:
+        queue.add(work)
+    assert len(queue) == 5
+    begun = list(queue.ready(0.0))
+    assert [work.ids for work in begun] == [(9,), (8,)], "two slots are over, two have come"
+    assert [work.begin_at for work in begun] == [works[2].begin_at, works[3].begin_at]
+    queue.put_back(works[0])
+    assert queue.without_slot() == []
+    assert [work.ids for work in queue.ready(6.0)] == [(9,)], "the one that came back is the first"
+    assert [work.ids for work in queue.without_slot()] == [(7,), (6,), (5,)]
+    assert (len(queue), queue.next_at) == (0, float("inf"))
+
+
+def test_without_a_rate_nothing_is_asked() -> None:
+    with CaptureQueriesContext(connection) as queries:
+        source = paced()
+        assert source.take(100, {}, 100).deliveries == {}
+        assert source.seconds_left == float("inf")
+    assert len(queries) == 0
+
+
+def test_between_two_checks_nothing_is_asked(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=SLOW))
+    overdue(policy, 2)
+    source = paced()
+    assert len(source.take(100, {}, 100).deliveries) == 1
+    with CaptureQueriesContext(connection) as queries:
+        source.note_due(policy.label, 0.0)
+        assert source.take(100, {}, 100).deliveries == {}
+    assert len(queries) == 0
+    assert source.seconds_left > 3000, "its next slot is in an hour"
+
+
+def test_a_worker_that_has_enough_leaves_slots_to_others(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    overdue(policy, 20)
+    assert len(paced().take(4, {policy.label: 1}, 100).deliveries) == 3
+    assert len(paced().take(100, {}, 2).deliveries) == 2
+    assert paced().take(4, {policy.label: 4}, 100).deliveries == {}
+
+
+def test_a_stopped_policy_uses_no_slots(declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    overdue(policy, 5)
+    operations.pause(policy, by="script:test")
+    assert paced().take(100, {}, 100).deliveries == {}
+    assert not PolicyMeter.objects.exists()
+    operations.resume(policy, by="script:test")
+    assert len(paced().take(100, {}, 100).deliveries) == 5
+
+
+def test_a_poll_of_the_ledger_leaves_them_alone(declare: Declare) -> None:
+    rated = overdue(declare(Order, name="rated", aliases=("former",), limits=Limits(rate=RATE)), 40)
+    Timeout.objects.filter(pk=rated[0]).update(policy="testapp.order.former")
+    [row] = due_orders("remind")
+    assert LedgerSource("default", None, ClockSkew("default")).take(10).deliveries == {row.pk: 1}
+
+
+def test_a_sweep_adds_no_entries_for_a_backlog(with_redis: Any, declare: Declare) -> None:
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    overdue(policy, 20)
+    soon = due_orders(policy, after=timedelta(seconds=8))[0]
+    engine = get_worker_engine()
+    assert engine is not None
+    queue = engine.queue("default", 0)
+    queue.remove([id for id, _ in queue.peek()])
+    Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
+    assert [id for id, _ in queue.peek()] == [soon.pk]
+    engine.close()
+
+
+def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
+    source: str, declare: Declare, start_worker: StartWorker
+) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
+    ids = overdue(policy, 90)
+    start_worker(concurrency=2)
+    wait_until(lambda: len(begins.ids) > 5, "some have fired")
+    others = {row.pk for row in due_orders("remind", 100)}
+    wait_until(lambda: not Timeout.objects.pending().filter(pk__in=others).exists(), "the others have fired")
+    assert len(begins.ids) < 85, "they had to wait"
+    assert Timeout.objects.pending().filter(policy=policy.label, claimed_until__isnull=False).count() <= 30
+    if source == "redis":
+        engine = get_worker_engine()
+        assert engine is not None
+        queue = engine.queue("default", 0)
+        wait_until(lambda: queue.stats().total == 0, "Redis has no entry, although some are due")
+        engine.close()
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
+    assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
+
+
+def test_a_failed_attempt_counts_as_well(source: str, declare: Declare, start_worker: StartWorker) -> None:
+    begins = Begins(ValueError("no"))
+    policy = declare(Order, begins, name="rated", retry=Retry([0, 0, 0]), limits=Limits(rate=FAST))
+    overdue(policy, 25)
+    start_worker(concurrency=4)
+    wait_until(all_are("dead"), "all are dead")
+    assert len(begins.at) >= 100, "more if a row is locked for a moment when its failure is to be recorded"
+    assert begins.most_within(3.0) <= 60
+
+
+def test_a_batch_keeps_the_rate(source: str, declare: Declare, start_worker: StartWorker) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", batch=8, limits=Limits(rate=FAST))
+    overdue(policy, 100)
+    start_worker(concurrency=2)
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
+    assert len(set(begins.at)) <= 25, "in batches"
+
+
+def test_a_handler_outside_a_transaction_keeps_the_rate(
+    source: str, declare: Declare, start_worker: StartWorker
+) -> None:
+    begins = Begins()
+    overdue(declare(Order, begins, name="rated", atomic=False, limits=Limits(rate=FAST)), 80)
+    start_worker(concurrency=2)
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
+
+
+@needs_more_connections
+def test_a_timeout_that_falls_due_meanwhile_is_on_time(
+    source: str, declare: Declare, start_worker: StartWorker
+) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
+    start_worker(concurrency=2)
+    [remind] = due_orders("remind")
+    wait_until(lambda: states().get("fired"), "the worker runs")
+    rows = due_orders(policy, 3, seconds=1)
+    wait_until(all_are("fired"), "all have fired")
+    assert [row.pk for row in rows] == begins.ids
+    late = Timeout.objects.get(pk=rows[0].pk).lateness()
+    assert late is not None
+    assert late < 2.5, remind
+
+
+def test_a_worker_that_stops_releases_what_it_has_claimed(
+    source: str, declare: Declare, start_worker: StartWorker
+) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
+    overdue(policy, 40)
+    worker = start_worker(concurrency=2)
+    wait_until(lambda: begins.ids, "one has fired")
+    worker.stop()
+    pending = Timeout.objects.pending()
+    assert pending.count() > 10
+    assert set(pending.values_list("claims", "attempts")) == {(0, 0)}
+    assert claim(policy).wait_seconds <= 1.0
+
+
+def test_a_policy_that_is_resumed_goes_on_at_its_rate(source: str, declare: Declare, start_worker: StartWorker) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
+    overdue(policy, 80)
+    operations.pause(policy, by="script:test")
+    start_worker(concurrency=2)
+    due_orders("remind")
+    wait_until(lambda: states().get("fired"), "the worker runs")
+    assert begins.ids == []
+    operations.resume(policy, by="script:test")
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
+
+
+def test_the_rate_is_kept_while_redis_fails_and_returns(
+    own_redis: Any, declare: Declare, start_worker: StartWorker
+) -> None:
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
+    overdue(policy, 140)
+    for _ in range(2):
+        start_worker(concurrency=1)
+    wait_until(lambda: len(begins.ids) > 30, "some have fired")
+    own_redis.kill()
+    wait_until(lambda: len(begins.ids) > 80, "more have fired")
+    own_redis.start()
+    wait_until(all_are("fired"), "all have fired")
+    assert begins.most_within(3.0) <= 60
+    assert 15 <= 139 / (begins.at[-1] - begins.at[0]) <= 20

@@ -1,0 +1,233 @@
+"""`RemoteExecutor` with a queue in this process: what it sends, and how it learns what became of that."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connections
+
+from django_delayq import Limits, Retry, Snooze, operations
+from django_delayq.conf import ConfigError
+from django_delayq.executors import make_executor
+from django_delayq.models import Timeout
+from django_delayq.remote import RemoteExecutor, fire
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, needs_more_connections
+from tests.testapp.models import Effect, Order
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("source"),
+    needs_more_connections,
+]
+LEASE = timedelta(seconds=1)
+
+
+class QueueExecutor(RemoteExecutor):
+    """Sends JSON to a queue of this process. It is down while `is_down`."""
+
+    queue: SimpleQueue[str | None] = SimpleQueue()
+    sent: list[str] = []
+    is_down = False
+
+    def send(self, message: dict[str, Any]) -> None:
+        if type(self).is_down:
+            raise OSError("connection refused")
+        self.sent.append(json.dumps(message))
+        self.queue.put(self.sent[-1])
+
+
+@pytest.fixture
+def start(start_worker: StartWorker, settings: Settings) -> Callable[[], RunningWorker]:
+    QueueExecutor.queue, QueueExecutor.sent, QueueExecutor.is_down = SimpleQueue(), [], False
+    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.QueueExecutor", "LEASE": LEASE}
+    return start_worker
+
+
+@pytest.fixture
+def receive() -> Iterator[Callable[[], None]]:
+    """Start a thread that receives messages, as the process of a task queue does."""
+    threads: list[threading.Thread] = []
+
+    def serve(queue: SimpleQueue[str | None]) -> None:
+        try:
+            while (message := queue.get()) is not None:
+                fire(json.loads(message))
+        finally:
+            connections.close_all()
+
+    def do() -> None:
+        threads.append(threading.Thread(target=serve, args=[QueueExecutor.queue], daemon=True))
+        threads[-1].start()
+
+    yield do
+    for _ in threads:
+        QueueExecutor.queue.put(None)
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_message_contains_ids_and_the_label_of_the_policy_only(start: Any, receive: Any) -> None:
+    rows = due_orders("remind", 3)
+    start()
+    wait_until(lambda: QueueExecutor.sent)
+    messages = [json.loads(message) for message in QueueExecutor.sent]
+    assert sorted(id for message in messages for id in message["ids"]) == [row.pk for row in rows]
+    for message in messages:
+        assert message.items() >= {
+            "version": 1, "policy": "testapp.order.remind", "suspect": False, "using": "default"
+        }.items()  # fmt: skip
+        assert len(message) == 5
+
+
+def test_each_timeout_fires_once_and_the_worker_ends_in_order(
+    start: Any, receive: Any, caplog: Any, settings: Settings
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=30)}
+    rows = due_orders("remind", 60) + due_orders("remind_many", 30) + due_orders("send_outside", 3)
+    receive()
+    running = start()
+    wait_until(all_are("fired"))
+    running.stop()
+    assert Effect.objects.count() == len(rows)
+    assert not events(caplog)
+
+
+def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, declare: Any, caplog: Any) -> None:
+    calls: list[int] = []
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        calls.append(timeout.attempts)
+        if len(calls) == 1:
+            raise RuntimeError("the first attempt fails")
+        if len(calls) == 2:
+            raise Snooze(seconds=2)
+
+    declare(Order, handler, name="fails_then_snoozes", retry=Retry([0]))
+    due_orders("fails_then_snoozes")
+    receive()
+    start()
+    wait_until(all_are("fired"))
+    assert len(calls) == 3
+    assert "executor_lost" not in events(caplog)
+
+
+def test_while_a_policy_is_paused_its_messages_do_not_count_as_lost(start: Any, receive: Any, caplog: Any) -> None:
+    due_orders("remind", 3)
+    start()
+    wait_until(lambda: QueueExecutor.sent)
+    operations.pause("testapp.order.remind", by="script:test")
+    receive()
+    due_orders("linger", after=2 * LEASE)
+    wait_until(lambda: Effect.objects.exists(), "a lease has passed")
+    assert set(Effect.objects.values_list("what", flat=True)) == {"linger"}
+    assert "executor_lost" not in events(caplog)
+    operations.resume("testapp.order.remind", by="script:test")
+    wait_until(all_are("fired"))
+
+
+def test_while_nothing_receives_one_message_a_lease_is_sent_and_then_all_fire(
+    start: Any, receive: Any, caplog: Any
+) -> None:
+    rows = due_orders("remind", 60)
+    start()
+    wait_until(lambda: "executor_refused" in events(caplog), "nothing was settled for a lease")
+    sent, since = len(QueueExecutor.sent), time.monotonic()
+    wait_until(lambda: len(QueueExecutor.sent) > sent + 1, "it is tried again")
+    assert len(QueueExecutor.sent) - sent <= 2 + (time.monotonic() - since) / LEASE.total_seconds()
+    receive()
+    wait_until(all_are("fired"), seconds=100)
+    assert Effect.objects.count() == len(rows)
+
+
+def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_back(
+    start: Any, receive: Any, caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO, logger="django_delayq")
+    QueueExecutor.is_down = True
+    rows = due_orders("remind", 30)
+    receive()
+    start()
+    wait_until(lambda: events(caplog).count("executor_refused") == 1)
+    assert not QueueExecutor.sent
+    QueueExecutor.is_down = False
+    wait_until(all_are("fired"))
+    assert events(caplog).count("broker_away") == 1
+    assert "broker_back" in [getattr(record, "event", "") for record in caplog.records]
+    assert Effect.objects.count() == len(rows)
+    assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+
+
+def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(
+    settings: Settings, declare: Any
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        rows = Timeout.objects.filter(pk=timeout.pk)
+        expires_at = rows.get().run_at
+        wait_until(lambda: rows.get().run_at > expires_at + LEASE, seconds=20)
+
+    policy = declare(Order, handler, name="slow", atomic=False)
+    (row,) = due_orders("slow")
+    fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    assert Timeout.objects.get().state == "fired"
+
+
+def test_a_time_limit_applies_in_the_receiving_process(declare: Any) -> None:
+    released = threading.Event()
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        while not released.is_set():
+            time.sleep(0.01)
+
+    policy = declare(Order, handler, name="hangs", limits=Limits(run=timedelta(seconds=0.3)), retry=Retry([]))
+    (row,) = due_orders("hangs")
+    try:
+        fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    finally:
+        released.set()
+    row.refresh_from_db()
+    assert (row.state, row.errors[0]["error"]) == ("dead", "TimeLimitExceeded")
+
+
+WRONG: list[Any] = [
+    None, [], "text", {}, {"policy": 1}, {"policy": "a" * 201}, {"ids": []}, {"ids": "12"}, {"ids": ["1"]},
+    {"ids": [True]}, {"ids": [0]}, {"ids": [2**63]}, {"ids": list(range(1, 1002))}, {"suspect": 1}, {"suspect": None},
+    {"using": "elsewhere"}, {"using": ["default"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", WRONG, ids=lambda changes: str(changes)[:30])
+def test_a_wrong_message_is_refused_with_the_reason(changes: Any) -> None:
+    (row,) = due_orders("remind")
+    genuine = {"version": 1, "policy": row.policy, "ids": [row.pk], "suspect": False, "using": "default"}
+    message = {**genuine, **changes} if changes and isinstance(changes, dict) else changes
+    with pytest.raises(ValueError, match="This is not a message of RemoteExecutor: "):
+        fire(message)
+    fire({**genuine, "new": "in a newer release"})
+    assert Timeout.objects.get().state == "fired"
+
+
+def test_a_message_about_an_undeclared_policy_is_logged(caplog: Any) -> None:
+    (row,) = due_orders("remind")
+    fire({"policy": "testapp.order.nonsense", "ids": [row.pk], "suspect": False, "using": "default"})
+    assert "not declared in this process" in caplog.text
+    assert Timeout.objects.get().state == "pending"
+
+
+def test_the_executor_of_rq_needs_a_redis(settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None, "EXECUTOR": "django_delayq.contrib.rq.RQExecutor"}
+    with pytest.raises(ConfigError, match=r"RQExecutor needs DELAYQ\['REDIS'\]"):
+        make_executor("default", 2)
