@@ -304,7 +304,7 @@ def test_a_failed_attempt_counts_as_well(source: str, declare: Declare, start_wo
     overdue(policy, 25)
     start_worker(concurrency=4)
     wait_until(all_are("dead"), "all are dead")
-    assert len(begins.at) >= 100, "more if a row is locked for a moment when its failure is to be recorded"
+    assert len(begins.at) >= 100, "more if a row is locked briefly when its failure is to be recorded"
     assert begins.most_within(3.0) <= 60
 
 
