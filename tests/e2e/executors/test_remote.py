@@ -61,7 +61,7 @@ def test_a_process_is_killed_in_the_middle(engine: Engine, start_worker: Start, 
     processes.kill(doomed)
     start_remote()
     rows += due_now("remind")
-    wait_until(settled(4))
+    wait_until(settled(4), seconds=120)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
 
@@ -86,7 +86,7 @@ def test_lost_messages_are_sent_again_after_a_lease(engine: Engine, start_worker
     assert states() == {"pending": 10}
     engine.lose()
     start_remote()
-    wait_until(settled(10))
+    wait_until(settled(10), seconds=120)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
@@ -177,7 +177,7 @@ def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
     innocents = due_now("remind", 20)
     start_remote(KILLER="1")
     worker = start_worker()
-    wait_until(settled(21))
+    wait_until(settled(21), seconds=120)
     end(worker)
     killer.refresh_from_db()
     assert (killer.state, killer.cause) == ("dead", "retries")
