@@ -303,7 +303,9 @@ def guard_rails(state: PolicyState) -> list[tuple[str, str]]:
         )
         texts["brake"] = text.format(n=brake.most, delay=delay(brake.per))
     if shadow:
-        texts["shadow"] = _("{share} % of the objects are skipped, and nothing fires for them").format(share=shadow)
+        texts["shadow"] = _("{share} of the objects are skipped, and nothing fires for them").format(
+            share=f"{shadow} %"
+        )
     found = []
     for guard, text in texts.items():
         if actor := state.set_by(guard):

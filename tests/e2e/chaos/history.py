@@ -79,7 +79,9 @@ class History:
             "pause": self._stop,
             "hold": self._stop,
             "resume": self._resume,
+            "refire": self._refire,
             "change_delay": lambda *_: None,  # `schedule_by_policy` allows for the shortest
+            "shadow": lambda *_: None,  # workers follow within two seconds, and a suspended one later
         }
 
     def replay(self) -> None:
@@ -169,6 +171,11 @@ class History:
         if _moment(claim["answer"]) < earliest:
             self._say("answer", subject, f"was reported as due at {claim['answer']}, before {earliest}")
         subject.pend(earliest)
+
+    def _refire(self, subject: Subject, claim: Mapping[str, Any]) -> None:
+        if subject.state == "pending":
+            self._say("doubled", subject, "was repeated while it was pending")
+        subject.pend(_moment(claim["asked"]))
 
     def _stop(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         policy, is_hold = subject.name[1], claim["verb"] == "hold"

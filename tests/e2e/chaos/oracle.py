@@ -12,6 +12,7 @@ from tests.e2e.chaos.history import AT_LEAST_ONCE, History
 from tests.e2e.chaos.verdict import Violation
 
 SETTLED = {"fired", "skipped", "cancelled", "dead"}
+IN_SHADOW = {"ghost"}
 IN_TWO_COMMITS = {"place_outside_a_transaction", "place_unseen"}
 _OPERATION = re.compile(r"(half-)?[0-9a-f]{32}")
 
@@ -37,7 +38,7 @@ def _never_settled(evidence: Evidence, history: History) -> Iterator[Violation]:
     settled_otherwise = {
         (int(row.object_id), row.policy.rpartition(".")[2], row.key)
         for row in evidence.ledger.values()
-        if row.state == "dead"
+        if row.state == "dead" or (row.cause == "shadow" and _name(row.policy) in IN_SHADOW)
     }
     for row in evidence.ledger.values():
         if not row.is_settled:
@@ -45,7 +46,8 @@ def _never_settled(evidence: Evidence, history: History) -> Iterator[Violation]:
         if row.state == "dead" and row.policy.rpartition(".")[2] not in AT_LEAST_ONCE:
             yield Violation("dead", f"timeout {row.id} ({row.policy} of {row.object_id}): {row.cause}")
     for subject in history.subjects.values():
-        if subject.state == "pending" and not (subject.name[1] in AT_LEAST_ONCE and subject.name in settled_otherwise):
+        may_be_settled = subject.name[1] in AT_LEAST_ONCE | IN_SHADOW
+        if subject.state == "pending" and not (may_be_settled and subject.name in settled_otherwise):
             yield Violation("lost", f"{subject}: accepted, due at {subject.deadline}, and never had its effect")
 
 

@@ -31,6 +31,8 @@ from tests.e2e.chaos.verdict import Violation
 from tools import processes
 
 WARM_UP_SECONDS = 60.0
+BRAKE_SECONDS = 3.0
+"""Until every worker knows that a brake was removed."""
 SETTLE_SECONDS = 120.0
 """The maximum time from the last deadline until everything is settled: the full sweep runs once a minute."""
 
@@ -78,12 +80,18 @@ def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:
 
 
 def _release(stage: Stage) -> datetime:
-    """Resume what producers have stopped; return when this began."""
+    """Resume what producers and the brake have stopped; return when this began."""
     began_at = datetime.now(UTC)
-    command = [sys.executable, "-m", "django", "delayq_resume", "testapp.order.remind", "testapp.order.chill", "--yes"]
-    with (stage.folder / "release.log").open("ab") as log:
-        environment = stage.environment("producers")
-        subprocess.run([*command, "--reason", "the end"], env=environment, cwd=ROOT, stdout=log, stderr=log, check=True)
+
+    def call(*arguments: str) -> None:
+        command = [sys.executable, "-m", "django", *arguments, "--yes"]
+        with (stage.folder / "release.log").open("ab") as log:
+            environment = stage.environment("producers")
+            subprocess.run(command, env=environment, cwd=ROOT, stdout=log, stderr=log, check=True)
+
+    call("delayq_brake", "testapp.order.rush", "off")
+    time.sleep(BRAKE_SECONDS)
+    call("delayq_resume", *(f"testapp.order.{name}" for name in ("remind", "chill", "rush")))
     return began_at
 
 

@@ -271,6 +271,64 @@ def test_a_payment_that_was_refused_in_time(outcome: Outcome) -> None:
     assert outcome.kinds == {"answer"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "asked", "heard", "is_wrong"),
+    [
+        ("too late", 9.8, 9.9, True),
+        ("too late", 9.9, 10.1, False),
+        ("paid", 9.9, 10.1, False),
+        ("paid", 10.1, 10.2, True),
+    ],
+)
+def test_a_strict_guard_that_decides_against_the_deadline(
+    outcome: Outcome, answer: str, asked: float, heard: float, is_wrong: bool
+) -> None:
+    outcome.place(5, 10)
+    times = {"asked": at(asked).isoformat(), "heard": at(heard).isoformat()}
+    outcome.operate(claim("pay_in_time", 5, "cancel_unpaid", answer=answer, **times))
+    if answer == "paid":
+        outcome.evidence.orders[5] = "paid"
+        outcome.write(5, "cancel_unpaid", 5, at(10), "cancelled")
+    else:
+        outcome.fire(5)
+    assert outcome.kinds == ({"answer"} if is_wrong else set())
+
+
+def stop(outcome: Outcome, verb: str, seconds: float, **what: Any) -> None:
+    """Add an operation on `remind` that took a tenth of a second."""
+    outcome.operate(claim(verb, 0, "remind", **what))
+    operations = outcome.evidence.operations
+    operations[-1] = replace(operations[-1], began_at=at(seconds - 0.1), ended_at=at(seconds))
+
+
+@pytest.mark.parametrize(
+    ("began", "effect", "is_wrong"), [(5.9, 6.5, False), (6.1, 6.5, True), (6.9, 7.1, False), (7.1, 7.2, False)]
+)
+@pytest.mark.parametrize("ending", ["until", "resume"])
+def test_an_effect_while_its_policy_was_certainly_paused(
+    outcome: Outcome, began: float, effect: float, is_wrong: bool, ending: str
+) -> None:
+    outcome.remind(55, 4, 5)
+    stop(outcome, "pause", 6, until=at(7 if ending == "until" else 90).isoformat())
+    if ending == "resume":
+        stop(outcome, "resume", 7.1)
+    outcome.fire(55)
+    change_notes(outcome, "effect", "timeout_id", 55, began_at=at(began), at=at(effect))
+    assert outcome.kinds == ({"while stopped"} if is_wrong else set())
+
+
+@pytest.mark.parametrize(("effect", "is_wrong"), [(10.8, True), (11.0, False)])
+def test_early_after_a_hold_that_moved_the_deadline(outcome: Outcome, effect: float, is_wrong: bool) -> None:
+    outcome.remind(55, 4, 9)
+    scheduled = outcome.evidence.operations[-1]
+    outcome.evidence.operations[-1] = replace(scheduled, began_at=at(1), ended_at=at(2))
+    stop(outcome, "hold", 6)
+    stop(outcome, "resume", 8.1)
+    outcome.fire(55)
+    change_notes(outcome, "effect", "timeout_id", 55, began_at=at(8.5), at=at(effect + 0.05))
+    assert outcome.kinds == ({"early"} if is_wrong else set())
+
+
 @pytest.mark.parametrize(("order", "policy", "answer"), [(3, "remind", True), (4, "remind", False)])
 def test_a_wrong_answer_to_a_cancel(outcome: Outcome, order: int, policy: str, answer: bool) -> None:
     outcome.operate(claim("cancel", order, policy, answer=answer))

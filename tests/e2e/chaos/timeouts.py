@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from django_delayq import timeout_policy
+from django_delayq import Brake, Limits, Rate, timeout_policy
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -38,3 +39,24 @@ def chill(order: Order, timeout: Timeout) -> None:
 def decay(order: Order, timeout: Timeout) -> None:
     """Scheduled with the delay in force, which operators change."""
     Effect.objects.create(what="decay", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Order)
+def ghost(order: Order, timeout: Timeout) -> None:
+    """In shadow mode at times."""
+    Effect.objects.create(what="ghost", object_id=order.pk, timeout_id=timeout.pk)
+
+
+@timeout_policy(Order, brake=Brake(4, per=timedelta(seconds=10)))
+def rush(order: Order, timeout: Timeout) -> None:
+    """Paused by its brake again and again."""
+    Effect.objects.create(what="rush", object_id=order.pk, timeout_id=timeout.pk)
+
+
+# A slot that a worker misses by more than a sixteenth of the period is lost, so the period is long: all cores are busy.
+@timeout_policy(Order, limits=Limits(run=timedelta(seconds=0.5), rate=Rate(200, per=timedelta(seconds=5))))
+def overrun(order: Order, timeout: Timeout) -> None:
+    """Run too long as often as the payload requires, each time after the effect, which must be rolled back."""
+    Effect.objects.create(what="overrun", object_id=order.pk, timeout_id=timeout.pk)
+    if timeout.payload and timeout.attempts <= timeout.payload["overruns"]:
+        time.sleep(2)

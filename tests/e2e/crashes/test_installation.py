@@ -43,9 +43,10 @@ def test_a_copied_database_is_refused_and_nothing_changes(
 ) -> None:
     production = start_worker(INSTALLATION="production")
     wait_until(lambda: WorkerSeen.objects.exists() and PolicySync.objects.exists(), "a worker of production runs")
-    production.kill()  # so that its heartbeat and its claims remain, as in a dump
-    production.wait(30)
-    redis_client.delete(*redis_client.scan_iter(match=f"{prefix}:turn:*", count=1000))  # they would expire meanwhile
+    production.send_signal(signal.SIGTERM)  # the database may still commit what a killed process has sent
+    assert production.wait(60) == 0
+    for key in redis_client.scan_iter(match=f"{prefix}:turn:*", count=1000):  # they would expire meanwhile
+        redis_client.delete(key)
     due_now("remind", 5)
     before = contents(), entries(redis_client, prefix)
     assert Installation.objects.get().name == "production" and before[1]

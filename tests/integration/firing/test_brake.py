@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -237,3 +238,26 @@ def test_a_wrong_condition_fires_little_on_four_threads(source: str, declare: De
     finally:
         for each in running:
             each.stop()
+
+
+@needs_more_connections
+def test_holds_and_resumes_win_against_a_brake_that_pauses_all_the_time(source: str, declare: Declare) -> None:
+    policy = declare(Order, name="braked", brake=Brake(1, per=PER))
+    due_orders(policy, 120)
+    running = RunningWorker(concurrency=4)
+    try:
+        for number in range(8):
+            if number % 2:  # otherwise while the worker is firing
+                wait_until(lambda: stop_of(policy) == ("paused", "brake"))
+            assert hold(policy, by=BY) is not None
+            [last] = due_orders("linger")
+            wait_until(lambda: Timeout.objects.filter(pk=last.pk, state="fired").exists())  # noqa: B023
+            assert stop_of(policy) == ("held", BY)
+            assert resume(policy, by=BY, shift=False) is not None
+        wait_until(lambda: stop_of(policy) == ("paused", "brake"))
+    finally:
+        running.stop()
+    stops = list(PolicyChange.objects.order_by("id").values_list("what", "by"))
+    assert [what for what, by in stops if by == BY] == ["held", "resumed"] * 8
+    before_brakes = {before for (before, _), (_, by) in pairwise(stops) if by == "brake"}
+    assert before_brakes == {"resumed"}, "a brake pauses only what is not stopped"

@@ -96,6 +96,8 @@ def test_a_handler_that_has_returned_is_not_abandoned(
     assert (state(row), row.attempts, row.errors) == (("fired", "due"), 1, [])
 
 
+# Python may be in a callback of its garbage collector when the exception arrives, and reports it there.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("options", [{}, {"batch": 5}], ids=["atomic", "batch"])
 def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(
     declare: Declare, options: dict[str, Any]

@@ -176,7 +176,7 @@ def test_a_guard_rail_is_followed_within_two_seconds(monkeypatch: pytest.MonkeyP
     shadow(REMIND, share=shares[start], by=BY)
     due_orders("remind")
     wait_until(lambda: not Timeout.objects.unsettled().exists())
-    # As if another process had changed it: the worker is not told.
+    # As if another process had changed it: this worker is not notified.
     monkeypatch.setattr(type(controls.stop_cache), "forget", lambda self: None)
     shadow(REMIND, share=shares[end], by=BY)
     changed = time.monotonic()

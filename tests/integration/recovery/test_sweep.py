@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_delayq import clock, operations
+from django_delayq import Limits, Rate, clock, operations
 from django_delayq.clock import database_now
 from django_delayq.engine import Engine
 from django_delayq.ledger.outbox import due_ms_of
@@ -181,6 +181,18 @@ def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
     engine.queue("default", 0).remove([row.pk for row in rows])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30
+    assert (restored(caplog), counted) == ([], [])
+
+
+def test_entries_that_workers_remove_or_defer_themselves_are_not_lost(
+    engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int], declare: Any
+) -> None:
+    declare(Order, name="paced", limits=Limits(rate=Rate(5)))
+    rows = [*due_orders("paced", 20, seconds=4), *due_orders("remind", 20, seconds=4)]
+    Timeout.objects.filter(policy="testapp.order.remind").update(policy="testapp.order.of_another_release")
+    Timeout.objects.update(created_at=clock.now() - timedelta(minutes=1))
+    engine.queue("default", 0).remove([row.pk for row in rows])
+    Sweep(engine, "default", ClockSkew("default")).run_once()
     assert (restored(caplog), counted) == ([], [])
 
 

@@ -1,4 +1,7 @@
-"""Operators stop policies, let them continue, and change a delay, while everything runs."""
+"""Operators stop policies, let them continue, change a delay and guard rails, and repeat timeouts.
+
+The policies with guard rails are here, too: a time limit, a rate, a brake.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from django_delayq import operations, schedule_timeout
+from django_delayq.models import Timeout
 from tests.e2e.chaos.audit import SHORTEST_DELAY
 from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, claim, in_
 
@@ -58,11 +62,54 @@ def change_delay(operation: Operation) -> None:
 
 
 @atomically
-def chill(operation: Operation) -> None:
+def shadow(operation: Operation) -> None:
+    share = operation.random.choice([0, 0, 50, 100])
+    _changed(operations.shadow, "testapp.order.ghost", share=share)
+    operation.note(claim("shadow", 0, "ghost", share=share))
+
+
+@atomically
+def resume_braked(operation: Operation) -> None:
+    """Its brake has paused it."""
+    _changed(operations.resume, "testapp.order.rush")
+    operation.note(claim("resume", 0, "rush"))
+
+
+@atomically
+def refire(operation: Operation) -> None:
+    """Repeat the newest reminder that has fired, unless the next one is pending."""
+    asked, own = in_(0), map(str, operation.hands.own)
+    fired = Timeout.objects.filter(policy=PAUSED, object_id__in=list(own), state="fired").order_by("-pk").first()
+    if fired is None or not operations.refire(Timeout.objects.filter(pk=fired.pk), by="chaos").changed:
+        raise Undo
+    operation.note(claim("refire", int(fired.object_id), "remind", fired.key, asked=asked))
+
+
+def _schedule(operation: Operation, policy: str, **what: Any) -> None:
     order, at = operation.hands.an_order(), in_(operation.hands.seconds())
-    row = schedule_timeout(order, "chill", key=operation.id, at=at, reason=operation.id)
+    row = schedule_timeout(order, policy, key=operation.id, at=at, reason=operation.id, **what)
     answers = {"answer": row.due_at, "heard": in_(0)}
-    operation.note(claim("schedule", order.pk, "chill", operation.id, deadline=at, **answers))
+    operation.note(claim("schedule", order.pk, policy, operation.id, deadline=at, **answers))
+
+
+@atomically
+def chill(operation: Operation) -> None:
+    _schedule(operation, "chill")
+
+
+@atomically
+def ghost(operation: Operation) -> None:
+    _schedule(operation, "ghost")
+
+
+@atomically
+def rush(operation: Operation) -> None:
+    _schedule(operation, "rush")
+
+
+@atomically
+def overrun(operation: Operation) -> None:
+    _schedule(operation, "overrun", payload={"overruns": operation.random.choice([0, 0, 0, 1])})
 
 
 @atomically
