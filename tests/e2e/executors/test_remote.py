@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def test_a_process_is_killed_in_the_middle(engine: Engine, start_worker: Start, 
     processes.kill(doomed)
     start_remote()
     rows += due_now("remind")
-    wait_until(settled(4))
+    wait_until(settled(4), seconds=120)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
 
@@ -86,7 +85,7 @@ def test_lost_messages_are_sent_again_after_a_lease(engine: Engine, start_worker
     assert states() == {"pending": 10}
     engine.lose()
     start_remote()
-    wait_until(settled(10))
+    wait_until(settled(10), seconds=120)
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
@@ -151,19 +150,12 @@ def test_a_broker_that_is_down_does_not_stop_the_worker(
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
 
 
-def test_a_thousand_are_due_at_once(
-    engine: Engine, start_worker: Start, start_remote: Start, record_property: Callable[[str, object], None]
-) -> None:
-    """`DELAYQ_TEST_DUE=10000 pytest -k thousand --junitxml=times.xml` measures more."""
+def test_a_thousand_are_due_at_once(engine: Engine, start_worker: Start, start_remote: Start) -> None:
+    """`DELAYQ_TEST_DUE=10000` tests more."""
     rows = due_now("remind", DUE)
     start_remote()
-    worker, began = start_worker(), time.monotonic()
-    wait_until(lambda: states().get("fired", 0) >= DUE / 10, "it has begun", seconds=100)
-    fired, at = states()["fired"], time.monotonic()
+    worker = start_worker()
     wait_until(settled(DUE), seconds=150)
-    now = time.monotonic()
-    record_property("all_seconds", round(now - began, 1))
-    record_property("per_second", round((DUE - fired) / (now - at)))
     end(worker)
     assert effects("remind") == {row.pk: 1 for row in rows}
 
@@ -177,7 +169,7 @@ def test_a_handler_that_kills_its_process_ends_dead_and_the_others_fire(
     innocents = due_now("remind", 20)
     start_remote(KILLER="1")
     worker = start_worker()
-    wait_until(settled(21))
+    wait_until(settled(21), seconds=120)
     end(worker)
     killer.refresh_from_db()
     assert (killer.state, killer.cause) == ("dead", "retries")
