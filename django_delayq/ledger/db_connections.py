@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -168,7 +170,15 @@ def take_away(lent: Sequence[BaseDatabaseWrapper]) -> None:
     for connection in lent:
         for name in ("connect", "cursor", "validate_no_broken_transaction", "_commit"):
             setattr(connection, name, _refuse)
+        # The other thread closes it, if it ends, but not while this one cuts it: the driver would free what is in use.
+        lock = threading.Lock()
+        vars(connection).update(delayq_lock=lock, _close=partial(_close_alone, lock, cast("Any", connection)._close))
         del connections[connection.alias]
+
+
+def _close_alone(lock: threading.Lock, close: Callable[[], None]) -> None:
+    with lock:
+        close()
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -178,10 +188,12 @@ def _refuse(*_: Any, **__: Any) -> Any:
 def cut(lent: Sequence[BaseDatabaseWrapper]) -> None:
     """End the transactions of connections that were taken away. May be repeated; what fails is logged."""
     for connection in lent:
+        state = vars(connection)
         try:
-            if connection.connection is not None:
-                session = vars(connection).get("delayq_session")
-                dialect_of(connection).cut(connection, session, connections[connection.alias])
+            with state["delayq_lock"]:
+                if connection.connection is not None:
+                    other = connections[connection.alias]
+                    dialect_of(connection).cut(connection, state.get("delayq_session"), other)
         except Exception as error:  # noqa: BLE001 - it may be cut already; the row shows whether it is
             logger.debug("a connection to database %r could not be cut: %s", connection.alias, error)
 

@@ -77,7 +77,7 @@ def test_more_handlers_hang_than_there_are_connections_and_others_fire(
 def test_a_statement_that_runs_on_the_server_is_ended_there(
     start_worker: StartWorker, declare: Callable[..., Any], mode: str
 ) -> None:
-    """Otherwise the server would notice only at its end that no process waits for it, and keep the locks."""
+    """Otherwise the server would notice only at its end that its client is gone, and keep the locks."""
 
     def handler(*_: object) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
