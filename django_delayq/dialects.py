@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 
+MAX_CUT_SECONDS = 1.0
+"""How long to wait until a statement whose connection was shut down has ended."""
+
+
 class Dialect:
     """Behave as the SQL standard and Django say, which is also how an unsupported database is treated."""
 
@@ -199,14 +203,21 @@ class PostgreSQL(Dialect):
         nor the number of the backend, for which PgBouncer returns another one.
         """
         driver: Any = connection.connection
+        if driver.closed:
+            return
         cancel = getattr(driver, "cancel_safe", driver.cancel)  # psycopg 3.2
         with suppress(Exception):
             cancel()
         _shut_down(driver)
         with suppress(Exception):
             cancel()
-        if getattr(connection, "pool", None) is not None:
+        # Closed, because the pool would pass an idle one on; but not while the other thread is in libpq, which might
+        # then close the socket of another connection. If its statement does not end, it returns the connection later.
+        if getattr(connection, "pool", None) is not None and driver.lock.acquire(timeout=MAX_CUT_SECONDS):
             connection._close = lambda: None  # type: ignore[attr-defined]
+            with suppress(Exception):
+                driver.close()
+            driver.lock.release()
             with suppress(Exception):
                 driver._pool.putconn(driver)
 
