@@ -101,9 +101,10 @@ class RedisSource(Source):
         """Lease entries of one queue into `deliveries`; return whether it has more."""
         queue = self._engine.queue(*place)
         lease_seconds = get_settings().lease.total_seconds()
-        asked = time.monotonic()
+        asked, is_handicapped = time.monotonic(), unknown.are_about
         with self._lock:
-            reserved = queue.reserve(limit, int(lease_seconds * 1000), AHEAD_MS)
+            # With a handicap nothing ahead: the check for another entry may come just before the deadline of this one.
+            reserved = queue.reserve(limit, int(lease_seconds * 1000), 0 if is_handicapped else AHEAD_MS)
             if reserved.lease is not None:
                 ids = {entry.id for entry in reserved.entries}
                 leased = _Leased(queue, reserved.lease, asked + lease_seconds, len(ids), ids)
@@ -118,7 +119,7 @@ class RedisSource(Source):
         next_ms = reserved.next_due_ms
         idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
         wait = idle if next_ms is None else min(idle, max(0, next_ms - LEAD_MS - reserved.now_ms) / 1000)
-        handicap = HANDICAP_SECONDS if unknown.are_about else 0.0
+        handicap = HANDICAP_SECONDS if is_handicapped else 0.0
         self._check_at[place] = time.monotonic() + wait + handicap if wait else 0.0
         return not wait
 
