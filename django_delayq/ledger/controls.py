@@ -304,16 +304,22 @@ stop_cache = StopCache()
 
 
 def _guards_of(policy: TimeoutPolicy[Any], guards: dict[str, Any], changed_at: datetime | None) -> Guards:
-    """Return the guard rails in force. Wrong values in the ledger count as missing, so that they stop no firing."""
+    """Return the guard rails in force."""
+    state = PolicyState(policy, guards=valid_guards(policy, guards))
+    late = None if state.late is None or state.late.then == "fire" else state.late
+    return Guards(late, state.brake, state.shadow, changed_at)
+
+
+def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
+    """Return `guards`, or {} if they were written by hand and are wrong, so that no firing and no page fails."""
     state = PolicyState(policy, guards=guards)
     try:
-        late, brake, shadow = state.late, state.brake, state.shadow
-    except (KeyError, TypeError, ValueError):
+        _ = state.late, state.brake, state.shadow, [state.set_by(guard) for guard in GUARDS]
+    except (AttributeError, KeyError, TypeError, ValueError):
         words = "The guard rails of %s in the ledger are wrong; the declared ones are in force"
         logger.exception(words, policy.label, extra={"event": "guards_wrong", "policy": policy.label})
-        state = PolicyState(policy)
-        late, brake, shadow = state.late, state.brake, state.shadow
-    return Guards(None if late is None or late.then == "fire" else late, brake, shadow, changed_at)
+        return {}
+    return dict(guards)
 
 
 @compiled
@@ -348,11 +354,12 @@ _IS_OVER = ExpressionWrapper(Q(until__isnull=False, until__lte=DatabaseNow()), o
 def _state_of(policy: TimeoutPolicy[Any], control: Any) -> PolicyState:
     if control is None:
         return PolicyState(policy)
+    guards = valid_guards(policy, control.guards)
     if control.is_over:
-        return PolicyState(policy, after=control.after, changed_at=control.changed_at, guards=control.guards)
+        return PolicyState(policy, after=control.after, changed_at=control.changed_at, guards=guards)
     return PolicyState(
         policy,
         stop=str(control.stop),
         **{name: getattr(control, name) for name in ("stopped_at", "until", "after", "by", "reason", "changed_at")},
-        guards=control.guards,
+        guards=guards,
     )

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django_delayq.guard_rails import Brake, Late, Then
-from django_delayq.ledger.controls import PolicyState
+from django_delayq.ledger.controls import PolicyState, valid_guards
 from django_delayq.models import PolicyChange
 from django_delayq.operations.policies import control_of
 from django_delayq.policies import TimeoutPolicy, get_policy
@@ -114,11 +114,12 @@ def _set(policy: str | TimeoutPolicy[Any], guard: str, value: Any, by: str, reas
     """Put `value` in force for `guard`, as it is stored, or `DECLARED`; return the change, None if there is none."""
     found = get_policy(policy)
     with control_of(found, by, reason) as (control, change):
-        before = PolicyState(found, guards=control.guards)
-        if before.guards.get(guard, DECLARED) == value:
+        known = valid_guards(found, control.guards)
+        before = PolicyState(found, guards=known)
+        if known.get(guard, DECLARED) == value:
             return None
-        guards = {name: each for name, each in control.guards.items() if name not in {guard, "by"}}
-        actors = {name: each for name, each in control.guards.get("by", {}).items() if name != guard}
+        guards = {name: each for name, each in known.items() if name not in {guard, "by"}}
+        actors = {name: each for name, each in known.get("by", {}).items() if name != guard}
         if value != DECLARED:
             guards, actors = {**guards, guard: value}, {**actors, guard: change.by}
         control.guards = {**guards, "by": actors} if actors else guards

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import Brake, Late, UnknownPolicy, operations
-from django_delayq.ledger.controls import PolicyState, policy_state, policy_states
+from django_delayq import Brake, Late, UnknownPolicy, get_policy, operations
+from django_delayq.ledger.controls import PolicyState, policy_state, policy_states, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl
 from tests.integration.operations.conftest import BY
 from tests.testapp.models import Order
@@ -50,6 +50,23 @@ def test_what_an_operator_has_set_replaces_what_is_declared(guarded: None, guard
     (listed,) = [state for state in policy_states("default") if state.label == LABEL]
     assert in_force(listed) == expected, "also after a pause that has ended by itself"
     assert not listed.is_stopped
+
+
+@pytest.mark.parametrize(
+    "guards",
+    [{"late": {"after": "soon"}}, {"brake": 5}, ["late"], {"shadow": None}, {"shadow": 9, "by": "me"}],
+    ids=str,
+)
+def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_until_they_are_set_again(
+    guarded: None, guards: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    PolicyControl.objects.create(policy=LABEL, guards=guards, changed_at=timezone.now())
+    assert in_force() == DECLARED
+    assert [state.late for state in policy_states("default") if state.label == LABEL] == [DECLARED[0]]
+    assert stop_cache.guards(get_policy(LABEL), "default")[:3] == DECLARED
+    assert {getattr(record, "event", "") for record in caplog.records} == {"guards_wrong"}
+    operations.shadow(LABEL, share=10, by=BY)
+    assert in_force() == (*DECLARED[:2], 10)
 
 
 def test_a_policy_without_guards_has_none_in_force() -> None:
