@@ -181,7 +181,7 @@ def test_a_closed_engine_leaves_no_connection_open(configure: Callable[..., None
     with redis.Redis.from_url(redis_url) as observer:
         assert observer.client_list(client_id=[str(number)])
         engine.close()
-        assert not observer.client_list(client_id=[str(number)])
+        wait_until(lambda: not observer.client_list(client_id=[str(number)]), "the server has noticed")
 
 
 def test_a_forked_child_makes_an_engine_of_its_own(configure: Callable[..., None], redis_url: str) -> None:
