@@ -20,6 +20,7 @@ from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.redis_setups import cluster_of, sentinel_of
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
