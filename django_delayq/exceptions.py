@@ -52,11 +52,11 @@ class ExtensionLimit(_AboutTimeout):
 
 
 class DeadlinePassed(_AboutTimeout):
-    """The current round, `timeout`, has fired or is firing."""
+    """The current round, `timeout`, has fired or is firing. With `strict=True`: its deadline has passed."""
 
 
 class TimeLimitExceeded(DelayqError):
-    """A call of a handler took longer than `Limits(run=...)`. Its attempt failed, and its transaction rolled back."""
+    """A call of a handler took longer than its limit. The attempt failed, and its transaction, if any, rolled back."""
 
 
 class WrongInstallation(DelayqError):
