@@ -132,7 +132,7 @@ def test_statistics_that_miss_due_rows_do_not_make_a_group_read_all_rows_of_its_
     policy = get_policy((Order, "remind"))
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE django_delayq_timeout")
-    orders = Order.objects.bulk_create([Order(status="new") for _ in range(300)])
+    orders = Order.objects.bulk_create([Order(status="new") for _ in range(3000)])
     schedule_timeouts(orders, policy, after=timedelta(0))
     pks = [order.pk for order in orders[:20]]
     ids = list(Timeout.objects.filter(object_id__in=map(str, pks)).values_list("id", flat=True))
