@@ -169,9 +169,7 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
             raise PolicyError(f"Timeout policy {policy.label}: owner={policy.owner!r}: {words}")
 
 
-def _check_path(
-    policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]
-) -> None:
+def _check_path(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]) -> None:
     """Raise `PolicyError` unless `path` leads over foreign keys to a field that `accepts`."""
     model = policy.model
     try:

@@ -293,4 +293,6 @@ class RelatedColumn:
     def __call__(self, row: Timeout) -> str:
         model, pk = model_and_pk_of(row, database_of(Timeout))
         links = [] if model is None else related_links(self.request, self.site, model, pk)
-        return format_html_join(", ", '<a href="{}">{}</a>', ((each["address"], each["label"]) for each in links)) or "-"
+        return (
+            format_html_join(", ", '<a href="{}">{}</a>', ((each["address"], each["label"]) for each in links)) or "-"
+        )

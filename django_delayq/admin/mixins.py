@@ -195,7 +195,9 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
         name = row.policy.rpartition(".")[2]  # without the model's name, which the page shows already
         with suppress(NoReverseMatch):
             return format_html(
-                '<a href="{}">{}</a>', reverse(f"{self.admin_site.name}:django_delayq_timeout_change", args=[row.pk]), name
+                '<a href="{}">{}</a>',
+                reverse(f"{self.admin_site.name}:django_delayq_timeout_change", args=[row.pk]),
+                name,
             )
         return name
 

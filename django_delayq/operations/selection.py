@@ -15,7 +15,7 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.subjects import kind_of, model_and_pk_of, model_of_kind, tables_of
+from django_delayq.ledger.subjects import kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import field_at, stored_type
