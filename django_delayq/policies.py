@@ -349,8 +349,8 @@ def timeout_policy(
         late: what happens to a timeout that would fire too long after its deadline.
         brake: pause the policy when too many of its timeouts fire within a period.
         shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
-        search: one or several fields by whose value people find timeouts, such as `"number"` or `"order__number"`.
-        owner: the path to whom an object belongs, such as `"customer"`, whose timeouts the admin shows together.
+        search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
+        owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
         **unknown: refused with a suggestion.
 
     Returns:

@@ -88,8 +88,6 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
         given = getattr(policy, option)
         yield given is not None and not isinstance(given, type_), f"{option} must be a {type_.__name__}, not {given!r}."
-    yield not all(isinstance(path, str) for path in policy.search), "search must be one or several names of fields."
-    yield not isinstance(policy.owner, str | None), f"owner must be the path to a model, not {policy.owner!r}."
     yield not isinstance(policy.shadow, bool), f"shadow must be True or False, not {policy.shadow!r}."
     yield not isinstance(policy.atomic, bool), f"atomic must be True or False, not {policy.atomic!r}."
     yield (
@@ -146,39 +144,30 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     if words := refusal(model):
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if isinstance(policy.since, str):
-        dates = [field.name for field in model._meta.concrete_fields if _is_datetime(field)]
-        try:
-            is_date = _is_datetime(model._meta.get_field(policy.since))
-        except FieldDoesNotExist:
-            is_date = False
-        if not is_date:
-            near = difflib.get_close_matches(policy.since, dates, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
-            words = f"since={policy.since!r} is not a DateTimeField of {model.__name__}. {hint}"
-            raise PolicyError(f"Timeout policy {policy.label}: {words}")
+        _check_field(policy, "since", policy.since, "a DateTimeField", _is_datetime)
     if policy.when is not None:
         try:
             model._base_manager.filter(policy.when)
         except (FieldError, ValueError, TypeError) as error:
             raise PolicyError(f"Timeout policy {policy.label}: when={policy.when} does not fit: {error}") from error
     for path in policy.search:
-        _check_path(policy, "search", path, "a text, integer or UUID field", _is_searchable)
-    if policy.owner:
-        _check_path(policy, "owner", policy.owner, "a path of foreign keys", _is_reference)
+        _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
+    if policy.owner is not None:
+        _check_field(policy, "owner", policy.owner, "a path of foreign keys", _is_reference)
         if words := refusal(field_at(model, policy.owner).related_model):
             raise PolicyError(f"Timeout policy {policy.label}: owner={policy.owner!r}: {words}")
 
 
-def _check_path(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]) -> None:
-    """Raise `PolicyError` unless `path` leads over foreign keys to a field that `accepts`."""
+def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]) -> None:
+    """Raise `PolicyError` unless `path` is a field that `accepts`, or leads to one over foreign keys."""
     model = policy.model
     try:
-        fits = accepts(field_at(model, path))
-    except FieldDoesNotExist:
+        fits = accepts(model._meta.get_field(path) if option == "since" else field_at(model, path))
+    except (FieldDoesNotExist, AttributeError):  # the latter: not a string
         fits = False
     if not fits:
         known = [field.name for field in model._meta.concrete_fields if accepts(field)]
-        near = difflib.get_close_matches(path, known, n=1)
+        near = difflib.get_close_matches(str(path), known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(known) or 'none'}."
         words = f"{option}={path!r} is not {rule} of {model.__name__}. {hint}"
         raise PolicyError(f"Timeout policy {policy.label}: {words}")

@@ -160,6 +160,7 @@ class LedgerChangeList(ChangeList):
         """Choose the window, and return its rows that match all filters."""
         asked = set(self.get_filters_params())
         if self.query:
+            self.params.pop(FURTHER, None)  # Django's search form sends all parameters of the page
             self.order, self.window = search.NEWEST, Window(selection.find_ids(self.root_queryset, self.query))
             self.is_window_filtered = bool(asked)
         else:

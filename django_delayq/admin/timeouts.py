@@ -62,7 +62,7 @@ class TimeoutAdmin(LedgerAdmin):
     list_select_related = False  # a join would hide the rows whose kind of object is gone
 
     @property
-    def search_help_text(self) -> str:
+    def search_help_text(self) -> str:  # type: ignore[override]
         """Return what the search accepts: also the fields that policies name in `search`."""
         fields = (field_at(model, path) for model, path in selection.searched_fields())
         names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)

@@ -155,10 +155,7 @@ class Selection:
             if options[name] is not None:
                 rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
         rows = rows if options["key"] is None else rows.filter(key=options["key"])
-        rows = _in_queue(rows, options["queue"])
-        if options["search"] is not None:
-            rows = rows.filter(pk__in=_ids_found(rows, options["search"]))
-        return cls(rows, states, labels)
+        return cls(_found(_in_queue(rows, options["queue"]), options["search"]), states, labels)
 
     def first(self, limit: int) -> list[Timeout]:
         """Return the first `limit` rows by their next attempt.
@@ -179,12 +176,12 @@ class Selection:
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
 
 
-def _ids_found(rows: TimeoutQuerySet, text: str) -> list[int]:
-    """Return the ids that a search finds. Raises OptionError if there are too many to be sure that these are all."""
-    found = find_ids(rows, text)
-    if len(found) >= MAX_HITS:
+def _found(rows: TimeoutQuerySet, text: str | None) -> TimeoutQuerySet:
+    """Return the rows that a search finds. Raises OptionError if there are too many to be sure that these are all."""
+    ids = [] if text is None else find_ids(rows, text)
+    if len(ids) >= MAX_HITS:
         raise OptionError("--search", text, f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key")
-    return found
+    return rows if text is None else rows.filter(pk__in=ids)
 
 
 def _in_queue(rows: TimeoutQuerySet, queue: str | None) -> TimeoutQuerySet:

@@ -1,6 +1,6 @@
 """Find timeouts by what people know: the id of an object, a key, a number, or a customer.
 
-Policies name such fields (`search`) and the path to whom an object belongs (`owner`). Every query is bounded and reads
+Policies name such fields (`search`) and the path to the owner of an object (`owner`). Every query is bounded and reads
 the writer. At most `MAX_OBJECTS` objects are read by each field or path.
 """
 
@@ -71,7 +71,7 @@ def is_owner(model: type[Model]) -> bool:
 
 
 def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model], Any]]:
-    """Return model and key of those to whom this object of `model` belongs."""
+    """Return model and key of the owners of this object of `model`."""
     paths = list(dict.fromkeys(policy.owner for policy in get_policies(model) if policy.owner))
     if not paths:
         return []
