@@ -29,8 +29,8 @@ def find_ids(rows: QuerySet[Any], text: str) -> list[int]:
     """Return the ids of those of `rows` that `text` finds, newest first: at most `MAX_HITS` in each way.
 
     It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
-    object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. A text
-    that is not a value of a field's type finds nothing there.
+    object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
+    not a value of a field's type finds nothing there.
     """
     term = text.strip()
     if not term or "\0" in term:
