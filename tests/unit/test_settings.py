@@ -148,6 +148,12 @@ def test_retry_ladders_count_attempts_and_end() -> None:
     assert grown.delays == (1, 3, 9, 10)
 
 
+def test_delays_that_shrink_are_a_list_as_the_refusal_of_a_factor_states() -> None:
+    with pytest.raises(ValueError, match=r"Retry\(\[3600, 1800, 600\]\)"):
+        Retry.exponential(base=3600, factor=0.5)
+    assert Retry([3600, 1800, 600]).delay_after(3) == timedelta(minutes=10)
+
+
 def test_jitter_only_lengthens_and_can_be_seeded() -> None:
     import random
 
