@@ -83,6 +83,8 @@ def test_checks_tell_of_polling_and_of_a_catch_up_that_could_fire_twice(settings
     settings.CACHES = LOCMEM
     settings.DELAYQ = {"CATCH_UP": timedelta(days=15), "EXECUTOR": "no.such.thing"}
     assert {"django_delayq.I001", "django_delayq.E002", "django_delayq.E003"} <= ids()
+    settings.DELAYQ = {"REDIS": None}
+    assert "django_delayq.I001" not in ids(), "polling was chosen"
     settings.DELAYQ = {"REDIS": "redis://localhost", "CATCH_UP": timedelta(days=14)}
     assert not ids() & {"django_delayq.I001", "django_delayq.E002"}
 
