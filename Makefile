@@ -55,7 +55,7 @@ messages: ## Bring every language's catalogue up to the sources and compile it (
 
 screenshots: ## Take the pictures of README and docs again (needs Chromium)
 	@$(PYTHON) tools/environment.py test
-	@$(BIN)/python tools/screenshots.py
+	@$(BIN)/pytest -n 0 tests/e2e/admin/screenshots.py
 
 clean: ## Remove what the other commands created
 	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
