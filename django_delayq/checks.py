@@ -23,7 +23,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
 from django_delayq.redis_clients import get_engine
 
 
@@ -128,6 +128,13 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             "such rows too, and saving one may bring it back.",
             obj=policy,
             id="django_delayq.W015",
+        )
+    for path in unindexed(policy):
+        yield Warning(
+            f"search of {policy.label} names {path}, which has no index: each search reads the whole table.",
+            hint="Set db_index=True on the field, or add an index that begins with it.",
+            obj=policy,
+            id="django_delayq.W016",
         )
     if policy.is_automatic and policy.after is None:
         yield Warning(
