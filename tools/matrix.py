@@ -80,7 +80,7 @@ def try_out(combination: Combination, python: str, wheel: Path, directory: Path)
     subprocess.run([python, "-m", "venv", "--without-pip", str(home)], check=True)
     constraints = directory / "constraints.txt"
     constraints.write_text("\n".join(_constraints(combination, wheel)))
-    pip = [sys.executable, "-m", "pip", "--python", inside, "install", "--quiet", "--constraint", str(constraints)]
+    pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-qq", "--constraint", str(constraints)]
     subprocess.run([*pip, f"{wheel}[{','.join(EXTRAS)}]"], check=True)
     shutil.copytree(PROJECT, directory / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 FOLDER = ROOT / "tests" / "beside" / "apps"
 
 
-def test_deadlines_work_beside_other_apps(files: tuple[str, ...]) -> None:
+def test_deadlines_work_beside_other_apps() -> None:
     """On SQLite: which database it is makes no difference to what these apps do with models."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"DJANGO_SETTINGS_MODULE": "tests.beside.project.settings", "DELAYQ_TEST_DB": "sqlite"}
