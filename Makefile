@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix matrix guarantees lint bench chaos mutants messages screenshots clean
+.PHONY: help demo test test-matrix matrix guarantees lint docs docs-links bench chaos mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -28,9 +28,18 @@ matrix: ## The built wheel on each supported Python and Django, installed and us
 guarantees: ## Write the results of the last `make test` into docs/guarantees-tests.md
 	@$(BIN)/python tools/guarantees.py fill
 
-lint: ## Style, types, import rules, migrations
+lint: ## Style, types, import rules, migrations, the site of the docs
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tools/suite.py lint
+
+docs: ## Build the site into build/docs; broken internal links and other warnings are errors
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+docs-links: ## Check the links of the site to other sites (needs the internet)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
 
 bench: ## Measure the library and seven task queues side by side (ONLY=schedule,lag QUICK=1 AGAINST=../checkout ORDERS=...)
 	@DELAYQ_VENV=$(CURDIR)/.venv-bench $(PYTHON) tools/environment.py bench
