@@ -33,7 +33,7 @@ PROJECT = ROOT / "tests" / "beside" / "acceptance"
 EXTRAS = ("rest", "hiredis", "postgresql", "prometheus", "celery", "rq", "tasks")
 CONTRIB = ("celery", "rq", "django_tasks", "rest_framework.urls")
 NEEDS = {"6.0": "3.12", "6.1": "3.12"}
-"""The oldest Python of each Django that does not support all of ours."""
+"""The oldest Python of each Django that does not support every Python above."""
 
 
 @dataclass(frozen=True)

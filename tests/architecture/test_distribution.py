@@ -87,7 +87,7 @@ def test_the_wheel_works_beside_the_oldest_and_the_newest_releases(
 
 def test_a_plain_installation_needs_only_django_and_the_clients_of_redis(metadata: Metadata) -> None:
     plain = [one for one in metadata.requires_dist or [] if one.marker is None or "extra" not in str(one.marker)]
-    assert {one.name for one in plain} == {"Django", "redis", "django-redis", "typing-extensions"}
+    assert {one.name for one in plain} == {"django", "redis", "django-redis", "typing-extensions"}
     assert not any(one.extras for one in plain)
 
 

@@ -1,4 +1,4 @@
-"""What other apps do to objects with deadlines: saves, deletions and imports of theirs arm, move and cancel."""
+"""What other apps do to objects with deadlines: their saves, deletions and imports arm, move and cancel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views that schedule what is due at once, and one that fails afterwards."""
+"""Views that schedule timeouts, due at once or later, and one that fails afterwards."""
 
 from __future__ import annotations
 
