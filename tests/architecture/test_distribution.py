@@ -74,11 +74,9 @@ def test_the_wheel_works_where_the_checkout_is_not(wheel: Path, tmp_path: Path) 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("combination", [matrix.combinations()[0], matrix.combinations()[-1]], ids=lambda one: one.name)
-def test_the_wheel_works_beside_the_oldest_and_the_newest_releases(
-    combination: matrix.Combination, wheel: Path, tmp_path: Path, redis_url: str
-) -> None:
-    """`make matrix` tries out those between them."""
+def test_the_wheel_works_beside_the_lowest_releases_that_it_allows(wheel: Path, tmp_path: Path, redis_url: str) -> None:
+    """The stage `newest` of the suite runs on the newest ones, and `make matrix` tries out all combinations."""
+    combination = matrix.combinations()[0]
     python = find_version(combination.python)
     if python is None:
         pytest.skip(f"there is no Python {combination.python}")
