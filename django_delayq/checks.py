@@ -45,10 +45,10 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
     except ConfigError as error:
         yield Error(str(error), id="django_delayq.E001")
         return
-    if settings.redis is None:
+    if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         yield Info(
             "No Redis is configured: workers poll the ledger once a second.",
-            hint='Set DELAYQ = {"REDIS": "redis://..."} or a cache alias to fire within milliseconds of the deadline.',
+            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds of the deadline; None if not needed.',
             id="django_delayq.I001",
         )
     if settings.catch_up >= settings.retention / 2:
