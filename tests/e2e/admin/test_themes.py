@@ -68,7 +68,7 @@ def test_the_page_of_a_timeout_has_its_buttons_its_story_and_its_links(themed: A
     assert themed.browser.execute_script(EXCESS) <= 0
     themed.open(f"/admin/shop/order/{order}/change/")
     link = themed.browser.find_element(By.CSS_SELECTOR, ".field-policy_name a")
-    assert link.get_attribute("href").endswith(f"{LIST}{dead}/change/")
+    assert str(link.get_attribute("href")).endswith(f"{LIST}{dead}/change/")
 
 
 def test_the_page_of_policies_hides_what_is_meant_for_screen_readers(themed: Admin) -> None:
