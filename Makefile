@@ -41,9 +41,9 @@ bench: ## Measure the library and seven task queues side by side (ONLY=schedule,
 	@DELAYQ_VENV=$(CURDIR)/.venv-bench $(PYTHON) tools/environment.py bench
 	@.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(if $(AGAINST),--against "$(AGAINST)")
 
-chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, SEED=... to repeat one)
+chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, DB=postgresql|mariadb|sqlite, SEED=...)
 	@$(PYTHON) tools/environment.py test
-	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) --db $(or $(DB),postgresql) $(if $(SEED),--seed $(SEED))
 
 mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., a few minutes)
 	@$(PYTHON) tools/environment.py test
@@ -55,7 +55,7 @@ messages: ## Bring every language's catalogue up to the sources and compile it (
 
 screenshots: ## Take the pictures of README and docs again (needs Chromium)
 	@$(PYTHON) tools/environment.py test
-	@$(BIN)/python tools/screenshots.py
+	@$(BIN)/pytest -n 0 tests/e2e/admin/screenshots.py
 
 clean: ## Remove what the other commands created
 	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

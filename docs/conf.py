@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django
+from pygments.lexers.special import TextLexer
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -77,6 +78,7 @@ def undo_type(*received: Any) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the functions above."""
+    """Connect the functions above, and name a language that Pygments does not know."""
+    app.add_lexer("crontab", TextLexer)
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", undo_type, priority=600)  # after napoleon

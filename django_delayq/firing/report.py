@@ -143,6 +143,10 @@ class ReportBuilder:
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
+    left: set[int] = field(default_factory=set)
+    """Of one transaction: those that it could have fired, but may call no handler for. Not added up."""
+    called_none: bool = False
+    """Of one transaction: it has called no handler, and committed. Not added up."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or of this process if the database has not answered."""

@@ -119,6 +119,14 @@ def test_every_public_name_is_documented() -> None:
     assert set(django_delayq.__all__) - names_in_code() == set()
 
 
+def test_the_reference_contains_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text()
+    listed = set(re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)$", page, re.MULTILINE))
+    signals = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)}
+    assert ".. automodule:: django_delayq.signals" in page
+    assert set(django_delayq.__all__) - listed - signals == set()
+
+
 def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> None:
     results = json.loads((ROOT / "benchmarks" / "results.json").read_text())
     drain, capacity = results["works"]["drain"]["samples"]["delayq"], results["capacity"]
