@@ -117,6 +117,7 @@ def test_the_clock_follows_libraries_that_freeze_time(library: str, order: Order
         return module.freeze_time(moment) if library == "freezegun" else module.travel(moment, tick=False)
 
     with at(NOON):
+        assert clock.is_set(), "so statements do not ask the database"
         row = dq.schedule_timeout(order, "remind", minutes=30)
         assert row.due_at == NOON + timedelta(minutes=30)
         assert clock.database_now("default") == NOON
