@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.test import TestCase
+from asgiref.sync import sync_to_async
+from django.test import TestCase, TransactionTestCase
 
 import django_delayq as dq
 from django_delayq import clock
@@ -70,6 +71,29 @@ def test_a_journey_ends_with_its_unittest_and_with_the_block_around_it() -> None
 
     assert run(Case).testsRun == 1
     assert moments == [NOON + timedelta(minutes=31)] * 2
+    assert not clock.is_set()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_works_with_real_commits_and_in_async_tests() -> None:
+    fired: list[int] = []
+
+    class Case(TransactionTestCase):
+        def setUp(self) -> None:
+            travel_to(NOON)
+
+        def test_commits(self) -> None:
+            order = Order.objects.create(created_at=NOON)
+            travel(minutes=31)
+            fired.append(fire_due("cancel_unpaid", order))
+
+        async def test_async(self) -> None:
+            await Order.objects.acreate(created_at=NOON)
+            travel(minutes=31)
+            fired.append(await sync_to_async(fire_due)())
+
+    assert run(Case).testsRun == 2
+    assert fired == [1, 1]
     assert not clock.is_set()
 
 
