@@ -19,6 +19,7 @@ class Command(ReportCommand):
     """
 
     help = __doc__
+    examples = ("", "--quick --json", "--strict")
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -28,11 +29,13 @@ class Command(ReportCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         findings, rows, lines = examine(quick=options["quick"]), [], []
+        paint = {INFO: self.style.SUCCESS, WARNING: self.style.WARNING, ERROR: self.style.ERROR}
         for each in findings:
             level, hint, is_ok = LEVELS[each.level], each.hint or "", each.level == INFO
             rows.append({"name": each.id, "level": level, "text": each.msg, "hint": hint})
             if not is_ok or options["verbosity"] > 0:
-                lines.append(f"{'ERROR' if level == 'error' else level:8}{each.id}: {each.msg}")
+                name = paint[each.level](f"{'ERROR' if level == 'error' else level:8}")
+                lines.append(f"{name}{each.id}: {each.msg}")
                 lines += [f"{'':8}{hint}"] if hint and not is_ok else []
         self.print(rows, lines, options)
         if max(each.level for each in findings) >= (WARNING if options["strict"] else ERROR):
