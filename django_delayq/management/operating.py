@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
@@ -16,7 +17,7 @@ from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
-from django_delayq.management.output import as_json, guard_of, stop_of, table, terminal_width
+from django_delayq.management.output import Paint, as_json, guard_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import unapplied_migrations
 from django_delayq.operations import Refusal, Result
@@ -80,7 +81,9 @@ def refuse_unmigrated(error: Exception) -> None:
 
 
 class ReportCommand(DelayqCommand):
-    """A command that reads, and prints lines or JSON."""
+    """A command that reads, and prints lines or JSON. It also runs where a system check fails, without notices."""
+
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON, with all values")
@@ -88,6 +91,13 @@ class ReportCommand(DelayqCommand):
     def print(self, value: Any, lines: Iterable[str], options: dict[str, Any]) -> None:
         if text := as_json(value) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
+
+    def wrapped(self, text: str, paint: Paint = str, *, before: int = 2, indent: int = 2) -> list[str]:
+        """Return `text` as lines that fit the terminal; `before`: blanks before the first, `indent`: the others."""
+        if (width := terminal_width(self.stdout)) is None:
+            return [" " * before + paint(text)]
+        lines = textwrap.wrap(text, width, initial_indent=" " * before, subsequent_indent=" " * indent)
+        return [paint(line) for line in lines]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *optional: str) -> list[str]:
         """Return a table that fits the terminal; `optional` columns are omitted first."""

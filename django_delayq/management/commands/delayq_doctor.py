@@ -20,7 +20,6 @@ class Command(ReportCommand):
 
     help = __doc__
     examples = ("", "--quick --json", "--strict")
-    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -34,9 +33,10 @@ class Command(ReportCommand):
             level, hint, is_ok = LEVELS[each.level], each.hint or "", each.level == INFO
             rows.append({"name": each.id, "level": level, "text": each.msg, "hint": hint})
             if not is_ok or options["verbosity"] > 0:
-                name = paint[each.level](f"{'ERROR' if level == 'error' else level:8}")
-                lines.append(f"{name}{each.id}: {each.msg}")
-                lines += [f"{'':8}{hint}"] if hint and not is_ok else []
+                name = "ERROR" if level == "error" else level
+                first, *others = self.wrapped(f"{name:8}{each.id}: {each.msg}", before=0, indent=8)
+                lines += [paint[each.level](first[:8]) + first[8:], *others]
+                lines += self.wrapped(hint, before=8, indent=8) if hint and not is_ok else []
         self.print(rows, lines, options)
         if max(each.level for each in findings) >= (WARNING if options["strict"] else ERROR):
             sys.exit(1)

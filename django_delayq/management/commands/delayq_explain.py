@@ -1,6 +1,5 @@
 """`manage.py delayq_explain`: show what happened to timeouts, and why."""
 
-import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,13 +15,14 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import Subject, about, kind_of, subject_of, tables_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
-from django_delayq.management.output import Paint, seconds, terminal_width
-from django_delayq.models import Timeout
+from django_delayq.management.output import seconds
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import workers_alive
 from django_delayq.policies import get_policies, registry, resolve_policy
 from django_delayq.scheduling.story import Story, story_of
 
 DATETIME_WIDTH = 27
+"""Of an event, with the blanks around its datetime."""
 
 
 class Command(ReportCommand):
@@ -58,14 +58,10 @@ class Command(ReportCommand):
             yield self.style.MIGRATE_LABEL(story.title)
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
-                yield from self._wrapped(str(event), paint, indent=DATETIME_WIDTH)
-            yield from self._wrapped(story.outlook, self.style.MIGRATE_LABEL)
-            yield from self._wrapped(late, self.style.WARNING)
-
-    def _wrapped(self, text: str, paint: Paint, indent: int = 0) -> Iterator[str]:
-        width = terminal_width(self.stdout)
-        lines = textwrap.wrap(text, width - 2, subsequent_indent=" " * indent) if width else [text] * bool(text)
-        yield from (f"  {paint(line)}" for line in lines)
+                yield from self.wrapped(str(event), paint, indent=DATETIME_WIDTH)
+            yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
+            if late:
+                yield from self.wrapped(late, self.style.WARNING)
 
 
 def _by_id(options: dict[str, Any]) -> Iterator[Subject]:
@@ -94,26 +90,27 @@ def _by_object(options: dict[str, Any]) -> Iterator[Subject]:
         rows = rows.filter(content_type=kind_of(model, using), object_id=object_id)
     else:
         rows = rows.filter(about(tables_of(model), [obj], using))
-    wanted = _labels(options["policy"], model)
+    wanted = None if options["policy"] is None else _label(options["policy"], model, rows)
     found: dict[tuple[str, str], Subject] = {}
     for row in rows.order_by("id").defer("history", "payload"):
         policy = registry.get(row.policy)
         label = policy.label if policy else row.policy
-        if wanted is None or label in wanted:
+        if wanted in (None, label):
             found[label, row.key] = replace(subject_of(row, None), row_id=None)  # all rounds, not only this one
     yield from found.values()
     known = {label for label, _ in found}
     if obj is not None:
         others = [policy for policy in get_policies(model) if policy.label not in known]
-        yield from (subject_of(obj, policy) for policy in others if wanted is None or policy.label in wanted)
+        yield from (subject_of(obj, policy) for policy in others if wanted in (None, policy.label))
     elif not found:
         raise CommandError(f"There is no {model.__name__} {options['object']}, and no timeout of it.")
 
 
-def _labels(name: str | None, model: type[Model]) -> set[str] | None:
-    if name is None:
-        return None
-    return {name if "." in name and registry.get(name) is None else resolve_policy(name, model).label}
+def _label(name: str, model: type[Model], rows: TimeoutQuerySet) -> str:
+    """Return the present label of a policy; that of an undeclared one must be in `rows`. Raises UnknownPolicy."""
+    if registry.get(name) is None and rows.filter(policy=name).exists():
+        return name
+    return resolve_policy(name, model).label
 
 
 def _why_late(subject: Subject) -> str:

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from django.core.management.base import CommandParser
 
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.management.operating import ReportCommand
-from django_delayq.management.output import Paint, Screen, guard_of, local, rate_text, seconds
-from django_delayq.monitoring.snapshot import PolicyStatus, Snapshot, SyncStatus, snapshot
+from django_delayq.management.output import Screen, guard_of, local, rate_text, seconds
+from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
 
@@ -43,45 +43,71 @@ class Command(ReportCommand):
             return
 
     def _lines(self, seen: Snapshot) -> Iterator[str]:
-        good, warn, bad = self.style.SUCCESS, self.style.WARNING, self.style.ERROR
         yield self.style.MIGRATE_LABEL(f"{local(seen.at)} by the clock of database {seen.database!r}")
-        name = get_settings().installation
-        if seen.installation:
-            words = "" if name == seen.installation else bad(f", but DELAYQ['INSTALLATION'] is {name!r} here")
-            yield f"belongs   to the installation {seen.installation!r}{words}"
-        threads, held, stuck = (
-            sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
-        )
-        alive = (good if seen.workers else bad)(f"{len(seen.workers)} alive")
-        words = warn(f", {stuck} stuck threads") if stuck else ""
-        yield f"workers   {alive}, {threads} threads, {held} under way{words}"
-        late = (warn if seen.overdue.value else str)(f"{seen.overdue} for more than a minute")
-        yield f"pending   {seen.pending}, of which {seen.due} due, {late}"
-        yield f"oldest    due for {seconds(seen.oldest_overdue_seconds)}"
-        yield f"firing    {seen.firing}"
-        yield f"dead      {(warn if seen.dead.value else str)(str(seen.dead))}"
-        yield f"lag       p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)"
-        yield f"redis     {_redis(seen, good, warn, bad)}"
-        for policy in seen.policies:
-            yield from _lines_of(policy, warn)
+        paints = {"good": self.style.SUCCESS, "warning": self.style.WARNING, "bad": self.style.ERROR}
+        lines = [*_totals(seen), *(line for policy in seen.policies for line in _lines_of(policy))]
+        for line in lines:
+            paint = paints.get(line.level, str)
+            first, *others = self.wrapped(f"{line.name:10}{line.text}", before=0, indent=10)
+            yield first[:10] + paint(first[10:])
+            yield from map(paint, others)
 
 
-def _lines_of(policy: PolicyStatus, warn: Paint) -> Iterator[str]:
+class Line(NamedTuple):
+    """A line of the status, and the level that decides about its colour."""
+
+    name: str
+    text: str
+    level: Literal["", "good", "warning", "bad"] = ""
+
+
+def _totals(seen: Snapshot) -> Iterator[Line]:
+    """Yield what concerns all policies."""
+    name = get_settings().installation
+    if seen.installation:
+        words = "" if name == seen.installation else f", but DELAYQ['INSTALLATION'] is {name!r} here"
+        yield Line("belongs", f"to the installation {seen.installation!r}{words}", "bad" if words else "")
+    threads, held, stuck = (
+        sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
+    )
+    words = f", {stuck} stuck threads" if stuck else ""
+    text = f"{len(seen.workers)} alive, {threads} threads, {held} under way{words}"
+    yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
+    text = f"{seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
+    yield Line("pending", text, "warning" if seen.overdue.value else "")
+    yield Line("oldest", f"due for {seconds(seen.oldest_overdue_seconds)}")
+    yield Line("firing", str(seen.firing))
+    yield Line("dead", str(seen.dead), "warning" if seen.dead.value else "")
+    yield Line("lag", f"p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)")
+    yield _redis(seen.redis)
+
+
+def _redis(redis: RedisStatus) -> Line:
+    if not redis.is_configured:
+        return Line("redis", "none: workers read the ledger once a second")
+    if not redis.is_reachable:
+        return Line("redis", f"unreachable: {redis.error}", "bad")
+    entries, leased = (sum(getattr(each, name) for each in redis.queues) for name in ("entries", "leased"))
+    missing = f"{redis.missing} of the next {redis.compared} are missing" if redis.missing else "in step"
+    return Line("redis", f"{entries} entries, {leased} leased, {missing}", "warning" if redis.missing else "good")
+
+
+def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
     """Yield what an operator should know about one policy; nothing if there is nothing special."""
     if policy.sync is not None and (policy.sync.is_running or policy.sync.checked):
-        yield f"sync      {policy.label}: {_progress(policy.sync)}"
+        yield Line("sync", f"{policy.label}: {_progress(policy.sync)}")
     if (state := policy.state) is None:
         counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
-        yield f"{warn('unknown')}   {policy.label} is not declared: {counts}"
+        yield Line("unknown", f"{policy.label} is not declared: {counts}", "warning")
         return
     if policy.is_stopped:
         until = f" until {local(state.until)}" if state.until else ""
         why = f": {state.reason}" if state.reason else ""
-        yield f"{warn(f'{state.stop:9}')} {policy.label}{until} by {state.by}{why}; {policy.due} due"
+        yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", "warning")
     if guards := list(_guards(state)):
-        yield f"guards    {policy.label}: {', '.join(guards)}"
+        yield Line("guards", f"{policy.label}: {', '.join(guards)}")
     if state.policy.rate:
-        yield f"rate      {policy.label}: at most {rate_text(state.policy.rate)}; {policy.due} due"
+        yield Line("rate", f"{policy.label}: at most {rate_text(state.policy.rate)}; {policy.due} due")
 
 
 def _guards(state: PolicyState) -> Iterator[str]:
@@ -98,13 +124,3 @@ def _progress(sync: SyncStatus) -> str:
     about = f" of about {sync.total}" if sync.is_running and sync.total else ""
     ended = f"the last complete pass ended {local(sync.finished_at)}" if sync.finished_at else "no complete pass yet"
     return f"{sync.checked}{about} objects checked; {ended}"
-
-
-def _redis(seen: Snapshot, good: Paint, warn: Paint, bad: Paint) -> str:
-    if not seen.redis.is_configured:
-        return "none: workers read the ledger once a second"
-    if not seen.redis.is_reachable:
-        return bad(f"unreachable: {seen.redis.error}")
-    entries, leased = (sum(getattr(each, name) for each in seen.redis.queues) for name in ("entries", "leased"))
-    missing = warn(f"{seen.redis.missing} of the next {seen.redis.compared} are missing")
-    return f"{entries} entries, {leased} leased, {missing if seen.redis.missing else good('in step')}"
