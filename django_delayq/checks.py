@@ -23,7 +23,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
 from django_delayq.redis_clients import get_engine
 
 
@@ -45,10 +45,10 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
     except ConfigError as error:
         yield Error(str(error), id="django_delayq.E001")
         return
-    if settings.redis is None:
+    if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         yield Info(
             "No Redis is configured: workers poll the ledger once a second.",
-            hint='Set DELAYQ = {"REDIS": "redis://..."} or a cache alias to fire within milliseconds of the deadline.',
+            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds of the deadline; None if not needed.',
             id="django_delayq.I001",
         )
     if settings.catch_up >= settings.retention / 2:
@@ -128,6 +128,13 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             "such rows too, and saving one may bring it back.",
             obj=policy,
             id="django_delayq.W015",
+        )
+    for path in unindexed(policy):
+        yield Warning(
+            f"search of {policy.label} names {path}, which has no index: each search reads the whole table.",
+            hint="Set db_index=True on the field, or add an index that begins with it.",
+            obj=policy,
+            id="django_delayq.W016",
         )
     if policy.is_automatic and policy.after is None:
         yield Warning(

@@ -17,7 +17,10 @@ from django.core.management.base import BaseCommand, CommandError
 from tests.docs.pages import ROOT, code, pages, read
 
 SHELLS = {"console", "sh", "shell", "bash"}
-OTHER_PROGRAMS = {"celery", "redis-cli", "rq"}
+OTHER_PROGRAMS = {
+    *("celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "redis-cli", "rq", "systemctl"),
+    "uvicorn",
+}
 OTHER_PACKAGES = {"django-tasks-db"}
 OTHER_COMMANDS = {"db_worker"}
 """Of others, and not checked here. `tests/e2e/executors` runs them."""
@@ -76,7 +79,7 @@ def test_the_options_of_the_worker_are_all_documented() -> None:
 def complaint_about(line: str) -> str | None:
     """Return what is wrong with a command line, or None."""
     words = shlex.split(line, comments=True)
-    while words and re.match(r"[A-Z_]+=", words[0]):
+    while words and re.match(r"[A-Z_]+=|sudo$", words[0]):
         words.pop(0)
     if re.search(r"python[\d.]*$", words[0]):
         words.pop(0)
@@ -87,7 +90,8 @@ def complaint_about(line: str) -> str | None:
     if program in {"manage.py", "django-admin"}:
         return complaint_about_management(arguments)
     if program == "pip":
-        return next(filter(None, map(complaint_about_requirement, arguments[1:])), None)
+        requirements = [word for word in arguments[1:] if not word.startswith("-")]
+        return next(filter(None, map(complaint_about_requirement, requirements)), None)
     return None if program in OTHER_PROGRAMS else f"unknown program {program}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_all_rounds_of_an_object_or_one_round(do: Do) -> None:
     assert [event["what"] for event in value["events"]] == ["scheduled"]
 
 
+def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callable[..., Any]) -> None:
+    declare(Order, name="noted", search="note")
+    wanted, other = (Order.objects.create(note=note) for note in ("N-4", "N-5"))
+    pending(wanted, "noted")
+    cancel_timeout(wanted, "noted")
+    pending(wanted, "noted"), pending(wanted, "remind"), pending(other, "noted")
+    found = stories(do("delayq_explain", "--search", "N-4").out)
+    assert [*found] == [f"testapp.order.noted of {wanted.pk}", f"{REMIND} of {wanted.pk}"]
+    assert len(found[f"testapp.order.noted of {wanted.pk}"]) == 4, "all rounds"
+    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [f"{REMIND} of {wanted.pk}"]
+
+
 def test_objects_and_policies_that_are_gone_are_explained(do: Do) -> None:
     order = Order.objects.create()
     pk = order.pk
@@ -89,12 +102,13 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "Which object"),
+        ([], "Which timeouts"),
         (["testapp.order"], "Which object"),
         (["testapp.ordr", "1"], "no model"),
         (["testapp.order", "one"], "one is not a key of Order"),
         (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),
-        (["testapp.order", "1", "--id", "1"], "leave out the object"),
+        (["testapp.order", "1", "--id", "1"], "Which timeouts"),
+        (["--search", "nothing"], "No timeout is found by 'nothing'"),
         (["--id", "123456"], "There is no timeout 123456"),
         (["--id", "x"], "is not a number"),
     ],

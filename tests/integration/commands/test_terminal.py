@@ -105,6 +105,13 @@ def test_a_timeout_that_is_named_and_left_alone_is_explained(do: Do, name: str) 
     assert "1 not found among the selected timeouts: 0" in report.err
 
 
+@pytest.mark.parametrize("selection", [{"id": []}, {"search": "nothing"}])
+def test_a_selection_of_nothing_changes_nothing(selection: dict[str, Any]) -> None:
+    pending(Order.objects.create())
+    call_command("delayq_cancel", **selection, stdout=(out := io.StringIO()))
+    assert out.getvalue() == "0 cancelled\n"
+
+
 def test_a_named_timeout_is_listed_in_any_state(do: Do) -> None:
     fired = as_if(pending(Order.objects.create()), "fired", "due")
     assert "fired" in do("delayq_list", "--id", str(fired.pk)).out
@@ -130,7 +137,7 @@ def test_the_watched_status_is_drawn_in_one_place(
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(delayq_status.time, "sleep", sleep)
+    monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
     out, _ = at_terminal("delayq_status", "--watch")
     lines = out.partition("\x1b[J")[0].count("\n")
     assert out.count("by the clock of database") == 2
