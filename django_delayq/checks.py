@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
+from django_delayq.arming.bulk import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import refusal
@@ -33,6 +36,7 @@ def register() -> None:
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
+    register_check(check_bulk_writes, "django_delayq", deploy=True)
     register_check(check_installation, "django_delayq", deploy=True)
 
 
@@ -143,6 +147,27 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             obj=policy,
             id="django_delayq.W002",
         )
+
+
+def check_bulk_writes(**_: Any) -> Iterator[CheckMessage]:
+    """Name the models with automatic policies whose default manager does not arm after bulk writes.
+
+    Only with `check --deploy`: Django prints the notes of other checks before the output of each command.
+    """
+    models = {policy.model for policy in get_policies() if policy.is_automatic}
+    if lacking := sorted(model._meta.label for model in models if not _arms_bulk_writes(model)):
+        yield Info(
+            f"bulk_create(), bulk_update() and update() of {', '.join(lacking)} do not schedule or cancel timeouts: "
+            "workers do it within SYNC_INTERVAL.",
+            hint="Use ArmingManager or ArmingQuerySet to do it in the same transaction, or call sync_timeouts().",
+            id="django_delayq.I002",
+        )
+
+
+def _arms_bulk_writes(model: type[Model]) -> bool:
+    with suppress(Exception):  # a manager may raise outside of a request, for example if there is no tenant
+        return isinstance(model._default_manager.get_queryset(), ArmingQuerySet)
+    return True
 
 
 def check_modules(**_: Any) -> Iterator[CheckMessage]:

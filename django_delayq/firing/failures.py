@@ -112,6 +112,7 @@ def record(
             raise
         return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True)
     reach("recorded")
+    report.errors[timeout_id] = error
     if verdict is not None and is_recorded:
         if verdict.signal:
             report.signals.append((verdict.signal, row))

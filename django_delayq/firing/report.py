@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -53,6 +53,10 @@ class Report:
     """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
     missed: bool = False
     """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
+    signals: Sequence[tuple[Signal, Timeout]] = field(default=(), compare=False, repr=False)
+    """What happened to which rows, as the signals that were sent. Not part of a message."""
+    errors: Mapping[int, BaseException] = field(default_factory=dict, compare=False, repr=False)
+    """What was raised in attempts of these timeouts that did not succeed, also outcomes. Not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain types for JSON; datetimes are strings in ISO format."""
@@ -135,9 +139,14 @@ class ReportBuilder:
     """Those of `again` that could not be fired for a reason outside the handler: no attempt is counted."""
     signals: list[tuple[Signal, Timeout]] = field(default_factory=list)
     """To be sent after commit."""
+    errors: dict[int, BaseException] = field(default_factory=dict)
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
+    left: set[int] = field(default_factory=set)
+    """Of one transaction: those that it could have fired, but may call no handler for. Not added up."""
+    called_none: bool = False
+    """Of one transaction: it has called no handler, and committed. Not added up."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or of this process if the database has not answered."""
@@ -183,6 +192,7 @@ class ReportBuilder:
         self.fired += other.fired
         self.uncounted |= other.uncounted
         self.signals += other.signals
+        self.errors.update(other.errors)
         self.now = other.now or self.now
         self.missed = self.missed or other.missed
 
@@ -194,7 +204,14 @@ class ReportBuilder:
     def report(self) -> Report:
         untried = tuple(self.uncounted & self.again.keys())
         return Report(
-            tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried, missed=self.missed
+            tuple(self.done),
+            dict(self.again),
+            tuple(self.fired),
+            self.now,
+            untried=untried,
+            missed=self.missed,
+            signals=self.signals,
+            errors=self.errors,
         )
 
 

@@ -18,9 +18,10 @@ from tests.docs.pages import ROOT, code, pages, read
 
 SHELLS = {"console", "sh", "shell", "bash"}
 OTHER_PROGRAMS = {
-    *("celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "redis-cli", "rq", "systemctl"),
-    "uvicorn",
+    *("cd", "celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "mkdir", "redis-cli", "rq"),
+    *("source", "systemctl", "uvicorn"),
 }
+OTHER_MODULES = {"venv"}
 OTHER_PACKAGES = {"django-tasks-db"}
 OTHER_COMMANDS = {"db_worker"}
 """Of others, and not checked here. `tests/e2e/executors` runs them."""
@@ -36,10 +37,8 @@ def commands() -> Iterator[tuple[str, str]]:
     """Yield the place of each command, and its line."""
     for page in pages():
         for block in page.blocks:
-            if block.language in SHELLS:
-                for number, line in enumerate(block.code.splitlines(), block.line):
-                    if line.strip() and not line.startswith("#"):
-                        yield f"{page.name}:{number}", line.removeprefix("$ ")
+            for number, line in block.commands():
+                yield f"{page.name}:{number}", line
             for match in re.finditer(r"^ExecStart=(.*)$", block.code, re.MULTILINE):
                 yield f"{page.name}:{block.line}", match[1]
         for number, text in page.inline_code():
@@ -83,6 +82,8 @@ def complaint_about(line: str) -> str | None:
         words.pop(0)
     if re.search(r"python[\d.]*$", words[0]):
         words.pop(0)
+        if words[0] == "-m":
+            return None if words[1] in OTHER_MODULES else f"unknown module {words[1]}"
     program, arguments = words[0].rpartition("/")[2], words[1:]
     if program == "make":
         unknown = {word for word in arguments if "=" not in word} - make_targets()

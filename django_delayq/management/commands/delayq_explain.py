@@ -28,7 +28,7 @@ DATETIME_WIDTH = 27
 
 
 class Command(ReportCommand):
-    """Explains the timeouts of an object, or one timeout: what happened, when, why and by whom, and what comes next.
+    """Explains the timeouts of an object, or one timeout: what happened, when, why, who did it, and what follows.
 
     For each policy of the object it shows all rounds, also if the object or the policy no longer exists.
     """
