@@ -52,7 +52,7 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
     if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         yield Info(
             "No Redis is configured: workers poll the ledger once a second.",
-            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds of the deadline; None if not needed.',
+            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds, or {"REDIS": None} to poll.',
             id="django_delayq.I001",
         )
     if settings.catch_up >= settings.retention / 2:
