@@ -13,8 +13,7 @@ from django.utils import timezone
 
 from django_delayq import cancel_timeout, operations, schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
-from tests.integration.commands.conftest import Do
-from tests.integration.commands.test_status_and_doctor import a_worker
+from tests.integration.commands.conftest import Do, a_worker
 from tests.integration.commands.test_verbs import REMIND
 from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.testapp.models import Order

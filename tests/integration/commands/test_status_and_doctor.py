@@ -15,14 +15,14 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 import django_delayq
-from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import doctor, servers
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations import hold, pause
 from tests.docs.pages import ROOT
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
-from tests.integration.commands.conftest import Do
+from tests.integration.commands.conftest import Do, a_worker
 from tests.integration.commands.test_verbs import REMIND
 from tests.integration.operations.conftest import BY, as_if, dead, pending
 from tests.testapp.models import Order
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.django_db(transaction=True)
 
 HOUR = timedelta(hours=1)
-
-
-def a_worker(**values: Any) -> WorkerSeen:
-    now = timezone.now()
-    given: dict[str, Any] = {
-        "id": str(WorkerSeen.objects.count()), "host": "shop1", "pid": 7, "concurrency": 4, "uses_redis": False,
-        "version": django_delayq.__version__, "started_at": now, "seen_at": now, "passed_at": now,
-    }  # fmt: skip
-    return WorkerSeen.objects.create(**{**given, **values})
 
 
 def found(name: str) -> list[CheckMessage]:
