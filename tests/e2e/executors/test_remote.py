@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]
-DUE = int(os.environ.get("DELAYQ_TEST_DUE", "1000"))
+DUE = int(os.environ.get("DELAYQ_TEST_DUE", "400"))
 WITH_A_BROKER = pytest.mark.parametrize("engine", [name for name in ENGINES if name != "tasks"], indirect=True)
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
