@@ -32,7 +32,7 @@ from django_delayq.redis_clients import get_engine
 
 def register() -> None:
     """Register the checks below with Django."""
-    for check in (check_settings, check_policies, check_modules, check_pool):
+    for check in (check_settings, check_policies, check_modules, check_pool, check_versions):
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
@@ -181,6 +181,18 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
                 hint=f"Rename {path} to timeouts.py.",
                 id="django_delayq.W014",
             )
+
+
+def check_versions(**_: Any) -> Iterator[CheckMessage]:
+    """Check that django-reversion, if the project uses it, keeps no versions of timeouts."""
+    is_registered = getattr(sys.modules.get("reversion"), "is_registered", None)
+    if is_registered is not None and is_registered(Timeout):
+        yield Error(
+            "django-reversion keeps versions of timeouts: a revert would make fired ones pending, and they fire again.",
+            hint="VersionAdmin registers the models of its inlines. Register the object's own model instead: put "
+            "@reversion.register() on its class.",
+            id="django_delayq.E022",
+        )
 
 
 def check_redis(**_: Any) -> Iterator[CheckMessage]:
