@@ -57,7 +57,7 @@ def run(work: Work, using: str) -> Report:
     for timeout_id in work.ids:
         if timeout_id not in report.uncounted:
             firing_state.backoff.reset(using, timeout_id)
-    report.send_signals(using)
+    report.publish(using)
     reach("reported")
     return report.report()
 
@@ -101,7 +101,7 @@ def _fire_in_groups(
         locked_size = min(MAX_GROUP, 4 * size) if all_locked else 0
         if time.monotonic() > stop_at:
             break
-    report.release_rest((candidate.id for candidate in rest), report.current_time())
+    report.release_rest([candidate.id for candidate in rest], report.current_time())
 
 
 def _fire_group(
@@ -119,7 +119,7 @@ def _fire_group(
             report.add(_fire_one(policy, rest.pop(0), using))
             if time.monotonic() > stop_at:
                 break
-        report.release_rest((candidate.id for candidate in rest), report.current_time())
+        report.release_rest([candidate.id for candidate in rest], report.current_time())
         return ReportBuilder()
 
     return Attempt(policy, group, using).fire(fire_one_by_one)
@@ -137,7 +137,8 @@ def _fire_one(
     def record_failure(error: BaseException) -> ReportBuilder:
         seen = attempt.turn.seen if attempt.turn else None
         try:
-            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted)
+            took = attempt.cost.handlers if attempt.turn else None
+            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted, took=took)
         except Exception as failure:  # noqa: BLE001 - the outcomes of other timeouts must be reported nevertheless
             report = ReportBuilder()
             report.release_unknown(policy.label, [candidate.id], failure, using)
