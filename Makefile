@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix guarantees lint bench chaos mutants messages screenshots clean
+.PHONY: help demo test test-matrix guarantees lint docs docs-links bench chaos mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -24,17 +24,26 @@ test-matrix: ## Unit, engine and integration tests on the newest Python and Djan
 guarantees: ## Write the results of the last `make test` into docs/guarantees-tests.md
 	@$(BIN)/python tools/guarantees.py fill
 
-lint: ## Style, types, import rules, migrations
+lint: ## Style, types, import rules, migrations, the site of the docs
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tools/suite.py lint
+
+docs: ## Build the site into build/docs; broken internal links and other warnings are errors
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+docs-links: ## Check the links of the site to other sites (needs the internet)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
 
 bench: ## Measure the library and seven task queues side by side (ONLY=schedule,lag QUICK=1 AGAINST=../checkout ORDERS=...)
 	@DELAYQ_VENV=$(CURDIR)/.venv-bench $(PYTHON) tools/environment.py bench
 	@.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(if $(AGAINST),--against "$(AGAINST)")
 
-chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, SEED=... to repeat one)
+chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, DB=postgresql|mariadb|sqlite, SEED=...)
 	@$(PYTHON) tools/environment.py test
-	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) --db $(or $(DB),postgresql) $(if $(SEED),--seed $(SEED))
 
 mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., a few minutes)
 	@$(PYTHON) tools/environment.py test
@@ -46,7 +55,7 @@ messages: ## Bring every language's catalogue up to the sources and compile it (
 
 screenshots: ## Take the pictures of README and docs again (needs Chromium)
 	@$(PYTHON) tools/environment.py test
-	@$(BIN)/python tools/screenshots.py
+	@$(BIN)/pytest -n 0 tests/e2e/admin/screenshots.py
 
 clean: ## Remove what the other commands created
 	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

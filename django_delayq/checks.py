@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from django.contrib.contenttypes.models import ContentType
 from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
+from django_delayq.arming.bulk import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import refusal
@@ -23,7 +26,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
-from django_delayq.policy_rules import ignored_deletion, reads_other_rows
+from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
 from django_delayq.redis_clients import get_engine
 
 
@@ -33,6 +36,7 @@ def register() -> None:
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
+    register_check(check_bulk_writes, "django_delayq", deploy=True)
     register_check(check_installation, "django_delayq", deploy=True)
 
 
@@ -45,10 +49,10 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
     except ConfigError as error:
         yield Error(str(error), id="django_delayq.E001")
         return
-    if settings.redis is None:
+    if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         yield Info(
             "No Redis is configured: workers poll the ledger once a second.",
-            hint='Set DELAYQ = {"REDIS": "redis://..."} or a cache alias to fire within milliseconds of the deadline.',
+            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds of the deadline; None if not needed.',
             id="django_delayq.I001",
         )
     if settings.catch_up >= settings.retention / 2:
@@ -129,6 +133,13 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             obj=policy,
             id="django_delayq.W015",
         )
+    for path in unindexed(policy):
+        yield Warning(
+            f"search of {policy.label} names {path}, which has no index: each search reads the whole table.",
+            hint="Set db_index=True on the field, or add an index that begins with it.",
+            obj=policy,
+            id="django_delayq.W016",
+        )
     if policy.is_automatic and policy.after is None:
         yield Warning(
             f"{policy.label} has when and since but no after: saving cancels it, but can never arm it.",
@@ -136,6 +147,27 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             obj=policy,
             id="django_delayq.W002",
         )
+
+
+def check_bulk_writes(**_: Any) -> Iterator[CheckMessage]:
+    """Name the models with automatic policies whose default manager does not arm after bulk writes.
+
+    Only with `check --deploy`: Django prints the notes of other checks before the output of each command.
+    """
+    models = {policy.model for policy in get_policies() if policy.is_automatic}
+    if lacking := sorted(model._meta.label for model in models if not _arms_bulk_writes(model)):
+        yield Info(
+            f"bulk_create(), bulk_update() and update() of {', '.join(lacking)} do not schedule or cancel timeouts: "
+            "workers do it within SYNC_INTERVAL.",
+            hint="Use ArmingManager or ArmingQuerySet to do it in the same transaction, or call sync_timeouts().",
+            id="django_delayq.I002",
+        )
+
+
+def _arms_bulk_writes(model: type[Model]) -> bool:
+    with suppress(Exception):  # a manager may raise outside of a request, for example if there is no tenant
+        return isinstance(model._default_manager.get_queryset(), ArmingQuerySet)
+    return True
 
 
 def check_modules(**_: Any) -> Iterator[CheckMessage]:

@@ -2,7 +2,8 @@
 
 `now()` is this process's clock and is only used to compute deadlines. `DatabaseNow()` is the database server's clock in
 UTC. It alone decides whether a row is due, so a worker whose clock is fast fires nothing early. `set_to()` replaces
-both, for tests and for the replay of recorded orders.
+both, for tests and for the replay of recorded orders. While freezegun or time-machine has replaced the process's clock,
+the database's clock is not asked either.
 
 Django's own `Now()` is not used: on MySQL and MariaDB it is the session's local time, so with the server at +08:00
 a row that is due in seven hours would be due now.
@@ -10,6 +11,7 @@ a row that is due in seven hours would be due now.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +29,10 @@ from django_delayq.dialects import dialect_of
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 _lock = threading.Lock()
+_moments: list[datetime] = []
+"""The datetimes of the present blocks of `set_to`, the innermost last."""
 _moment: datetime | None = None
+"""The last of `_moments`, which other threads can read at any time."""
 
 
 class _Compiling(threading.local):
@@ -46,6 +51,8 @@ def now() -> datetime:
 def set_to(moment: datetime) -> Iterator[None]:
     """Set both clocks, in all threads of this process, to `moment` until the block ends. May be nested.
 
+    The end of a block also ends the blocks that began after it.
+
     Raises TypeError if `moment` is not a datetime, and ValueError if its awareness does not fit `USE_TZ`.
     """
     if not isinstance(moment, datetime):
@@ -59,17 +66,26 @@ def set_to(moment: datetime) -> Iterator[None]:
             f"With USE_TZ={settings.USE_TZ} the datetime must be {'aware' if settings.USE_TZ else 'naive'}."
         )
     with _lock:
-        before, _moment = _moment, moment
+        depth = len(_moments)
+        _moments.append(moment)
+        _moment = moment
     try:
         yield
     finally:
         with _lock:
-            _moment = before
+            del _moments[depth:]
+            _moment = _moments[-1] if _moments else None
 
 
 def is_set() -> bool:
-    """Return whether `set_to` has replaced the clocks."""
-    return _moment is not None
+    """Return whether `set_to`, freezegun or time-machine has replaced the clock."""
+    if _moment is not None:
+        return True
+    # Not imported here: a process that has not imported them has not replaced its clock either.
+    freezegun, time_machine = sys.modules.get("freezegun.api"), sys.modules.get("time_machine")
+    return bool(freezegun and freezegun.freeze_factories) or bool(
+        time_machine and time_machine.escape_hatch.is_travelling()
+    )
 
 
 @contextmanager
@@ -96,7 +112,7 @@ class DatabaseNow(Expression):
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         dialect = dialect_of(connection)
-        if _moment is None and dialect.server_time:
+        if dialect.server_time and not is_set():
             return dialect.now(connection)
         if _compiling.is_kept:
             return dialect.datetime_literal("%s"), (self._adapted,)
@@ -107,10 +123,10 @@ class DatabaseNow(Expression):
 
 
 def database_now(using: str) -> datetime:
-    """Return the time by the clock of database `using`, in one query (none on SQLite or under `set_to`)."""
+    """Return the time by the clock of database `using`, in one query (none on SQLite, or if the clock is set)."""
     connection = connections[using]
     server_time = dialect_of(connection).server_time
-    if _moment is not None or not server_time:
+    if not server_time or is_set():
         return now()
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {server_time}")

@@ -49,6 +49,8 @@ class TimeoutPolicy(Generic[M]):
     late: Late | None = None
     brake: Brake | None = None
     shadow: bool = False
+    search: tuple[str, ...] = ()
+    owner: str | None = None
 
     do_not_call_in_templates: ClassVar[bool] = True
     """Templates show a policy in their context, instead of calling its handler."""
@@ -64,6 +66,7 @@ class TimeoutPolicy(Generic[M]):
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
         former = (self.aliases,) if isinstance(self.aliases, str) else tuple(self.aliases)
         object.__setattr__(self, "aliases", former)
+        object.__setattr__(self, "search", (self.search,) if isinstance(self.search, str) else tuple(self.search))
         # `inspect.signature` and documentation tools show the handler. Set on the instance, because on the class
         # it would hide the signature of the class.
         object.__setattr__(self, "__wrapped__", self.handler)
@@ -285,6 +288,8 @@ class _Options(TypedDict, Generic[M], total=False):
     late: Late | None
     brake: Brake | None
     shadow: bool
+    search: str | Iterable[str]
+    owner: str | None
 
 
 @overload
@@ -316,6 +321,8 @@ def timeout_policy(
     late: Late | None = None,
     brake: Brake | None = None,
     shadow: bool = False,
+    search: str | Iterable[str] = (),
+    owner: str | None = None,
     **unknown: Any,
 ) -> Callable[[Any], TimeoutPolicy[Any]]:
     """Declare what happens to an object of `model` if something else has not happened by a deadline.
@@ -342,6 +349,8 @@ def timeout_policy(
         late: what happens to a timeout that would fire too long after its deadline.
         brake: pause the policy when too many of its timeouts fire within a period.
         shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
+        search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
+        owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
         **unknown: refused with a suggestion.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError
-from django.db.models import DateTimeField, GeneratedField, Model, Q
+from django.db.models import CharField, DateTimeField, GeneratedField, IntegerField, Model, Q, TextField, UUIDField
 from django.db.models.expressions import Col, RawSQL, Subquery
 from django.db.models.sql import Query
 
@@ -133,7 +133,7 @@ def _is_count(value: Any, least: int, most: int) -> bool:
 
 
 def check_against_model(policy: TimeoutPolicy[Any]) -> None:
-    """Raise `PolicyError` if `since` or `when` does not fit the fields of the model."""
+    """Raise `PolicyError` if `since`, `when`, `search` or `owner` does not fit the fields of the model."""
     model: Any = policy.model
     if isinstance(model, str):
         try:
@@ -144,26 +144,78 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     if words := refusal(model):
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
     if isinstance(policy.since, str):
-        dates = [field.name for field in model._meta.concrete_fields if _is_datetime(field)]
-        try:
-            is_date = _is_datetime(model._meta.get_field(policy.since))
-        except FieldDoesNotExist:
-            is_date = False
-        if not is_date:
-            near = difflib.get_close_matches(policy.since, dates, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(dates) or 'none'}."
-            words = f"since={policy.since!r} is not a DateTimeField of {model.__name__}. {hint}"
-            raise PolicyError(f"Timeout policy {policy.label}: {words}")
+        _check_field(policy, "since", policy.since, "a DateTimeField", _is_datetime)
     if policy.when is not None:
         try:
             model._base_manager.filter(policy.when)
         except (FieldError, ValueError, TypeError) as error:
             raise PolicyError(f"Timeout policy {policy.label}: when={policy.when} does not fit: {error}") from error
+    for path in policy.search:
+        _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
+    if policy.owner is not None:
+        _check_field(policy, "owner", policy.owner, "a path of foreign keys", _is_reference)
+        if words := refusal(field_at(model, policy.owner).related_model):
+            raise PolicyError(f"Timeout policy {policy.label}: owner={policy.owner!r}: {words}")
+
+
+def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, accepts: Callable[[Any], bool]) -> None:
+    """Raise `PolicyError` unless `path` is a field that `accepts`, or leads to one over foreign keys."""
+    model = policy.model
+    try:
+        fits = accepts(model._meta.get_field(path) if option == "since" else field_at(model, path))
+    except (FieldDoesNotExist, AttributeError):  # the latter: not a string
+        fits = False
+    if not fits:
+        known = [field.name for field in model._meta.concrete_fields if accepts(field)]
+        near = difflib.get_close_matches(str(path), known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(known) or 'none'}."
+        words = f"{option}={path!r} is not {rule} of {model.__name__}. {hint}"
+        raise PolicyError(f"Timeout policy {policy.label}: {words}")
+
+
+def field_at(model: type[Model], path: str) -> Any:
+    """Return the field at the end of `path`, which leads over foreign keys: `order__number`.
+
+    Raises FieldDoesNotExist.
+    """
+    *steps, name = path.split("__")
+    for step in steps:
+        field: Any = model._meta.get_field(step)
+        if not _is_reference(field):
+            raise FieldDoesNotExist(f"{step!r} of {model.__name__} is not a foreign key.")
+        model = field.related_model
+    return model._meta.get_field(name)
+
+
+def unindexed(policy: TimeoutPolicy[Any]) -> list[str]:
+    """Return the paths of `search` whose field begins no index that has all rows."""
+    found = []
+    for path in policy.search:
+        field, options = field_at(policy.model, path), field_at(policy.model, path).model._meta
+        indexes = [index.fields for index in options.indexes if index.condition is None]
+        indexes += [each.fields for each in options.total_unique_constraints]
+        first = {fields[0].lstrip("-") for fields in (*indexes, *options.unique_together) if fields}
+        if not (field.unique or field.db_index or field.name in first):
+            found.append(path)
+    return found
+
+
+def _is_reference(field: Any) -> bool:
+    return bool(field.concrete and (field.many_to_one or field.one_to_one) and field.related_model)
+
+
+def _is_searchable(field: Any) -> bool:
+    kinds = (CharField, TextField, IntegerField, UUIDField)
+    return bool(field.concrete) and not field.is_relation and isinstance(stored_type(field), kinds)
 
 
 def _is_datetime(field: Any) -> bool:
-    """Return whether `field`, or the output of a generated field, is a datetime."""
-    return isinstance(field.output_field if isinstance(field, GeneratedField) else field, DateTimeField)
+    return isinstance(stored_type(field), DateTimeField)
+
+
+def stored_type(field: Any) -> Any:
+    """Return `field`, or the output of a generated field."""
+    return field.output_field if isinstance(field, GeneratedField) else field
 
 
 def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:

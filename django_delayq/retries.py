@@ -54,10 +54,15 @@ class Retry:
         times: int = 10,
         jitter: float = 0.1,
     ) -> Retry:
-        """Retry `times` times, after `base`, `base * factor`, `base * factor**2`, ... and at most `max` seconds."""
+        """Retry `times` times, after `base`, `base * factor`, `base * factor**2`, ... and at most `max` seconds.
+
+        Raises:
+            TypeError, ValueError: an argument is out of range. Delays that shrink are a list: `Retry([3600, 1800])`.
+        """
         first, ceiling = _seconds(base, "base"), _seconds(max, "max")
         if factor < 1:
-            raise ValueError(f"factor must be at least 1, not {factor!r}.")
+            hint = "For delays that shrink, pass a list: Retry([3600, 1800, 600])."
+            raise ValueError(f"factor must be at least 1, not {factor!r}. {hint}")
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= 1000:
             raise ValueError(f"times must be an int from 0 to 1000, not {times!r}.")
         delays, delay = [], first

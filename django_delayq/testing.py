@@ -1,58 +1,231 @@
-"""Test support: fire due timeouts inline, without Redis and without a worker."""
+"""Test support: move the clock, fire due timeouts inline, and assert what is scheduled.
+
+Needs no Redis, no worker and no sleeping. pytest's fixture `timeouts` offers the same functions.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+import unittest
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime, timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Unpack
 
-from django_delayq.firing import Work, run, settle_expired
+from django.utils import timezone
+
+from django_delayq import clock
+from django_delayq.delays import Span, shifted
+from django_delayq.firing import Report, Work, run, settle_expired
+from django_delayq.firing.failures import TransientFailure, WorkerDied
 from django_delayq.ledger.statements import compiled, padded, params
+from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
-from django_delayq.policies import registry
+from django_delayq.outcomes import Outcome
+from django_delayq.policies import M, TimeoutPolicy, registry
+from django_delayq.scheduling.queries import pending_timeouts
+from django_delayq.scheduling.single import parse_span, schedule_timeout
+from django_delayq.scheduling.story import explain_timeout
+from django_delayq.signals import timeout_dead, timeout_failed, timeout_fired, timeout_skipped
 
 if TYPE_CHECKING:
-    from django.db.models import QuerySet
+    from django.db.models import Model, QuerySet
+    from django.dispatch import Signal
 
-__all__ = ["fire_due"]
+    from django_delayq.models import TimeoutQuerySet
+
+__all__ = [
+    "Fired",
+    "Timeouts",
+    "assert_cancelled",
+    "assert_fired",
+    "assert_not_scheduled",
+    "assert_scheduled",
+    "fire_due",
+    "perform",
+    "travel",
+    "travel_to",
+]
+
+State = Timeout.State
 
 
-def fire_due(using: str = "default", limit: int | None = None) -> int:
-    """Fire everything due in this thread, in due order; return how many handlers returned normally.
+class Journey(AbstractContextManager[datetime]):
+    """Sets the clock of the library: until the `with` block ends, or else until the test ends."""
+
+    def __init__(self, moment: datetime) -> None:
+        self._moment, self._setting = moment, ExitStack()
+        self._has_begun = False
+        if (call_at_the_end := _end_of_test()) is not None:
+            self._begin()
+            call_at_the_end(self._setting.close)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._setting.enter_context(clock.set_to(self._moment))
+
+    def __enter__(self) -> datetime:
+        if not self._has_begun:
+            self._begin()
+        return self._moment
+
+    def __exit__(self, *error: object) -> None:
+        self._setting.close()
+
+    def __del__(self) -> None:
+        if not self._has_begun:
+            warnings.warn(
+                "The clock was not moved: outside of a test that unittest or the pytest plugin delayq runs, use "
+                "travel() and travel_to() in a with statement.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def travel(**span: Unpack[Span]) -> Journey:
+    """Move the clock of the library by `minutes=31`, or other units or `after=timedelta`, and stop it there.
+
+    In a `with` statement until the block ends, else until the test ends. It applies to scheduling and firing in all
+    threads of this process, on every database. It does not change `timezone.now()`; `django_delayq.clock.now()` is the
+    time to which it moves.
+
+    Raises:
+        InvalidDelay: no duration, or a negative one: to go back, use `travel_to`.
+    """
+    return Journey(shifted(clock.now(), parse_span(dict(span))))
+
+
+def travel_to(moment: datetime) -> Journey:
+    """Move the clock of the library to `moment` and stop it there, as `travel` does.
+
+    Raises:
+        TypeError: `moment` is not a datetime.
+        ValueError: its awareness does not fit `USE_TZ`.
+    """
+    return Journey(moment)
+
+
+def _end_of_test() -> Callable[[Callable[[], None]], object] | None:
+    """Return a function that registers a callback for the end of the running test; None: no test is running.
+
+    A unittest is found as `self` of a function that is running, as `cls` in `setUpTestData`: it has no hook that could
+    be used without a base class.
+    """
+    for name, add in (("self", "addCleanup"), ("cls", "addClassCleanup")):
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            found = frame.f_locals.get(name)
+            if issubclass(found if isinstance(found, type) else type(found), unittest.TestCase):
+                return getattr(found, add)  # type: ignore[no-any-return]
+            frame = frame.f_back
+    plugin = sys.modules.get("django_delayq.pytest_plugin")
+    return None if plugin is None or plugin.end_of_test is None else plugin.end_of_test.callback
+
+
+class Fired(int):
+    """How many timeouts fired: those whose handler returned. The lists contain the rows as the firing left them."""
+
+    fired: list[Timeout]
+    skipped: list[Timeout]
+    """Their condition did not hold, their object was gone, or the handler or a guard rail skipped them."""
+    failed: list[Timeout]
+    """Of these an attempt failed and a retry followed, which may have been due immediately."""
+    dead: list[Timeout]
+    """They have no retry left, or their handler gave up."""
+
+    def __new__(cls, signals: Sequence[tuple[Signal, Timeout]] = ()) -> Fired:
+        """Return how many of `signals` are `timeout_fired`."""
+
+        def rows_of(signal: Signal) -> list[Timeout]:
+            return list({row.pk: row for sent, row in signals if sent is signal}.values())
+
+        fired = rows_of(timeout_fired)
+        self = super().__new__(cls, len(fired))
+        self.fired, self.skipped = fired, rows_of(timeout_skipped)
+        self.failed, self.dead = rows_of(timeout_failed), rows_of(timeout_dead)
+        return self
+
+    def __repr__(self) -> str:
+        names = ("fired", "skipped", "failed", "dead")
+        return f"<{', '.join(f'{len(getattr(self, name))} {name}' for name in names)}>"
+
+
+def fire_due(
+    policy: str | TimeoutPolicy[M] | None = None,
+    obj: M | type[M] | QuerySet[M] | Timeout | None = None,
+    *,
+    raises: bool = True,
+    limit: int | None = None,
+    using: str = "default",
+) -> Fired:
+    """Fire everything due in this thread, in due order; return how many handlers returned, and the rows.
 
     This includes what a firing makes due, also a retry that follows at once. What cannot be fired now (its object is
-    locked, its policy not declared) is tried once. `django_delayq.clock.set_to` changes the time. Handlers that
-    raise are recorded as a worker does: see `Timeout.errors`.
+    locked, its policy is stopped or not declared) is tried once. Rates do not apply.
 
     Args:
-        using: the database.
+        policy: only this policy: itself, its label, or with `obj` its name.
+        obj: only timeouts of this object, or of the objects of this model or queryset; or this timeout.
+        raises: raise what a handler raises, unless it is an outcome such as `Skip`. The failed attempt is recorded
+            first, as in production; later timeouts do not fire. False: only record.
         limit: fire no more than this many.
+        using: the database, if neither `policy` nor `obj` is given.
+
+    Raises:
+        UnknownPolicy: no such policy.
+        Exception: what a handler raised.
     """
+    __tracebackhide__ = True
+    target: Any = obj
+    chosen = None if policy is None and obj is None else pending_timeouts(target, policy)
+    using = using if chosen is None else chosen.db
     settle_expired(using)
-    fired = 0
+    fired, signals = 0, list[tuple[Any, Timeout]]()
     attempts_of: dict[int, int] = {}
     stuck: set[int] = set()
     while limit is None or fired < limit:
-        excluded = padded(stuck)
-        due = _due.rows(using, 1, None, len(excluded), id=excluded)
-        if not due:
+        work = _next_work(chosen, using, stuck, None if limit is None else limit - fired)
+        if work is None:
             break
-        label, queue = due[0][:2]
-        policy = registry.get(label)
-        if policy is not None and policy.batch:
-            size = policy.batch if limit is None else min(policy.batch, limit - fired)
-            due += _due.rows(using, size, policy.labels, len(excluded), id=excluded)
-        rows: dict[str, int] = {}
-        for _, _, object_id, timeout_id in due:
-            rows.setdefault(object_id, timeout_id)
-        report = run(Work(label, tuple(rows.values()), tuple(rows), queue), using)
+        report = run(work, using)
+        signals += report.signals
         fired += len(report.fired)
+        if raises:
+            _raise_failure(report)
         # A row that is still pending without another attempt would be tried again and again.
-        if left := set(rows.values()).difference(report.done):
+        if left := set(work.ids).difference(report.done):
             pending = Timeout.objects.using(using).pending().filter(pk__in=left)
             for timeout_id, attempts in pending.values_list("pk", "attempts"):
                 if attempts <= attempts_of.get(timeout_id, 0):
                     stuck.add(timeout_id)
                 attempts_of[timeout_id] = attempts
-    return fired
+    return Fired(signals)
+
+
+def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: set[int], limit: int | None) -> Work | None:
+    """Return the first due timeout, of `chosen` if given, and for a batch policy those that share its batch."""
+    excluded = padded(stuck)
+
+    def due(size: int, labels: tuple[str, ...] | None) -> Sequence[Sequence[Any]]:
+        if chosen is None:
+            return _due.rows(using, size, labels, len(excluded), id=excluded)
+        rows = chosen.due().exclude(pk__in=stuck)
+        rows = rows if labels is None else rows.of_labels(labels)
+        return list(rows.values_list("policy", "queue", "object_id", "id")[:size])
+
+    first = due(1, None)
+    if not first:
+        return None
+    label, queue, *_ = first[0]
+    policy = registry.get(label)
+    if policy is not None and policy.batch:
+        first = [*first, *due(policy.batch if limit is None else min(policy.batch, limit), policy.labels)]
+    rows: dict[str, int] = {}
+    for _, _, object_id, timeout_id in first:
+        rows.setdefault(object_id, timeout_id)
+    return Work(label, tuple(rows.values()), tuple(rows), queue)
 
 
 @compiled
@@ -60,3 +233,131 @@ def _due(using: str, limit: int, labels: tuple[str, ...] | None, excluded: int) 
     rows = Timeout.objects.using(using).due().exclude(pk__in=params("id", excluded)).order_by("run_at", "id")
     rows = rows if labels is None else rows.of_labels(labels)
     return rows.values_list("policy", "queue", "object_id", "id")[:limit]
+
+
+def _raise_failure(report: Report) -> None:
+    """Raise what the first failed handler raised, without the frames of this library, and note what was recorded."""
+    __tracebackhide__ = True
+    rows = {row.pk: row for _, row in report.signals}
+    for timeout_id, error in report.errors.items():
+        if isinstance(error, Outcome | WorkerDied | TransientFailure):
+            continue
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
+            traceback = traceback.tb_next
+        row = rows.get(timeout_id)
+        about = "" if row is None else f", {row.policy} of {row.object_id},"
+        error.add_note(
+            f"This attempt of timeout {timeout_id}{about} is recorded as in production. With fire_due(raises=False) "
+            "the test can examine it."
+        )
+        raise error.with_traceback(traceback)
+
+
+def perform(
+    policy: str | TimeoutPolicy[M], obj: M, payload: Any = None, at: datetime | None = None, *, key: str = ""
+) -> Timeout:
+    """Run the handler of `policy` for `obj` once as a worker would, and return the settled timeout.
+
+    Schedules a timeout that is due, in place of a pending one, and fires it: the object is locked and read again, the
+    condition is checked, and the handler runs in its transaction.
+
+    Args:
+        policy: the policy, its label or its name.
+        obj: a saved object.
+        payload: JSON for the handler, as `timeout.payload`.
+        at: the time at which it is due and runs; None: now.
+        key: the key of the timeout.
+
+    Raises:
+        UnknownPolicy, InvalidPayload, ValueError: as for `schedule_timeout`.
+        Exception: what the handler raised.
+    """
+    __tracebackhide__ = True
+    with clock.set_to(clock.now() if at is None else at):
+        row = schedule_timeout(obj, policy, key=key, payload=payload, at=clock.now())
+        fire_due(obj=row)
+    row.refresh_from_db()
+    return row
+
+
+def assert_scheduled(
+    obj: M, policy: str | TimeoutPolicy[M], *, due: datetime | timedelta | None = None, key: str = ""
+) -> Timeout:
+    """Check that a timeout is pending and return it; `due`: at this datetime, or so long from now, to the second.
+
+    Raises:
+        AssertionError: it is not. The message contains the pending timeouts of the object and the story of this one.
+    """
+    __tracebackhide__ = True
+    subject = subject_of(obj, policy, key)
+    row = subject.pending().first()
+    if row is None:
+        raise AssertionError(_failure(subject, obj, "is not scheduled"))
+    if due is not None:
+        wanted = clock.now() + due if isinstance(due, timedelta) else due
+        difference = row.due_at - wanted
+        if abs(difference) > (timedelta(seconds=1) if isinstance(due, timedelta) else timedelta(0)):
+            later = f"{abs(difference)} {'later' if difference > timedelta(0) else 'earlier'}"
+            words = f"is due at {_local(row.due_at)}, {later} than {_local(wanted)}"
+            raise AssertionError(_failure(subject, obj, words))
+    return row
+
+
+def assert_not_scheduled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> None:
+    """Check that no timeout is pending. Raises AssertionError with the story of the timeout."""
+    __tracebackhide__ = True
+    subject = subject_of(obj, policy, key)
+    if (row := subject.pending().first()) is not None:
+        raise AssertionError(_failure(subject, obj, f"is scheduled, due at {_local(row.due_at)}"))
+
+
+def assert_fired(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
+    """Check that the newest timeout that is not pending fired; return it. Raises AssertionError with its story."""
+    __tracebackhide__ = True
+    subject = subject_of(obj, policy, key)
+    row = subject.rounds().exclude(state=State.PENDING).first() or subject.pending().first()
+    if row is None or row.state != State.FIRED:
+        raise AssertionError(_failure(subject, obj, _instead("fire", row)))
+    return row
+
+
+def assert_cancelled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
+    """Check that the newest timeout was cancelled; return it. Raises AssertionError with its story."""
+    __tracebackhide__ = True
+    subject = subject_of(obj, policy, key)
+    row = subject.rounds().first()
+    if row is None or row.state != State.CANCELLED:
+        raise AssertionError(_failure(subject, obj, _instead("get cancelled", row)))
+    return row
+
+
+def _instead(expected: str, row: Timeout | None) -> str:
+    return f"did not {expected}: it was never scheduled" if row is None else f"did not {expected}: it is {row.state}"
+
+
+def _failure(subject: Subject, obj: Model, words: str) -> str:
+    """Return the message of a failed assertion: `words`, the pending timeouts of `obj`, and the story."""
+    pending = [
+        f"{row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}" for row in pending_timeouts(obj)
+    ]
+    listed = "\n  ".join(pending) if pending else "nothing"
+    story = explain_timeout(obj, subject.policy, subject.key)
+    return f"{subject} {words}.\nPending for {obj!r}:\n  {listed}\n{story}"
+
+
+def _local(moment: datetime) -> str:
+    return f"{timezone.localtime(moment) if timezone.is_aware(moment) else moment:%Y-%m-%d %H:%M:%S}"
+
+
+class Timeouts:
+    """All functions of this module, as the fixture `timeouts` of pytest."""
+
+    travel = staticmethod(travel)
+    travel_to = staticmethod(travel_to)
+    fire_due = staticmethod(fire_due)
+    perform = staticmethod(perform)
+    assert_scheduled = staticmethod(assert_scheduled)
+    assert_not_scheduled = staticmethod(assert_not_scheduled)
+    assert_fired = staticmethod(assert_fired)
+    assert_cancelled = staticmethod(assert_cancelled)

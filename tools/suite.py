@@ -77,6 +77,7 @@ LINT: Sequence[Command] = (
     ("mypy", "--config-file", "example_project/mypy.ini"),
     ("lint-imports",),
     ("django-admin", "makemigrations", "--check", "--dry-run"),
+    ("sphinx-build", "-W", "--keep-going", "-q", "-d", "build/doctrees", "docs", "build/docs"),
 )
 NO_BROWSER: Command = ("-m", "not browser")
 """Pages are the same on each database."""
@@ -207,7 +208,12 @@ def _stages() -> list[Stage]:
     ignored = [f"tests/{name}.py" for name in NOT_OF_PYTHON]
     newest = _computing("tests/unit", "tests/engine", "tests/integration", options=NO_BROWSER, ignored=ignored)
     return [
-        Stage("lint", "style, types, import rules, migrations", LINT, (), {"DJANGO_SETTINGS_MODULE": "tests.settings"}),
+        Stage(
+            "lint",
+            "style, types, import rules, migrations, and the site of the docs",
+            LINT,
+            environment={"DJANGO_SETTINGS_MODULE": "tests.settings"},
+        ),
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of the mutation gate",

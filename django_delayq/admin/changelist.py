@@ -10,28 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
+from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.auth import get_permission_codename
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Page, Paginator
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.functional import cached_property
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq.admin import filters
+from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Cursor, Order
+from django_delayq.ledger.subjects import model_and_pk_of
 from django_delayq.models import Timeout
+from django_delayq.operations import selection
 
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
@@ -136,6 +141,11 @@ class LedgerChangeList(ChangeList):
     is_window_filtered: bool
     """Whether the list is only a part of the window, or sorted in another order."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if about := self.params.get(filters.OWNER) or self.params.get(filters.OBJECT):
+            self.title = _("Timeouts of {object}").format(object=filters.object_label(about))
+
     def get_filters_params(self, params: Any = None) -> Any:
         """Return the filters of the address; the start of the window is not one of them."""
         found = super().get_filters_params(params)
@@ -150,7 +160,8 @@ class LedgerChangeList(ChangeList):
         """Choose the window, and return its rows that match all filters."""
         asked = set(self.get_filters_params())
         if self.query:
-            self.order, self.window = search.NEWEST, Window(filters.ids_found(self.root_queryset, self.query))
+            self.params.pop(FURTHER, None)  # Django's search form sends all parameters of the page
+            self.order, self.window = search.NEWEST, Window(selection.find_ids(self.root_queryset, self.query))
             self.is_window_filtered = bool(asked)
         else:
             scans, start = filters.scans(self.params, self.root_queryset), self.params.get(FURTHER, "")
@@ -204,7 +215,7 @@ class LedgerChangeList(ChangeList):
     @property
     def max_hits_reached(self) -> int:
         """The number of hits that a search shows at most, if there are that many; else 0."""
-        return filters.MAX_HITS if self.query and len(self.window.ids) >= filters.MAX_HITS else 0
+        return selection.MAX_HITS if self.query and len(self.window.ids) >= selection.MAX_HITS else 0
 
 
 class ObjectColumn:
@@ -238,3 +249,51 @@ class ObjectColumn:
                 address = reverse(page, args=[quote(row.object_id)], current_app=self.site.name)
                 return format_html('<a href="{}">{}</a>', address, name)
         return name
+
+
+def may_view(user: Any, model: type[Model]) -> bool:
+    """Return whether `user` may view objects of `model`, as Django's admin decides it."""
+    codes = (get_permission_codename(action, model._meta) for action in ("view", "change"))
+    return any(user.has_perm(f"{model._meta.app_label}.{code}") for code in codes)
+
+
+def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk: Any) -> list[dict[str, str]]:
+    """Return labels and addresses of the lists of all timeouts of an object, and of each owner of it.
+
+    An owner is left out if the visitor may not view its model. If timeouts are not in this admin, there are no lists.
+    """
+    try:
+        listed = reverse(f"{site.name}:django_delayq_timeout_changelist")
+    except NoReverseMatch:
+        return []
+    own = cast("type[Model]", model._meta.concrete_model)
+    named = [(filters.OBJECT, own, pk)]
+    if selection.is_owner(own) and may_view(request.user, own):
+        named = [(filters.OWNER, own, pk)]
+    owners = selection.owners_of(own, pk, database_of(own))
+    named += [(filters.OWNER, owner, key) for owner, key in owners if may_view(request.user, owner)]
+    found = []
+    for parameter, kind, key in named:
+        value = f"{kind._meta.label_lower}:{object_id_of(kind, key)}"
+        label = _("All timeouts of this object")
+        if parameter == filters.OWNER:
+            label = _("All timeouts of {object}").format(object=filters.object_label(value))
+        found.append({"label": label, "address": f"{listed}?{urlencode({parameter: value})}"})
+    return found
+
+
+class RelatedColumn:
+    """The field with the links to all timeouts of the object, and of its owners, for one visitor."""
+
+    __name__ = "related"
+    short_description = gettext_lazy("see also")
+
+    def __init__(self, request: HttpRequest, site: AdminSite) -> None:
+        self.request, self.site = request, site
+
+    def __call__(self, row: Timeout) -> str:
+        model, pk = model_and_pk_of(row, database_of(Timeout))
+        links = [] if model is None else related_links(self.request, self.site, model, pk)
+        return (
+            format_html_join(", ", '<a href="{}">{}</a>', ((each["address"], each["label"]) for each in links)) or "-"
+        )

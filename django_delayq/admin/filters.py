@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.contenttypes.models import ContentType
@@ -17,18 +18,18 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
+from django_delayq.conf import ConfigError
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Order, labels_of
-from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
+from django_delayq.ledger.subjects import about, kind_of, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.operations import selection
 from django_delayq.policies import declared_queues, get_policies, registry
 
 MAX_LABELS: Final = 100
-MAX_KINDS: Final = 200
-MAX_HITS: Final = 1_000
-STATE, POLICY, DUE, OBJECT = "state__exact", "policy", "due", "object"
+STATE, POLICY, DUE, OBJECT, OWNER = "state__exact", "policy", "due", "object", "owner"
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
 DUE_STATES: Final = {"hour": "pending", "overdue": "pending", "retrying": "pending", "dead": "dead"}
 """The state of the rows of each choice of `DueFilter`."""
@@ -109,10 +110,20 @@ class ObjectFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         asked = request.GET.get(self.parameter_name)
-        return [(asked, asked.replace(":", " "))] if asked else []
+        return [(asked, object_label(asked))] if asked else []
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(object_condition(self.value()))
+
+
+class OwnerFilter(ObjectFilter):
+    """The timeouts of one customer, across models. Not offered here either."""
+
+    title = _("owner")
+    parameter_name = OWNER
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.value() is None else queryset.filter(owner_condition(self.value()))
 
 
 def due_condition(value: str | None) -> Q:
@@ -140,6 +151,8 @@ def object_condition(value: str | None) -> Q:
     """Return the condition for the rows about the object `app.model:id`, also as an object of its parent models."""
     if not value:
         return Q()
+    if "\0" in value:  # PostgreSQL refuses it
+        return Q(pk__in=[])
     kind, _colon, object_id = value.partition(":")
     app, _dot, name = kind.partition(".")
     found = ContentType.objects.using(database_of(Timeout)).filter(app_label=app, model=name).first()
@@ -161,25 +174,29 @@ def object_condition(value: str | None) -> Q:
     return rows
 
 
-def ids_found(rows: QuerySet[Any], text: str) -> list[int]:
-    """Return the ids of the newest rows whose object id or key is `text`, at most `MAX_HITS` of each.
+def owner_condition(value: str | None) -> Q:
+    """Return the condition for the rows about the owner `app.model:id`, and about what belongs to it."""
+    model = model_named(value)
+    if model is None or not value:
+        return Q(pk__in=[])
+    try:
+        key, using = pk_of(model, value.partition(":")[2]), database_of(model)
+        return object_condition(value) | selection.owned_by(model, key, using)
+    except (ConfigError, ValueError):
+        return Q(pk__in=[])
 
-    An object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50.
-    """
-    term = text.strip()
-    if not term or "\0" in term:
-        return []
-    kinds = search.distinct(rows, "content_type_id", "object_id", limit=MAX_KINDS)
-    written = {term}
-    for kind in kinds:
-        model = model_of_kind(kind, rows.db)
-        if model is not None:
-            with suppress(ValueError):
-                written.add(object_id_of(model, pk_of(model, term)))
-    by_object = rows.filter(content_type__in=kinds, object_id__in=written).order_by("-id")
-    by_key = rows.of_key(term).order_by("-id")  # type: ignore[attr-defined]
-    hits = {pk for found in (by_object, by_key) for pk in found.values_list("pk", flat=True)[:MAX_HITS]}
-    return sorted(hits, reverse=True)
+
+def model_named(value: str | None) -> type[Model] | None:
+    """Return the model of `app.model:id`; None if there is no such model."""
+    with suppress(LookupError, ValueError):
+        return apps.get_model((value or "").partition(":")[0])
+    return None
+
+
+def object_label(value: str) -> str:
+    """Return how pages name the object `app.model:id`: its model and its id. The object itself is not loaded."""
+    model, (label, _colon, object_id) = model_named(value), value.partition(":")
+    return f"{model._meta.verbose_name if model else label} {object_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +224,8 @@ def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     own, answers = (rows.of_labels(labels_of(policy)), [POLICY]) if policy else (rows, [])
     if params.get(OBJECT):
         found.append(_scan(rows.filter(object_condition(params[OBJECT])), search.NEWEST, OBJECT))
+    if params.get(OWNER):
+        found.append(_scan(rows.filter(owner_condition(params[OWNER])), search.NEWEST, OWNER))
     if state in {State.PENDING, State.FIRING}:
         if due in {"hour", "overdue"}:
             own = own.filter(due_condition(due))

@@ -6,11 +6,13 @@ from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
@@ -21,11 +23,29 @@ from django_delayq.admin.actions import (
     permitted_actions,
     timeout_actions,
 )
-from django_delayq.admin.changelist import LedgerAdmin, LedgerChangeList, ObjectColumn, column
-from django_delayq.admin.filters import DeadlineFilter, DueFilter, ObjectFilter, PolicyFilter, QueueFilter
+from django_delayq.admin.changelist import (
+    LedgerAdmin,
+    LedgerChangeList,
+    ObjectColumn,
+    RelatedColumn,
+    column,
+    may_view,
+)
+from django_delayq.admin.filters import (
+    OWNER,
+    DeadlineFilter,
+    DueFilter,
+    ObjectFilter,
+    OwnerFilter,
+    PolicyFilter,
+    QueueFilter,
+    model_named,
+)
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
+from django_delayq.operations import selection
+from django_delayq.policy_rules import field_at
 from django_delayq.scheduling.story import reason_label
 
 
@@ -33,14 +53,22 @@ from django_delayq.scheduling.story import reason_label
 class TimeoutAdmin(LedgerAdmin):
     """The timeouts: object, policy, deadline, state, and what happened to each."""
 
-    list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter)
+    list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter, OwnerFilter)
     search_fields = ("object_id", "key")
-    search_help_text = _("Enter a complete object id or key.")
     # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
     date_hierarchy = "due_at"
     actions = timeout_actions()
     list_per_page = 50
     list_select_related = False  # a join would hide the rows whose kind of object is gone
+
+    @property
+    def search_help_text(self) -> str:  # type: ignore[override]
+        """Return what the search accepts: also the fields that policies name in `search`."""
+        fields = (field_at(model, path) for model, path in selection.searched_fields())
+        names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
+        if not names:
+            return gettext("Enter a complete object id or key.")
+        return gettext("Enter a complete object id, key or {fields}.").format(fields=", ".join(names))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return LedgerChangeList
@@ -53,10 +81,10 @@ class TimeoutAdmin(LedgerAdmin):
         return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
-        shown = ObjectColumn(request, self.admin_site)
+        shown, related = ObjectColumn(request, self.admin_site), RelatedColumn(request, self.admin_site)
         times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
         return (
-            (None, {"fields": ("policy", shown, "key", "state_badge", "cause", "reason_shown")}),
+            (None, {"fields": ("policy", shown, related, "key", "state_badge", "cause", "reason_shown")}),
             (_("Story"), {"fields": ("story",)}),
             (_("Failures"), {"fields": ("attempts", "failures")}),
             (_("Times"), {"fields": times}),
@@ -110,6 +138,9 @@ class TimeoutAdmin(LedgerAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Show the list, with a banner if the brake of a policy has paused it: its timeouts are overdue."""
+        owner = model_named(request.GET.get(OWNER))
+        if owner is not None and not may_view(request.user, owner):
+            raise PermissionDenied
         braked = brake_banners(request, policy_states(database_of(Timeout)), self.admin_site)
         return super().changelist_view(request, {"braked": braked, **(extra_context or {})})
 

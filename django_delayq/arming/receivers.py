@@ -97,7 +97,7 @@ def arm_saved(
     for table, policies, fields in groups_of(sender):
         if update_fields is not None and fields is not None and not fields & set(update_fields):
             continue
-        if not _has_timeouts(sender, instance, using):
+        if not has_timeouts(sender, instance, using):
             return
         key: Any = table._meta.pk  # a multi-table child may have a different key of its own
         pk, oldest = getattr(instance, key.attname), get_settings().catch_up
@@ -167,7 +167,7 @@ def arming_later(using: str) -> Iterator[ArmingLater]:
             _later[connection] = outer
 
 
-def _has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
+def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
     """Return whether `using`, to which `instance` was written, is the database that has its timeouts.
 
     Copies that the application writes to another database, such as an archive, have none. Raises ConfigError if the
@@ -187,7 +187,7 @@ _announced: WeakKeyDictionary[Any, dict[type[Model], set[Any]]] = WeakKeyDiction
 
 def note_deletion(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Note the key of a row before its deletion, so that deleting a thousand rows cancels once."""
-    if _has_timeouts(sender, instance, using):
+    if has_timeouts(sender, instance, using):
         by_table = _announced.setdefault(connections[using], {})
         by_table.setdefault(_table(sender), set()).add(instance.pk)
 

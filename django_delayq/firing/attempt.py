@@ -53,6 +53,7 @@ class Attempt:
 
     Attributes:
         is_counted: an earlier transaction has counted this attempt.
+        checks_only: settle what no handler is called for, and leave the others as they are.
         ready: the members whose handler runs.
         turn: the member whose handler ran last.
         driver_connection: the connection of the database driver when the first handler began.
@@ -68,6 +69,7 @@ class Attempt:
     candidates: Sequence[Candidate]
     using: str
     is_counted: bool = False
+    checks_only: bool = False
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
     turn: Member | None = None
@@ -107,6 +109,7 @@ class Attempt:
             running = firing_state.running[threading.get_ident()]
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
+        self.report.called_none = not self.ready
         reach("committed")
         log_withheld(self.policy.label, self.withheld)
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
@@ -124,6 +127,8 @@ class Attempt:
 
     def _mark_at_once(self) -> list[Member]:
         candidates, late = self.candidates, self.guards.late
+        if self.checks_only:
+            return []
         if self.guards.shadow:
             candidates = [each for each in candidates if not is_in_shadow(each.object_id, self.guards.shadow)]
         after = late.after if late else None
@@ -163,12 +168,12 @@ class Attempt:
                 settling.mark_settled(skipped, cause, now, using)
                 self._report_settled(skipped)
         self.withheld = withhold([each.row for each in members], self.guards, now, using, counted=self.is_counted)
-        if self.withheld:
-            self._report_settled(self.withheld)
-            members = [member for member in members if not member.row.is_settled]
+        self._report_settled(self.withheld)
+        members = [member for member in members if not member.row.is_settled]
+        if self.checks_only:
+            report.left, members = {member.row.pk for member in members}, []
         report.release(locked_elsewhere, using, "another transaction has locked its object")
-        missing = [candidate.id for candidate in free if candidate.id not in rows]
-        report.release(missing, using, "another transaction has locked its row")
+        report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
         reach("checked")
         if members:
             self._mark(members, now)

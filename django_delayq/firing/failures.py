@@ -112,9 +112,9 @@ def record(
             raise
         return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True, took=took)
     reach("recorded")
+    report.errors[timeout_id] = error
     if verdict is not None and is_recorded:
-        if verdict.signal:
-            report.signals.append((verdict.signal, row))
+        report.signals += [(verdict.signal, row)] if verdict.signal else []
         _log(row, verdict, error, now, took)
     elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
         log_failure(row, error, now, took, is_recorded=False)

@@ -147,7 +147,8 @@ def _works(
             yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
         else:
             rest.append(row)
-    size = policy.batch or firing_state.group_size(label).work_size()
+    sizes = firing_state.group_size(label)
+    size = max(policy.batch or sizes.work_size(), sizes.uncalled_size)
     while rest:
         piece: dict[str, _Row] = {}
         left = []

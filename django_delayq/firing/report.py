@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -55,6 +55,10 @@ class Report:
     """Those of `again` whose attempt does not count: locked, of a stopped policy, or released for lack of time."""
     missed: bool = False
     """The work is of a policy with a rate, and its slot was over before it could begin. Not part of a message."""
+    signals: Sequence[tuple[Signal, Timeout]] = field(default=(), compare=False, repr=False)
+    """What happened to which rows, as the signals that were sent. Not part of a message."""
+    errors: Mapping[int, BaseException] = field(default_factory=dict, compare=False, repr=False)
+    """What was raised in attempts of these timeouts that did not succeed, also outcomes. Not part of a message."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain types for JSON; datetimes are strings in ISO format."""
@@ -137,11 +141,16 @@ class ReportBuilder:
     """Those of `again` that could not be fired for a reason outside the handler: no attempt is counted."""
     signals: list[tuple[Signal, Timeout]] = field(default_factory=list)
     """To be sent after commit."""
+    errors: dict[int, BaseException] = field(default_factory=dict)
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
     calls: dict[int, HandlerCall] = field(default_factory=dict)
     """For the log, at INFO: the calls of handlers that returned."""
+    left: set[int] = field(default_factory=set)
+    """Of one transaction: those that it could have fired, but may call no handler for. Not added up."""
+    called_none: bool = False
+    """Of one transaction: it has called no handler, and committed. Not added up."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or of this process if the database has not answered."""
@@ -197,19 +206,27 @@ class ReportBuilder:
         self.uncounted |= other.uncounted
         self.signals += other.signals
         self.calls.update(other.calls)
+        self.errors.update(other.errors)
         self.now = other.now or self.now
         self.missed = self.missed or other.missed
 
     def publish(self, using: str) -> None:
         """Log what has fired, and send the collected signals. What fails here is logged and undoes nothing."""
-        log_settled([row for _, row in self.signals], self.calls)
+        log_settled((row for _, row in self.signals), self.calls)
         for signal, row in self.signals:
             guarded(partial(announce, signal, row, using), partial(_log_unsent, row))
 
     def report(self) -> Report:
         untried = tuple(self.uncounted & self.again.keys())
         return Report(
-            tuple(self.done), dict(self.again), tuple(self.fired), self.now, untried=untried, missed=self.missed
+            tuple(self.done),
+            dict(self.again),
+            tuple(self.fired),
+            self.now,
+            untried=untried,
+            missed=self.missed,
+            signals=self.signals,
+            errors=self.errors,
         )
 
 

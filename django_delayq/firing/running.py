@@ -86,26 +86,37 @@ def _fire_in_groups(
     Handlers run without savepoints, which would cost as much as a transaction each. So a handler that raises, be it
     only an outcome, rolls the whole group back, and its members are fired one by one. After a while the rest is
     released, so that other threads and workers can claim it, and a worker that stops need not finish it.
+
+    Where no handler of a group was called, because all its timeouts are locked, too late, in shadow mode or without
+    their condition, the same is likely for the next ones. So larger groups follow, which call none: what can be fired
+    is left to the group after that, so that no object is locked while handlers of many others run.
     """
     sizes = firing_state.group_size(policy.label)
     stop_at = time.monotonic() + 2 * WORK_SECONDS
-    rest, locked_size = list(candidates), 0
+    rest = list(candidates)
     while rest:
         own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
-        size = min(max(own_size, locked_size), brake_room(policy, using))
+        own_size = min(own_size, brake_room(policy, using))
+        size = max(own_size, sizes.uncalled_size)
         group, rest = rest[:size], rest[size:]
-        found = _fire_group(policy, group, using, stop_at, report)
+        found = _fire_group(policy, group, using, stop_at, report, checks_only=len(group) > own_size)
         report.add(found)
-        # Where all objects of a group are locked, the next ones most likely are too: find out in few steps.
-        all_locked = len(found.uncounted) == len(group) and not policy.batch
-        locked_size = min(MAX_GROUP, 4 * size) if all_locked else 0
+        rest = [candidate for candidate in group if candidate.id in found.left] + rest
+        is_uncalled = (found.called_none and not found.left) or len(found.uncounted) == len(group)
+        sizes.uncalled_size = min(MAX_GROUP, max(sizes.uncalled_size, 4 * len(group))) if is_uncalled else 0
         if time.monotonic() > stop_at:
             break
     report.release_rest([candidate.id for candidate in rest], report.current_time())
 
 
 def _fire_group(
-    policy: TimeoutPolicy[Any], group: Sequence[Candidate], using: str, stop_at: float, report: ReportBuilder
+    policy: TimeoutPolicy[Any],
+    group: Sequence[Candidate],
+    using: str,
+    stop_at: float,
+    report: ReportBuilder,
+    *,
+    checks_only: bool,
 ) -> ReportBuilder:
     """Return the report on `group`, or add it to `report` one by one: it must be complete if a later one hangs."""
     if len(group) == 1:
@@ -122,7 +133,7 @@ def _fire_group(
         report.release_rest([candidate.id for candidate in rest], report.current_time())
         return ReportBuilder()
 
-    return Attempt(policy, group, using).fire(fire_one_by_one)
+    return Attempt(policy, group, using, checks_only=checks_only).fire(fire_one_by_one)
 
 
 def _fire_one(

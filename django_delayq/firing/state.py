@@ -83,6 +83,8 @@ class GroupSize:
     failure_rate: float = 0.0
     proven: int = 1
     """Four times the size of the largest group that committed, which the next group may have."""
+    uncalled_size: int = 0
+    """How many may be checked in one transaction: up to four times the last group, in which no handler was called."""
     alone_until: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

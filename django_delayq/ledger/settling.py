@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.db import connections
 from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Coalesce
 
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
@@ -139,7 +140,8 @@ def _marked_at_once(
     objects = rows_of(model, using).filter(pk__in=keys).order_by("pk")
     objects = objects.annotate(delayq_id=object_id(F(key.name), model, using), delayq_matches=matches(policy))
     own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
-    due: Any = _due(params("id", counts[1]), using).filter(policy__in=policy.labels).exclude(IsStopped(policy))
+    due: Any = _due(params("id", counts[1]), using).alias(label=_by_no_index("policy"))
+    due = due.filter(label__in=policy.labels).exclude(IsStopped(policy))
     if late is not None:
         due = due.filter(Q(attempts__gt=1 - attempts) | Q(run_at__gte=DatabaseNow() - late))
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": DatabaseNow(), "slot_taken": None}
@@ -154,9 +156,10 @@ def _marked_at_once(
         skip_locked=True, of=(ledger,), no_key=features.has_select_for_no_key_update
     )
     returned = [f"{ledger}.{quoted(cast('str', field.column))}" for field in _ROW] + [f"locked.{name}" for name in own]
+    key_of = f"COALESCE({ledger}.object_id, {ledger}.object_id)"  # see `_by_no_index`
     sql = (
         f"WITH locked ({', '.join(own)}, object_id, matches) AS MATERIALIZED ({locked}),"
-        f" due (id, object_id) AS MATERIALIZED ({rows} JOIN locked ON locked.object_id = {ledger}.object_id"
+        f" due (id, object_id) AS MATERIALIZED ({rows} JOIN locked ON locked.object_id = {key_of}"
         f" AND locked.matches = 1 WHERE {condition} {lock})"
         f" {marked} FROM due JOIN locked ON locked.object_id = due.object_id WHERE {ledger}.id = due.id"
         f" RETURNING {', '.join(returned)}"
@@ -282,8 +285,19 @@ def delete_settled(using: str, before: datetime, start: datetime | None) -> tupl
 
 
 def _due(ids: Sequence[Any], using: str) -> TimeoutQuerySet:
-    # Not by the state: see `in_state`.
-    return Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, run_at__lte=DatabaseNow())
+    """Return the rows among `ids` that are pending and due, found by their ids. Not by the state: see `in_state`."""
+    rows = Timeout.objects.using(using).alias(taken=_by_no_index("slot_taken"), begins_at=_by_no_index("run_at"))
+    return rows.filter(pk__in=ids, taken=1, begins_at__lte=DatabaseNow())
+
+
+def _by_no_index(column: str) -> Coalesce:
+    """Return the value of `column`, of which PostgreSQL does not see that an index has it, or depends on it.
+
+    The statistics do not count 10,000 rows that have just been inserted or become due. PostgreSQL expected very few due
+    rows of a policy, and for each group read all 10,000 by the index on policy and time: three times the CPU of a
+    firing.
+    """
+    return Coalesce(column, column)
 
 
 def _assign(row: Timeout, values: dict[str, Any]) -> None:

@@ -24,9 +24,10 @@ from django_delayq.delays import UNITS
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger.search import labels_in
 from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.operations.selection import MAX_HITS, find_ids
 from django_delayq.policies import get_policy, registry
 
-SELECTING: Final = ("policy", "id", "object", "model", "key", "queue", "state", "due_before", "due_after")
+SELECTING: Final = ("policy", "id", "object", "model", "key", "search", "queue", "state", "due_before", "due_after")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+\Z")
 
@@ -108,6 +109,7 @@ def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple
         "--object", action="append", metavar="ID", help="of this object; with --policy or --model; may be repeated"
     )
     group.add_argument("--key", help="with this key")
+    group.add_argument("--search", metavar="TEXT", help="with this object id, key, or field that a policy names")
     group.add_argument("--queue", metavar="Q", help="in this queue")
     group.add_argument(
         "--state",
@@ -153,7 +155,7 @@ class Selection:
             if options[name] is not None:
                 rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
         rows = rows if options["key"] is None else rows.filter(key=options["key"])
-        return cls(_in_queue(rows, options["queue"]), states, labels)
+        return cls(_found(_in_queue(rows, options["queue"]), options["search"]), states, labels)
 
     def first(self, limit: int) -> list[Timeout]:
         """Return the first `limit` rows by their next attempt.
@@ -172,6 +174,14 @@ class Selection:
                 parts = [part.filter(settled_at__isnull=True)]
             found += [row for some in parts for row in some[:limit]]
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
+
+
+def _found(rows: TimeoutQuerySet, text: str | None) -> TimeoutQuerySet:
+    """Return the rows that a search finds. Raises OptionError if there are too many to be sure that these are all."""
+    ids = [] if text is None else find_ids(rows, text)
+    if len(ids) >= MAX_HITS:
+        raise OptionError("--search", text, f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key")
+    return rows if text is None else rows.filter(pk__in=ids)
 
 
 def _in_queue(rows: TimeoutQuerySet, queue: str | None) -> TimeoutQuerySet:

@@ -1,9 +1,7 @@
 """What operators do, in the same way from the admin, by REST and by command.
 
-| on timeouts | on policies |
-| --- | --- |
-| `cancel`, `fire_now`, `postpone`, `retry`, `refire` | `pause`, `hold`, `resume`, `change_delay` with `preview_delay` |
-| | `late`, `brake`, `shadow` |
+On timeouts: `cancel`, `fire_now`, `postpone`, `retry` and `refire`. On policies: `pause`, `hold`, `resume`,
+`change_delay` with `preview_delay`, `late`, `brake` and `shadow`.
 
 `retire` cancels the timeouts of a policy that is not declared any more. `adopt` makes a copied ledger one's own.
 

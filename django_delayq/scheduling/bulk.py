@@ -53,7 +53,8 @@ def schedule_timeouts(
     one of them is enough to refuse the whole call before anything is written.
 
     Raises:
-        The same as `schedule_timeout`; also TypeError for objects of several models.
+        TypeError: the objects are of several models.
+        UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ValueError: as for `schedule_timeout`.
     """
     given, body = parse_delay(dict(delay)), check_payload(payload)
     if on_conflict not in ("replace", "keep", "error"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -151,16 +152,16 @@ class Countdown:
         return self.due_at is not None and self.state == State.PENDING
 
     @property
-    def seconds_left(self) -> float | None:
-        """Return the time until the deadline, never below zero; None: nothing is pending."""
+    def seconds_left(self) -> int | None:
+        """Return the whole seconds until the deadline, rounded up, never below zero; None: nothing is pending."""
         if self.due_at is None or not self:
             return None
-        return max(0.0, (self.due_at - self.now).total_seconds())
+        return max(0, math.ceil((self.due_at - self.now).total_seconds()))
 
     @property
     def is_due(self) -> bool:
         """Return whether the deadline has passed and the timeout is still pending: a worker is about to fire it."""
-        return self.seconds_left == 0.0
+        return self.seconds_left == 0
 
 
 def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Countdown:

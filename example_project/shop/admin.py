@@ -45,6 +45,7 @@ class OrderAdmin(TimeoutAdminMixin, OrderAdminBase):
 class CustomerAdmin(CustomerAdminBase):
     list_display = ("name", "phone", "reference")
     search_fields = ("name", "phone", "reference")
+    inlines = (TimeoutInline,)
 
 
 @admin.register(TrialMembership)

@@ -27,6 +27,8 @@ DEFAULT_SCORE = 5
     since="placed_at",
     after=lambda order: shop_delay("cancel_unpaid"),
     when=Q(status=Order.Status.UNPAID),
+    search="reference",
+    owner="customer",
 )
 def cancel_unpaid(order: Order, timeout: Timeout) -> None:
     """Cancel an order that is not paid within 30 minutes."""
@@ -49,6 +51,8 @@ def cancel_unaccepted(order: Order, timeout: Timeout) -> None:
     since=Delivery.remind_from,
     after=timedelta(0),
     when=Q(delivered_at=None),
+    search="order__reference",
+    owner="order__customer",
     atomic=False,  # a provider may need seconds to respond, and the row must not stay locked during the call
 )
 def remind_late_delivery(delivery: Delivery, timeout: Timeout) -> None:
@@ -66,6 +70,8 @@ def remind_late_delivery(delivery: Delivery, timeout: Timeout) -> None:
     since="asked_at",
     after=lambda review: shop_delay("review_by_default"),
     when=Q(answered_at=None),
+    search="order__reference",
+    owner="order__customer",
 )
 def review_by_default(review: Review, timeout: Timeout) -> None:
     """Count a review that is missing a week after the delivery as five stars."""
@@ -77,6 +83,7 @@ def review_by_default(review: Review, timeout: Timeout) -> None:
     since="started_at",
     after=lambda trial: shop_delay("notify_trial_expiry"),
     when=Q(status=TrialMembership.Status.RUNNING),
+    owner="customer",
 )
 def notify_trial_expiry(trial: TrialMembership, timeout: Timeout) -> None:
     """End the trial after three days, and notify the customer."""

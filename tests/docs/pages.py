@@ -3,10 +3,13 @@
 Conventions of a page:
 
     ```python            runs; a first line such as `# shop/models.py` names its file in the project
+    # a/b.py, at the end     as the first line of such a block: it is appended to the file
     <!-- run             Python that runs without being shown, such as the passing of time
     -->
     <!-- not run: why -->    before a Python block that cannot run
-    ```console           commands, with or without a leading `$ `
+    ```console           commands; if one has a leading `$ `, lines without it are output
+
+A translation (`docs/zh-Hans`, `README.zh-Hans.md`) has the blocks of its original, so they run only there.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_FILE = re.compile(r"# (?P<path>[\w/]+\.py)\s*\Z")
+_FILE = re.compile(r"# (?P<path>[\w/]+\.py)(?P<at_the_end>, at the end)?\s*\Z")
+SHELLS = {"console", "sh", "shell", "bash"}
+TRANSLATED = "zh-Hans"
 _NOT_RUN = re.compile(r"<!-- not run: (?P<why>.+) -->\s*\Z")
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
 _INLINE = re.compile(r"`(?P<code>[^`\n]+)`")
@@ -43,6 +48,21 @@ class Block:
         match = _FILE.match(self.code.partition("\n")[0])
         return match["path"] if match else ""
 
+    @property
+    def is_appended(self) -> bool:
+        """Whether the block belongs at the end of its file."""
+        return bool(self.file) and self.code.partition("\n")[0].rstrip().endswith(", at the end")
+
+    def commands(self) -> Iterator[tuple[int, str]]:
+        """Yield the commands of a block for a shell, with their lines; output and comments are left out."""
+        if self.language not in SHELLS:
+            return
+        lines = self.code.splitlines()
+        has_prompts = any(line.startswith("$ ") for line in lines)
+        for number, line in enumerate(lines, self.line):
+            if line.startswith("$ ") if has_prompts else line.strip() and not line.startswith("#"):
+                yield number, line.removeprefix("$ ")
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -56,6 +76,10 @@ class Page:
     @property
     def name(self) -> str:
         return self.path.relative_to(ROOT).as_posix() if self.path.is_relative_to(ROOT) else self.path.name
+
+    @property
+    def is_translation(self) -> bool:
+        return TRANSLATED in self.name
 
     def __str__(self) -> str:
         return self.name
@@ -124,5 +148,5 @@ def read(path: Path) -> Page:
 
 
 def pages() -> list[Page]:
-    """Return all pages: README first, then `docs/` by name."""
-    return [read(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]
+    """Return all pages: README first, then `docs/` by name, with its folders."""
+    return [read(path) for path in (*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("**/*.md")))]

@@ -3,7 +3,7 @@
     python -m tests.docs.play docs/races.md
 
 Blocks that begin with `# shop/models.py` or similar become files of an app `shop`. Missing files come from the
-quickstart, whose shop all pages share. Then the tables are created, and the other blocks run in order, in one
+tutorial, whose shop all pages share. Then the tables are created, and the other blocks run in order, in one
 namespace. A block that begins with `# settings.py` is checked as settings.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from tests.docs.expectations import Expectations, Wrong
 from tests.docs.pages import ROOT, Block, Page, read
 
-QUICKSTART = ROOT / "docs" / "quickstart.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 SHARED_FILES = ("shop/models.py", "shop/timeouts.py")
 _NUMBER = re.compile(r"\d+")
 SETTINGS = """
@@ -87,15 +87,12 @@ def _compare(page: Page, shown: Block, printed: str) -> None:
         raise Wrong(f"{page.name}:{shown.line}: the page shows\n{shown.code}\nbut this was printed\n{printed}")
 
 
-def fire_after(**span: float) -> int:
+def fire_after(**span: Any) -> int:
     """Fire the timeouts that are due after this duration, and then reset the clock. For hidden blocks."""
-    from datetime import timedelta
+    from django_delayq.testing import fire_due, travel
 
-    from django_delayq import clock
-    from django_delayq.testing import fire_due
-
-    with clock.set_to(clock.now() + timedelta(**span)):
-        return fire_due()
+    with travel(**(span or {"seconds": 0})):
+        return int(fire_due(raises=False))
 
 
 def _check_settings(compiled: Any) -> None:
@@ -124,7 +121,7 @@ def _check_settings(compiled: Any) -> None:
 
 def _write_project(home: Path, page: Page) -> None:
     own = _files(page.blocks)
-    shared = {name: code for name, code in _files(read(QUICKSTART).blocks).items() if name in SHARED_FILES}
+    shared = {name: code for name, code in _files(read(TUTORIAL).blocks).items() if name in SHARED_FILES}
     own.pop("settings.py", None)
     (home / "project_settings.py").write_text(SETTINGS.format(home=str(home)))
     for name, code in {"shop/__init__.py": "", "shop/urls.py": "urlpatterns = []\n", **shared, **own}.items():

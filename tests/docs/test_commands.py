@@ -17,7 +17,11 @@ from django.core.management.base import BaseCommand, CommandError
 from tests.docs.pages import ROOT, code, pages, read
 
 SHELLS = {"console", "sh", "shell", "bash"}
-OTHER_PROGRAMS = {"celery", "redis-cli", "rq"}
+OTHER_PROGRAMS = {
+    *("cd", "celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "mkdir", "redis-cli", "rq"),
+    *("source", "systemctl", "uvicorn"),
+}
+OTHER_MODULES = {"venv"}
 OTHER_PACKAGES = {"django-tasks-db"}
 OTHER_COMMANDS = {"db_worker"}
 """Of others, and not checked here. `tests/e2e/executors` runs them."""
@@ -33,10 +37,8 @@ def commands() -> Iterator[tuple[str, str]]:
     """Yield the place of each command, and its line."""
     for page in pages():
         for block in page.blocks:
-            if block.language in SHELLS:
-                for number, line in enumerate(block.code.splitlines(), block.line):
-                    if line.strip() and not line.startswith("#"):
-                        yield f"{page.name}:{number}", line.removeprefix("$ ")
+            for number, line in block.commands():
+                yield f"{page.name}:{number}", line
             for match in re.finditer(r"^ExecStart=(.*)$", block.code, re.MULTILINE):
                 yield f"{page.name}:{block.line}", match[1]
         for number, text in page.inline_code():
@@ -76,10 +78,12 @@ def test_the_options_of_the_worker_are_all_documented() -> None:
 def complaint_about(line: str) -> str | None:
     """Return what is wrong with a command line, or None."""
     words = shlex.split(line, comments=True)
-    while words and re.match(r"[A-Z_]+=", words[0]):
+    while words and re.match(r"[A-Z_]+=|sudo$", words[0]):
         words.pop(0)
     if re.search(r"python[\d.]*$", words[0]):
         words.pop(0)
+        if words[0] == "-m":
+            return None if words[1] in OTHER_MODULES else f"unknown module {words[1]}"
     program, arguments = words[0].rpartition("/")[2], words[1:]
     if program == "make":
         unknown = {word for word in arguments if "=" not in word} - make_targets()
@@ -87,7 +91,8 @@ def complaint_about(line: str) -> str | None:
     if program in {"manage.py", "django-admin"}:
         return complaint_about_management(arguments)
     if program == "pip":
-        return next(filter(None, map(complaint_about_requirement, arguments[1:])), None)
+        requirements = [word for word in arguments[1:] if not word.startswith("-")]
+        return next(filter(None, map(complaint_about_requirement, requirements)), None)
     return None if program in OTHER_PROGRAMS else f"unknown program {program}"
 
 

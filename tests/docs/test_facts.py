@@ -83,9 +83,11 @@ def test_the_table_of_states_shows_which_are_settled() -> None:
 
 
 def test_the_diagram_draws_every_state_and_no_other() -> None:
-    (diagram,) = [block.code for block in read(DOCS / "states.md").blocks if block.language == "mermaid"]
-    arrows = re.findall(r"^ +(\[\*\]|\w+) --> (\w+): ", diagram, re.MULTILINE)
-    assert {state for arrow in arrows for state in arrow} - {"[*]"} == set(Timeout.State.values)
+    diagram = (DOCS / "images" / "life.svg").read_text()
+    arrows = re.findall(r'data-from="(\w*)" data-to="(\w+)"', diagram)
+    assert len(arrows) == diagram.count("<path") - 1, "each arrow but the tip names its states"
+    assert {state for arrow in arrows for state in arrow} - {""} == set(Timeout.State.values)
+    assert set(re.findall(r'class="name"[^>]*>(\w+)<', diagram)) == set(Timeout.State.values)
     settled = {state.value for state in Timeout.State if state.is_settled}
     assert {arrow for arrow in arrows if arrow[0] in settled} == {("dead", "cancelled"), ("dead", "pending")}
 
@@ -115,6 +117,14 @@ def test_the_errors_are_documented_with_what_else_they_are() -> None:
 
 def test_every_public_name_is_documented() -> None:
     assert set(django_delayq.__all__) - names_in_code() == set()
+
+
+def test_the_reference_contains_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text()
+    listed = set(re.findall(r"^\.\. auto(?:function|class|exception):: (\w+)$", page, re.MULTILINE))
+    signals = {name for name in django_delayq.__all__ if isinstance(getattr(django_delayq, name), Signal)}
+    assert ".. automodule:: django_delayq.signals" in page
+    assert set(django_delayq.__all__) - listed - signals == set()
 
 
 def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> None:

@@ -82,10 +82,10 @@ schedule_timeout(order, "send_reminder", seconds=0)
 schedule_timeout(order, "ask_for_review", seconds=0)
 """
 FIXED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d|[\d.]+ (?:ms|s)\b|\d+\.\d+(?:\.\d+)?")
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Any]
 
 
-def start(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+def start(home: Path, *arguments: str, **variables: str) -> Any:
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "django", *arguments]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -95,10 +95,10 @@ def start(home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str
 @pytest.fixture
 def begin() -> Iterator[Start]:
     """Start a command that is killed, group and all, when the test ends."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Any] = []
 
-    def do(*arguments: Any, **variables: str) -> subprocess.Popen[str]:
-        started.append(start(*arguments, **variables))
+    def do(home: Path, *arguments: str, **variables: str) -> Any:
+        started.append(start(home, *arguments, **variables))
         return started[-1]
 
     yield do
@@ -107,16 +107,16 @@ def begin() -> Iterator[Start]:
         process.communicate()
 
 
-def manage(home: Path, *arguments: str, code: int = 0, **variables: str) -> str:
+def manage(home: Path, *arguments: str, code: int = 0, **variables: Any) -> str:
     process = start(home, *arguments, **variables)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == code, out
-    return out
+    return str(out)
 
 
-def next_line(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
+def next_line(process: Any, event: str) -> dict[str, Any]:
     """Return the next JSON line with the event."""
-    for text in process.stdout or ():
+    for text in process.stdout:
         if text.startswith("{") and (line := json.loads(text))["event"] == event:
             return dict(line)
     raise AssertionError(f"no line with the event {event}")
@@ -183,7 +183,7 @@ def test_a_project_with_logging_keeps_its_handlers_levels_and_format(shop: Path)
 
 
 def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -> None:
-    empty = {"SHOP_DB": "empty.sqlite3"}
+    empty: dict[str, Any] = {"SHOP_DB": "empty.sqlite3"}
     refused = manage(home, "delayq_worker", "--burst", code=3, **empty)
     assert "Migrations of contenttypes, django_delayq are not applied: run manage.py migrate" in refused
     worker = begin(home, "delayq_worker", "--log-format", "json", **empty)

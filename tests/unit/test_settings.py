@@ -83,6 +83,8 @@ def test_checks_tell_of_polling_and_of_a_catch_up_that_could_fire_twice(settings
     settings.CACHES = LOCMEM
     settings.DELAYQ = {"CATCH_UP": timedelta(days=15), "EXECUTOR": "no.such.thing"}
     assert {"django_delayq.I001", "django_delayq.E002", "django_delayq.E003"} <= ids()
+    settings.DELAYQ = {"REDIS": None}
+    assert "django_delayq.I001" not in ids(), "polling was chosen"
     settings.DELAYQ = {"REDIS": "redis://localhost", "CATCH_UP": timedelta(days=14)}
     assert not ids() & {"django_delayq.I001", "django_delayq.E002"}
 
@@ -146,6 +148,12 @@ def test_retry_ladders_count_attempts_and_end() -> None:
     assert Retry.never().delay_after(1) is None
     grown = Retry.exponential(base=1, factor=3, max=10, times=4, jitter=0)
     assert grown.delays == (1, 3, 9, 10)
+
+
+def test_delays_that_shrink_are_a_list_as_the_refusal_of_a_factor_states() -> None:
+    with pytest.raises(ValueError, match=r"Retry\(\[3600, 1800, 600\]\)"):
+        Retry.exponential(base=3600, factor=0.5)
+    assert Retry([3600, 1800, 600]).delay_after(3) == timedelta(minutes=10)
 
 
 def test_jitter_only_lengthens_and_can_be_seeded() -> None:

@@ -23,7 +23,7 @@ _DATETIME = {"type": "string", "format": "date-time"}
         "nullable": True,
         "readOnly": True,
         "required": ["due_at", "seconds_left", "server_time"],
-        "properties": {"due_at": _DATETIME, "seconds_left": {"type": "number"}, "server_time": _DATETIME},
+        "properties": {"due_at": _DATETIME, "seconds_left": {"type": "integer"}, "server_time": _DATETIME},
     }
 )
 class DeadlineField(serializers.Field[Any, Any, Any, Any]):

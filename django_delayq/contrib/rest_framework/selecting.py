@@ -24,6 +24,7 @@ from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.operations import selection
 
 State = Timeout.State
 UNSETTLED: Final = (State.PENDING, State.FIRING)
@@ -71,6 +72,11 @@ class Selection(serializers.Serializer[Any]):
         required=False, max_length=400, help_text=_("The timeouts of one object, like `shop.order:17`.")
     )
     key = serializers.CharField(required=False, max_length=200)
+    search = serializers.CharField(
+        required=False,
+        max_length=400,
+        help_text=_("A complete object id, a key, or the value of a field that a policy names in `search`."),
+    )
     due_from = Moment(required=False, help_text=_("Pending rows whose next attempt is at this time or later."))
     due_until = Moment(required=False, help_text=_("Pending rows whose next attempt is before this time."))
     overdue = serializers.BooleanField(
@@ -111,12 +117,14 @@ class Selection(serializers.Serializer[Any]):
         rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
         if asked.get("overdue"):
             rows = rows.filter(run_at__lte=clock.DatabaseNow())
-        if "object" in asked or "key" in asked:
+        if not {"object", "key", "search"}.isdisjoint(asked):
             if "key" in asked:
                 rows = rows.of_key(asked["key"])
             if "object" in asked:
                 kind, object_id = asked["object"]
                 rows = rows.filter(content_type=kind, object_id=object_id)
+            if "search" in asked:
+                rows = rows.filter(pk__in=selection.find_ids(every, asked["search"]))
             other &= Q(state=state) if state else Q()
             return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None

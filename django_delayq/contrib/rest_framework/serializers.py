@@ -208,7 +208,7 @@ class CountdownSerializer(serializers.Serializer[Any]):
     """What the owner of an object may know of its deadline."""
 
     due_at = serializers.DateTimeField(allow_null=True)
-    seconds_left = serializers.FloatField(allow_null=True, help_text=_("null: nothing is pending."))
+    seconds_left = serializers.IntegerField(allow_null=True, help_text=_("null: nothing is pending."))
     state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = serializers.DateTimeField(source="now")
 

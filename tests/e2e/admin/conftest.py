@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.shop.conftest import Shop, calm_shop
+from tests.shop.conftest import Shop, calm_shop, shop, shop_database
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver import Chrome  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
-__all__ = ["calm_shop"]
+__all__ = ["calm_shop", "shop", "shop_database"]
 PATIENCE_SECONDS = 30
 DESKTOP, PHONE = 1280, 390
 SCREENS = os.environ.get("DELAYQ_TEST_SCREENS", "")
@@ -144,14 +144,17 @@ class Admin:
         """Save a screenshot of the page, if a folder is set."""
         if not SCREENS:
             return
-        height = self.browser.execute_script("return Math.min(document.documentElement.scrollHeight, 4000)")
-        clip = {"x": 0, "y": 0, "width": self.browser.execute_script("return innerWidth"), "height": height, "scale": 1}
-        taken = self.browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         name = re.sub(r"\W+", "-", self.browser.current_url.partition(self.shop.url)[2]).strip("-") or "index"
-        folder = Path(SCREENS)
-        folder.mkdir(parents=True, exist_ok=True)
         self._seen += 1
-        (folder / f"{self._seen:03}-{name}-{self._seen_on}.png").write_bytes(base64.b64decode(taken["data"]))
+        self.save_picture(Path(SCREENS) / f"{self._seen:03}-{name}-{self._seen_on}.png", 4000)
+
+    def save_picture(self, path: Path, max_height: int) -> None:
+        height = self.browser.execute_script("return document.documentElement.scrollHeight")
+        clip = {"x": 0, "y": 0, "width": self.browser.execute_script("return innerWidth"), "scale": 1}
+        options = {"captureBeyondViewport": True, "clip": {**clip, "height": min(height, max_height)}}
+        taken = self.browser.execute_cdp_cmd("Page.captureScreenshot", options)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(taken["data"]))
 
 
 def _is_gone(element: Any) -> bool:

@@ -1,4 +1,8 @@
-"""The workers and the producers: as many as there should be, whatever happens to them."""
+"""The workers and the producers: as many as there should be, whatever happens to them.
+
+Some workers fire in threads, one sends messages to Celery, whose processes fire, and now and then there is an intruder:
+a worker of another installation, which must refuse to start.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.e2e.chaos.databases import CELERY, INTRUDER
 from tests.e2e.chaos.stage import ROOT, Stage
 from tools import processes
 
@@ -18,6 +23,17 @@ END_SECONDS = 30.0
 MOST_SURPRISES = 20
 WITHOUT_REDIS = "p0"
 """The producer whose pushes are never made: a quarter of all."""
+THREADS, SENDER = "threads", "sender"
+SIZES = {THREADS: 3, SENDER: 1, CELERY: 1}
+"""How many processes of each kind there should be. A process of Celery has two more, which fire."""
+EXECUTOR = "django_delayq.contrib.celery.CeleryExecutor"
+CELERY_WORKER = (
+    "celery", "-A", "tests.e2e.executors.celery_app", "worker", "-c", "2", "-l", "WARNING",
+    "--without-gossip", "--without-mingle", "--without-heartbeat",
+)  # fmt: skip
+WORKER = ("django", "delayq_worker", "-v0")
+ANOTHER_INSTALLATION = 3
+"""The exit code of a worker that refuses a ledger or a Redis of another installation."""
 
 
 @dataclass
@@ -26,6 +42,7 @@ class Worker:
 
     process: subprocess.Popen[bytes]
     variables: Mapping[str, str]
+    kind: str = THREADS
     is_ours_to_end: bool = False
     """The run has killed it, stopped it, or chosen it to be killed."""
     is_told: bool = False
@@ -50,19 +67,19 @@ class Worker:
 
 
 class Crew:
-    """Four workers and some producers; `tend` replaces workers that have ended and wakes those that slept enough."""
+    """Workers of all kinds and some producers; `tend` replaces workers that have ended."""
 
-    def __init__(self, stage: Stage, seed: int, *, workers: int = 4, producers: int = 4) -> None:
+    def __init__(self, stage: Stage, seed: int, *, producers: int = 4) -> None:
         self.surprises: list[str] = []
         """Processes that exited unexpectedly."""
         self.ends: dict[str, int] = {}
         self._stage = stage
-        self._size = workers
         self._producers = producers
         self._seed = seed
         self._next: list[Mapping[str, str]] = []
         self._producing: list[subprocess.Popen[bytes]] = []
         self.workers: list[Worker] = []
+        self._intruders: list[subprocess.Popen[bytes]] = []
 
     @property
     def journals(self) -> list[Path]:
@@ -81,8 +98,16 @@ class Crew:
                 self._producing.append(processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log))
 
     def next_has(self, variables: Mapping[str, str]) -> None:
-        """Set the environment of the next worker."""
+        """Set the environment of the next worker that fires in threads."""
         self._next.append(variables)
+
+    def intrude(self) -> bool:
+        """Start a worker of another installation. Return False if one is still about to refuse."""
+        if not self._intruders:
+            environment = self._stage.environment("workers", INTRUDER, INSTALLATION="elsewhere")
+            self._intruders.append(self._run("intruders.log", WORKER, environment))
+            return True
+        return False
 
     def tend(self) -> None:
         """Call it often."""
@@ -94,8 +119,12 @@ class Crew:
                     raise RuntimeError(f"workers do not live; logs are in {self._stage.folder}")
             elif "STOP_AT" in worker.variables and worker.stopped_since is None and worker.is_stopped():
                 worker.stopped_since = time.monotonic()
-        while len(self.workers) < self._size:
-            self._start()
+        for intruder in [each for each in self._intruders if each.poll() is not None]:
+            self._intruders.remove(intruder)
+            self._note_refusal(intruder)
+        for kind, size in SIZES.items():
+            while sum(worker.kind == kind for worker in self.workers) < size:
+                self._start(kind)
 
     def stop_producing(self) -> None:
         """Stop the producers after their current operation."""
@@ -118,6 +147,10 @@ class Crew:
 
     def end(self) -> None:
         """Stop all workers and wait for them."""
+        for intruder in self._intruders:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                intruder.wait(END_SECONDS)
+            self._note_refusal(intruder)
         for worker in self.workers:
             while worker.process.poll() is None and not worker.listens():
                 time.sleep(0.02)
@@ -131,19 +164,35 @@ class Crew:
 
     def close(self) -> None:
         """Nothing runs any more, however it came to this."""
-        for process in [*(worker.process for worker in self.workers), *self._producing]:
+        workers = [worker.process for worker in self.workers]
+        for process in [*workers, *self._intruders, *self._producing]:
             processes.kill(process)
 
-    def _start(self) -> None:
-        variables = self._next.pop(0) if self._next else {}
-        command = [sys.executable, "-m", "django", "delayq_worker", "-v0"]
-        with (self._stage.folder / "workers.log").open("ab") as log:
-            environment = self._stage.environment("workers", **variables)
-            process = processes.start(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
-        self.workers.append(Worker(process, variables))
+    def _start(self, kind: str) -> None:
+        variables = self._next.pop(0) if self._next and kind == THREADS else {}
+        executor = {} if kind == THREADS else {"EXECUTOR": EXECUTOR}
+        user = CELERY if kind == CELERY else ""
+        environment = self._stage.environment("workers", user, **variables, **executor)
+        command, log = (CELERY_WORKER, "celery.log") if kind == CELERY else (WORKER, "workers.log")
+        self.workers.append(Worker(self._run(log, command, environment), variables, kind))
+
+    def _run(self, name: str, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with (self._stage.folder / name).open("ab") as log:
+            return processes.start([sys.executable, "-m", *command], env=environment, cwd=ROOT, stdout=log, stderr=log)
+
+    def _note_refusal(self, intruder: subprocess.Popen[bytes]) -> None:
+        if intruder.returncode == ANOTHER_INSTALLATION:
+            self.ends["refused"] = self.ends.get("refused", 0) + 1
+        else:
+            code = intruder.returncode
+            self.surprises.append(f"a worker of another installation ended with {code}; see intruders.log")
 
     def _note_end(self, worker: Worker) -> None:
         code = worker.process.returncode
+        if worker.kind == CELERY:  # it may end when it loses its broker: its supervisor would start it again
+            processes.kill(worker.process)
+            self.ends["celery"] = self.ends.get("celery", 0) + 1
+            return
         dies = "KILL_AT" in worker.variables and code == -signal.SIGKILL
         if worker.is_told and code == 0:
             self.ends["stopped"] = self.ends.get("stopped", 0) + 1

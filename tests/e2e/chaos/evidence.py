@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from tests.e2e.chaos import journal
+from tests.e2e.chaos.databases import Database
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -20,7 +20,7 @@ class Operation:
     """One operation of a producer, as its journal has it."""
 
     id: str
-    deed: str
+    name: str
     last_step: str
     claims: Sequence[Mapping[str, Any]] = ()
     words: str = ""
@@ -72,6 +72,7 @@ class Note:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     began_at: datetime = NEVER
+    by_user: str = ""
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Evidence:
 
     operations: list[Operation] = field(default_factory=list)
     committed: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Number and transaction of the operations that the database has."""
+    """Number and transaction of the operations that the database has, from their notes."""
     ledger: dict[int, Row] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     orders: dict[int, str] = field(default_factory=dict)
@@ -90,43 +91,63 @@ class Evidence:
     """When the run began to resume the policies that producers had stopped."""
 
 
-def gather(connection: psycopg.Connection[Any], journals: Iterable[Path], released_at: datetime) -> Evidence:
+def gather(database: Database, journals: Iterable[Path], released_at: datetime) -> Evidence:
     """All there is, after everything has come to rest."""
-
-    def rows(sql: str) -> list[tuple[Any, ...]]:
-        return connection.execute(sql).fetchall()
-
-    ledger = rows(
-        "SELECT id, policy, object_id, key, state, cause, due_at, settled_at IS NOT NULL, "
-        "coalesce(extract(epoch FROM settled_at - due_at), 0)::float, attempts FROM django_delayq_timeout"
+    key = '"key"' if database.name != "mariadb" else "`key`"
+    ledger = database.rows(
+        f"SELECT id, policy, object_id, {key}, state, cause, due_at, settled_at, attempts FROM django_delayq_timeout"
     )
-    notes = rows("SELECT number, at, asked_at, xid, kind, before, after, began_at FROM chaos_note ORDER BY number")
-    effects = rows("SELECT timeout_id, what, object_id, idempotency_key FROM testapp_effect")
-    return Evidence(
+    notes = database.rows(
+        "SELECT number, at, asked_at, xid, kind, was, became, began_at, by_user FROM chaos_note ORDER BY number"
+    )
+    effects = database.rows("SELECT timeout_id, what, object_id, idempotency_key FROM testapp_effect")
+    evidence = Evidence(
         operations=[operation for path in journals for operation in _operations(path)],
-        committed={id: (number, xid) for id, number, xid in rows("SELECT id, number, xid FROM chaos_operation")},
-        ledger={row[0]: Row(*row) for row in ledger},
+        ledger={row[0]: _row(*row) for row in ledger},
         effects=[Effect(*effect) for effect in effects],
-        orders=dict(rows("SELECT id, status FROM testapp_order")),
-        notes=[Note(*note) for note in notes],
+        orders=dict(database.rows("SELECT id, status FROM testapp_order")),
+        notes=[_note(*note) for note in notes],
         released_at=released_at,
     )
+    for note in evidence.notes:
+        if note.kind == "operation" and note.after:
+            evidence.committed[note.after["id"]] = (note.number, note.xid)
+    return evidence
+
+
+def _row(*values: Any) -> Row:
+    id, policy, object_id, key, state, cause, due_at, settled_at, attempts = values
+    due = moment(due_at)
+    late = (moment(settled_at) - due).total_seconds() if settled_at else 0.0
+    return Row(id, policy, object_id, key, state, cause, due, settled_at is not None, late, attempts)
+
+
+def _note(*values: Any) -> Note:
+    number, at, asked, xid, kind, was, became, began, user = values
+    before, after = (json.loads(each) if isinstance(each, str) else each for each in (was, became))
+    return Note(number, moment(at), moment(asked), xid, kind, before, after, moment(began), user)
+
+
+def moment(value: Any) -> datetime:
+    """Return a datetime of the database, which PostgreSQL alone stores with its zone, as an aware one."""
+    found = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _operations(path: Path) -> list[Operation]:
     producer = path.name.rpartition("-")[2]
     found: dict[str, dict[str, Any]] = {}
     for line in journal.read(path):
-        known = found.setdefault(line["operation"], {"deed": "", "claims": (), "words": ""})
+        known = found.setdefault(line["operation"], {"name": "", "claims": (), "words": ""})
         known["step"] = line["step"]
         known["ended_at"] = datetime.fromtimestamp(line["at"], UTC)
         known.setdefault("began_at", known["ended_at"])
-        known.update({name: line[name] for name in ("deed", "claims") if name in line})
+        known.update({name: line[name] for name in ("name", "claims") if name in line})
         known["words"] = line.get("error") or line.get("why") or known["words"]
     return [
         Operation(
             id,
-            known["deed"],
+            known["name"],
             known["step"],
             tuple(known["claims"]),
             known["words"],

@@ -15,12 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import psycopg
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.e2e.chaos.crew import Crew, Worker
+from tests.e2e.chaos.crew import THREADS, Crew, Worker
+from tests.e2e.chaos.databases import CELERY
 from tests.e2e.chaos.stage import DURATIONS, Stage
 from tools import processes
 
@@ -71,13 +71,34 @@ class Faults:
             yield from self._plan.sample(kinds, len(kinds))
 
     def _kinds(self) -> dict[str, Callable[[], bool]]:
-        cut = self._cut
+        return {**self._kinds_of_database(), **self._kinds_of_others()}
+
+    def _kinds_of_database(self) -> dict[str, Callable[[], bool]]:
+        label = self._stage.database.label
+        if self._stage.database.server is None:
+            return {f"{label} locked": self._lock_database}
+        return {
+            f"{label} restart": self._restart_database,
+            f"{label} sessions ended": self._end_sessions,
+            f"{label} COMMIT not sent": lambda: self._cut("database", "before_commit", 4),
+            f"{label} COMMIT not answered": lambda: self._cut("database", "after_commit", 4),
+            f"{label} requests lost": lambda: self._cut("database", "request", 4),
+            f"{label} answers lost": lambda: self._cut("database", "reply", 4),
+            f"{label} silent": lambda: self._stall("database"),
+        }
+
+    def _kinds_of_others(self) -> dict[str, Callable[[], bool]]:
         return {
             "worker SIGKILL": self._kill_worker,
             "worker killed at a step": lambda: self._doom("KILL_AT"),
             "worker asleep at a step past its lease": lambda: self._doom("STOP_AT"),
             "worker asleep past its lease": self._stop_worker,
             "worker SIGTERM": self._tell_worker,
+            "worker of another installation": self._crew.intrude,
+            "celery SIGKILL": lambda: self._kill_worker(CELERY),
+            "celery SIGTERM": lambda: self._tell_worker(CELERY),
+            "celery messages lost": self._lose_messages,
+            "celery broker SIGKILL": self._kill_broker,
             "redis SIGKILL, log kept": lambda: self._kill_redis(keeps=True),
             "redis SIGKILL, all lost": lambda: self._kill_redis(keeps=False),
             "redis silent": self._stop_redis,
@@ -85,26 +106,21 @@ class Faults:
             "redis SCRIPT FLUSH": lambda: self._ask_redis("SCRIPT", "FLUSH"),
             "redis CLIENT KILL": lambda: self._ask_redis("CLIENT", "KILL", "SKIPME", "yes"),
             "redis CLIENT PAUSE": lambda: self._ask_redis("CLIENT", "PAUSE", str(self._random.randint(300, 2500))),
-            "redis requests lost": lambda: cut("redis", "request", 10),
-            "redis answers lost": lambda: cut("redis", "reply", 10),
-            "postgres restart": self._restart_postgres,
-            "postgres sessions ended": self._terminate_backends,
-            "postgres COMMIT not sent": lambda: cut("postgres", "before_commit", 4),
-            "postgres COMMIT not answered": lambda: cut("postgres", "after_commit", 4),
-            "postgres requests lost": lambda: cut("postgres", "request", 4),
-            "postgres answers lost": lambda: cut("postgres", "reply", 4),
-            "postgres silent": lambda: self._stall("postgres"),
+            "redis requests lost": lambda: self._cut("redis", "request", 10),
+            "redis answers lost": lambda: self._cut("redis", "reply", 10),
         }
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (time.monotonic() + seconds, next(self._ties), action))
 
-    def _a_worker(self) -> Worker | None:
+    def _a_worker(self, kind: str | None = None) -> Worker | None:
+        """Return one of this kind; None: of any but Celery's, which have faults of their own."""
         plain = [worker for worker in self._crew.workers if worker.is_plain and worker.process.poll() is None]
+        plain = [worker for worker in plain if (worker.kind == kind if kind else worker.kind != CELERY)]
         return self._random.choice(plain) if plain else None
 
-    def _kill_worker(self) -> bool:
-        worker = self._a_worker()
+    def _kill_worker(self, kind: str | None = None) -> bool:
+        worker = self._a_worker(kind)
         if worker is not None:
             worker.is_ours_to_end = True
             processes.kill(worker.process)
@@ -112,7 +128,7 @@ class Faults:
 
     def _doom(self, fate: str) -> bool:
         """Replace a worker by one that is killed or suspended at a step of a firing."""
-        if any(worker.variables for worker in self._crew.workers) or not self._kill_worker():
+        if any(worker.variables for worker in self._crew.workers) or not self._kill_worker(THREADS):
             return False
         self._crew.next_has({fate: self._random.choice(STEPS)})
         return True
@@ -124,8 +140,8 @@ class Faults:
             worker.stopped_since = time.monotonic()
         return worker is not None
 
-    def _tell_worker(self) -> bool:
-        worker = self._a_worker()
+    def _tell_worker(self, kind: str | None = None) -> bool:
+        worker = self._a_worker(kind)
         if worker is None or not worker.listens():
             return False
         worker.is_told = True
@@ -175,29 +191,62 @@ class Faults:
             return True
         return False
 
-    def _restart_postgres(self) -> bool:
-        if "postgres" in self._down:
+    def _lose_messages(self) -> bool:
+        """Delete the messages that no process of Celery has received."""
+        if "broker" in self._down:
             return False
-        self._down.add("postgres")
-        self._stage.postgres.crash()
+        with redis.Redis(port=self._stage.broker.port) as client:
+            client.flushall()
+        return True
+
+    def _kill_broker(self) -> bool:
+        if "broker" in self._down:
+            return False
+        self._down.add("broker")
+        self._stage.broker.kill()
 
         def start() -> None:
-            self._stage.postgres.start()
-            self._down.discard("postgres")
+            self._stage.broker.start()
+            self._down.discard("broker")
+
+        self._later(self._random.uniform(0.0, 3.0), start)
+        return True
+
+    def _restart_database(self) -> bool:
+        server = self._stage.database.server
+        if server is None or "database" in self._down:
+            return False
+        self._down.add("database")
+        self._stage.database.crash()
+
+        def start() -> None:
+            server.start()
+            self._down.discard("database")
 
         self._later(self._random.uniform(0.0, 2.0), start)
         return True
 
-    def _terminate_backends(self) -> bool:
-        if "postgres" in self._down:
+    def _end_sessions(self) -> bool:
+        if "database" in self._down:
             return False
-        share = self._random.uniform(0.1, 1.0)
-        with contextlib.suppress(psycopg.Error), self._stage.connect() as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < %s",
-                [share],
-            )
+        with contextlib.suppress(Exception):  # the errors of all drivers
+            self._stage.database.end_sessions(self._random.uniform(0.1, 1.0))
+            return True
+        return False
+
+    def _lock_database(self) -> bool:
+        """Keep all from writing for a while, as another program with the file does."""
+        if "database" in self._down:
+            return False
+        with contextlib.suppress(Exception):
+            unlock = self._stage.database.hold_write_lock()
+            self._down.add("database")
+
+            def end() -> None:
+                unlock()
+                self._down.discard("database")
+
+            self._later(self._random.uniform(0.3, 2.5), end)
             return True
         return False
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime
 
+from tests.e2e.chaos.databases import INTRUDER
 from tests.e2e.chaos.evidence import Evidence, Note, Operation
 from tests.e2e.chaos.history import AT_LEAST_ONCE, History
 from tests.e2e.chaos.verdict import Violation
@@ -30,6 +31,7 @@ def judge(evidence: Evidence) -> list[Violation]:
         *_firings(evidence),
         *_phantoms(evidence),
         *_operations(evidence),
+        *_intrusions(evidence),
     ]
 
 
@@ -134,6 +136,13 @@ def _phantoms(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("phantom", f"{note.kind} {after['id']} stems from {name}, which was not committed")
 
 
+def _intrusions(evidence: Evidence) -> Iterator[Violation]:
+    """Check that no worker of another installation has changed anything."""
+    for note in evidence.notes:
+        if note.by_user == INTRUDER:
+            yield Violation("intrusion", f"a worker of another installation changed {note.kind} {note.after}")
+
+
 def _operations(evidence: Evidence) -> Iterator[Violation]:
     """Check that committed changes exist, rolled back ones do not, and that there were no unexpected errors."""
     outside = {note.after["note"] for note in evidence.notes if note.kind == "order" and note.after}
@@ -142,13 +151,13 @@ def _operations(evidence: Evidence) -> Iterator[Violation]:
         yield Violation("journal", f"operation {unknown} is in the database, and in no journal")
     for operation in evidence.operations:
         is_there = operation.id in evidence.committed
-        if operation.deed in IN_TWO_COMMITS:
+        if operation.name in IN_TWO_COMMITS:
             is_there = f"out-{operation.id}" in outside
         yield from _answered(operation, is_there=is_there)
 
 
 def _answered(operation: Operation, *, is_there: bool) -> Iterator[Violation]:
-    name = f"{operation.deed} {operation.id}"
+    name = f"{operation.name} {operation.id}"
     if operation.last_step == "done" and not is_there:
         yield Violation("lost", f"{name}: its COMMIT was answered, and the database does not have it")
     if operation.last_step in ("undone", "failed") and is_there:

@@ -22,8 +22,8 @@ import time
 from collections import Counter
 from typing import Any
 
-COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"
-"""PostgreSQL's message for it, as psycopg sends it."""
+COMMITS = (b"Q\x00\x00\x00\x0bCOMMIT\x00", b"\x07\x00\x00\x00\x03COMMIT")
+"""The messages of PostgreSQL and MariaDB for it, as psycopg and mysqlclient send them, in capitals."""
 CUTS_REQUEST = {"before_commit": True, "request": False}
 CUTS_REPLY = {"after_commit": True, "reply": False}
 
@@ -79,7 +79,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(65_536):
                 await self._wait()
-                is_commit = data.endswith(COMMIT)
+                is_commit = data[-12:].upper().endswith(COMMITS)
                 if self._takes(CUTS_REQUEST, is_commit):
                     return
                 if self._takes(CUTS_REPLY, is_commit):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.e2e.chaos.crew import WITHOUT_REDIS
+from tests.e2e.chaos.databases import CELERY
 from tests.e2e.chaos.evidence import Evidence, Operation
 from tests.e2e.chaos.verdict import Violation
 
@@ -40,11 +41,16 @@ class Result:
             f"faults  {sum(self.faults.values())}: {_told(self.faults)}",
             f"connections cut  {sum(self.cuts.values())}: {_told(self.cuts)}",
             f"pushes never made  {sum(map(_is_without_push, self.evidence.operations))} operations' worth",
-            f"workers  {_told(self.ends)}",
+            f"workers  {_told(self.ends)}; effects by Celery {self.by_celery}",
             f"violations  {len(self.violations)}: {_told(Counter(one.kind for one in self.violations))}",
             *(f"  {one}" for one in self.violations[:SHOWN]),
         ]
         return "\n".join(lines)
+
+    @property
+    def by_celery(self) -> int:
+        """Return how many effects processes of Celery had."""
+        return sum(note.kind == "effect" and note.by_user == CELERY for note in self.evidence.notes)
 
     @property
     def verdict(self) -> str:

@@ -1,12 +1,11 @@
 """A run: so much time of faults, then peace, then the verdict.
 
-python -m tests.e2e.chaos.run [--minutes 1] [--seed N] [--runs 10] [--keep FOLDER]
+python -m tests.e2e.chaos.run [--db postgresql] [--minutes 1] [--seed N] [--runs 10] [--keep FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import shutil
 import subprocess
@@ -17,12 +16,10 @@ import traceback
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import psycopg
 
 from tests.e2e.chaos.crew import Crew
-from tests.e2e.chaos.evidence import gather
+from tests.e2e.chaos.databases import DATABASES, Database
+from tests.e2e.chaos.evidence import gather, moment
 from tests.e2e.chaos.faults import Faults
 from tests.e2e.chaos.oracle import judge
 from tests.e2e.chaos.report import Result
@@ -37,9 +34,9 @@ SETTLE_SECONDS = 120.0
 """The maximum time from the last deadline until everything is settled: the full sweep runs once a minute."""
 
 
-def run(folder: Path, seed: int, seconds: float) -> Result:
+def run(folder: Path, seed: int, seconds: float, database: str = "postgresql") -> Result:
     """Faults for `seconds`; then everything comes to rest and is judged. The servers' files stay in `folder`."""
-    with Stage(folder) as stage:
+    with Stage(folder, database) as stage:
         crew = Crew(stage, seed)
         try:
             crew.begin()
@@ -59,8 +56,7 @@ def run(folder: Path, seed: int, seconds: float) -> Result:
             crew.end()
         finally:
             crew.close()
-        with stage.connect() as connection:
-            evidence = gather(connection, crew.journals, released_at)
+        evidence = gather(stage.database, crew.journals, released_at)
     violations = judge(evidence)
     violations += [Violation("process", words) for words in crew.surprises]
     if drained_after is None:
@@ -71,12 +67,11 @@ def run(folder: Path, seed: int, seconds: float) -> Result:
 
 def _wait_for_first_effect(stage: Stage, crew: Crew) -> None:
     deadline = time.monotonic() + WARM_UP_SECONDS
-    with stage.connect() as connection:
-        while not _number(connection, "SELECT count(*) FROM testapp_effect"):
-            crew.tend()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"nothing fires even before the first fault; logs are in {stage.folder}")
-            time.sleep(0.05)
+    while not _number(stage.database, "SELECT count(*) FROM testapp_effect"):
+        crew.tend()
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"nothing fires even before the first fault; logs are in {stage.folder}")
+        time.sleep(0.05)
 
 
 def _release(stage: Stage) -> datetime:
@@ -97,30 +92,30 @@ def _release(stage: Stage) -> datetime:
 
 def _drain(stage: Stage, crew: Crew) -> float | None:
     """Seconds from the last deadline until everything is settled (0: it was sooner); None: it never is."""
+    database = stage.database
     while True:
-        with contextlib.suppress(psycopg.Error), stage.connect() as connection:
-            unsettled = _number(connection, "SELECT count(*) FROM django_delayq_timeout WHERE settled_at IS NULL")
-            unsettled += _number(connection, _UNARMED)
-            late = _number(connection, "SELECT extract(epoch FROM clock_timestamp() - max(due_at)) FROM " + _LEDGER)
-            if not unsettled:
-                return max(0.0, late)
-            if late > SETTLE_SECONDS:
-                return None
+        unsettled = _number(database, "SELECT count(*) FROM django_delayq_timeout WHERE settled_at IS NULL")
+        unsettled += _number(database, _UNARMED.format(text=database.text))
+        [(last,)] = database.rows("SELECT max(due_at) FROM django_delayq_timeout")
+        late = (datetime.now(UTC) - moment(last)).total_seconds()
+        if not unsettled:
+            return max(0.0, late)
+        if late > SETTLE_SECONDS:
+            return None
         crew.tend()
         time.sleep(0.1)
 
 
-_LEDGER = "django_delayq_timeout"
 _UNARMED = """
 SELECT count(*) FROM testapp_order o WHERE status = 'unpaid' AND NOT EXISTS (
-    SELECT 1 FROM django_delayq_timeout t WHERE t.object_id = o.id::text AND t.since_at = o.created_at
+    SELECT 1 FROM django_delayq_timeout t WHERE t.object_id = CAST(o.id AS {text}) AND t.since_at = o.created_at
 )
 """
 
 
-def _number(connection: psycopg.Connection[Any], sql: str) -> float:
-    row = connection.execute(sql).fetchone()
-    return float(row[0] or 0) if row else 0.0
+def _number(database: Database, sql: str) -> float:
+    [(number,)] = database.rows(sql)
+    return float(number)
 
 
 def _print(text: str) -> None:
@@ -134,6 +129,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0, help="how long faults happen in each run (default 1)")
     parser.add_argument("--seed", type=int, help="repeat the faults of a former run")
     parser.add_argument("--runs", type=int, default=1, help="so many runs, with consecutive seeds (default 1)")
+    parser.add_argument("--db", choices=sorted(DATABASES), default="postgresql", help="default: postgresql")
     parser.add_argument("--keep", type=Path, help="where logs, journals and the database's files stay")
     options = parser.parse_args()
     first = options.seed if options.seed is not None else random.randrange(10**9)
@@ -143,7 +139,7 @@ def main() -> int:
         folder = options.keep / str(seed) if options.keep else Path(tempfile.mkdtemp(prefix="delayq-chaos-"))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            result = run(folder, seed, 60 * options.minutes)
+            result = run(folder, seed, 60 * options.minutes, options.db)
         except Exception:
             _print(f"{traceback.format_exc()}the run itself failed; its files: {folder}")
             verdicts.append(f"FAILED  seed {seed:<10} the run itself failed")

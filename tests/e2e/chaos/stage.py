@@ -5,35 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Self
 
-import psycopg
-
 from tests.e2e.chaos import audit
+from tests.e2e.chaos.databases import DATABASES
 from tools import processes
-from tools.servers import PostgresServer, RedisServer
+from tools.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parents[3]
-DATABASE = "chaos"
 DURATIONS = {"LEASE": 2.0, "SWEEP_INTERVAL": 1.0, "SYNC_INTERVAL": 3.0}
 SIDES = ("producers", "workers")
-
-
-class Postgres(PostgresServer):
-    """A server that keeps what it has committed when it crashes (the machine does not)."""
-
-    def command(self) -> list[str | Path]:
-        return [*super().command(), "-c", "synchronous_commit=on"]
-
-    def crash(self) -> None:
-        """Shut down immediately: all sessions are cut, and the next start recovers."""
-        if self.process is not None:
-            processes.stop(self.process, first=signal.SIGQUIT)
-            self.process = None
 
 
 class Redis(RedisServer):
@@ -96,11 +80,13 @@ class Proxies:
 class Stage:
     """The servers and processes of a run; only its folder remains afterwards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: str = "postgresql") -> None:
         self.folder = folder
         folder.chmod(0o711)  # the database's account must reach its own directory in it
-        self.postgres = Postgres(folder / "postgres")
+        self.database = DATABASES[database](folder / "database")
         self.redis = Redis(folder / "redis")
+        self.broker = Redis(folder / "broker")
+        """The server of Celery's messages."""
         self.proxies: Proxies
         self._standing = contextlib.ExitStack()
 
@@ -111,37 +97,37 @@ class Stage:
         return self
 
     def _set_up(self, standing: contextlib.ExitStack) -> None:
-        standing.enter_context(self.postgres)
-        standing.callback(self.redis.kill)
-        self.redis.start()
-        servers = {"postgres": self.postgres.port, "redis": self.redis.port}
+        if self.database.server is not None:
+            standing.enter_context(self.database.server)
+        for server in (self.redis, self.broker):
+            standing.callback(server.kill)
+            server.start()
+        servers = {"redis": self.redis.port}
+        if self.database.server is not None:
+            servers["database"] = self.database.server.port
         targets = {f"{server}-{side}": port for server, port in servers.items() for side in SIDES}
         self.proxies = Proxies(targets, self.folder / "proxies.log")
         standing.callback(self.proxies.close)
-        with self.connect("postgres") as connection:
-            connection.execute(f"CREATE DATABASE {DATABASE}")
+        self.database.set_up()
         command = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "-v0"]
         subprocess.run(command, env=self.environment("workers"), cwd=ROOT, check=True)
-        with self.connect() as connection:
-            audit.install(connection)
+        audit.install(self.database)
 
     def __exit__(self, *_: object) -> None:
         self._standing.close()
 
-    def connect(self, database: str = DATABASE) -> psycopg.Connection[Any]:
-        """Open a session that bypasses the proxies."""
-        return psycopg.connect(
-            host="127.0.0.1", port=self.postgres.port, user="delayq", dbname=database, autocommit=True
-        )
+    def environment(self, side: str, user: str = "", **variables: str) -> dict[str, str]:
+        """For a process on one side of the proxies; `variables` as `tests/settings.py` knows them.
 
-    def environment(self, side: str, **variables: str) -> dict[str, str]:
-        """For a process on one side of the proxies; `variables` as `tests/settings.py` knows them."""
+        `user`: of its sessions in the database, if not the usual one.
+        """
         ports = self.proxies.ports
         named = {
-            "DB": "postgresql",
-            "DB_NAME": DATABASE,
+            "DB": self.database.name,
             "PREFIX": "chaos",
-            "POSTGRESQL_URL": f"postgresql://delayq@127.0.0.1:{ports[f'postgres-{side}']}/{DATABASE}",
+            "INSTALLATION": "chaos",
+            **self.database.address(ports.get(f"database-{side}", 0), user),
+            "BROKER": self.broker.url,
             "REDIS_URL": f"redis://127.0.0.1:{ports[f'redis-{side}']}/0",
             "SECONDS": json.dumps(DURATIONS),
             **variables,

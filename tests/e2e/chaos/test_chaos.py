@@ -12,8 +12,9 @@ import pytest
 
 from django_delayq.firing import checkpoints
 from tests.e2e.chaos import faults
+from tests.e2e.chaos.databases import Postgres
 from tests.e2e.chaos.run import run
-from tests.e2e.chaos.stage import Postgres, Redis
+from tests.e2e.chaos.stage import Redis
 
 SECONDS = 30.0
 LEAST_TIMEOUTS = 200
@@ -49,6 +50,8 @@ def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: py
         kinds = [name for name in result.faults if name.startswith(server)]
         assert len(kinds) > 1, f"of the faults of {server} only these have happened: {kinds}"
     assert sum(result.cuts.values()) > 5, "hardly any connection was cut"
+    assert result.by_celery > LEAST_TIMEOUTS / 20, "Celery has hardly fired"
+    assert result.ends["refused"] > 0, "no worker of another installation has tried to start"
     assert len(result.evidence.ledger) > LEAST_TIMEOUTS, "too little has happened to prove anything"
     assert len(result.evidence.effects) > LEAST_TIMEOUTS / 2, "too little has fired to prove anything"
 

@@ -35,7 +35,7 @@ class Outcome:
         """Add the operation whose changes were just recorded."""
         self._number += 1
         id = f"{self._number:032x}"
-        self.evidence.operations.append(Operation(id, "deed", step, claims))
+        self.evidence.operations.append(Operation(id, "operation", step, claims))
         self.evidence.committed[id] = (self._number, str(len(self.evidence.committed)))
 
     def write(self, id: int, policy: str, order: int, due_at: datetime, state: str) -> None:
@@ -375,6 +375,11 @@ def test_dead_although_nobody_is_to_blame(outcome: Outcome) -> None:
 def test_an_operation_that_failed_as_it_should_not(outcome: Outcome, step: str, words: str, kind: str) -> None:
     outcome.evidence.operations.append(Operation("d" * 32, "cancel", step, (), words))
     assert outcome.kinds == {kind}
+
+
+def test_a_change_by_a_worker_of_another_installation(outcome: Outcome) -> None:
+    outcome.evidence.notes[0] = replace(outcome.evidence.notes[0], by_user="intruder")
+    assert outcome.kinds == {"intrusion"}
 
 
 def test_an_operation_that_no_journal_knows(outcome: Outcome) -> None:

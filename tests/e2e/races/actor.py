@@ -13,18 +13,18 @@ import django
 
 def main() -> None:
     django.setup()
-    deeds = _deeds()
+    operations = _operations()
     _say({"answer": "ready"})
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            answer = {"answer": deeds[asked.pop("deed")](**asked)}
+            answer = {"answer": operations[asked.pop("operation")](**asked)}
         except Exception:
             answer = {"error": traceback.format_exc()}
         _say(answer)
 
 
-def _deeds() -> Mapping[str, Callable[..., Any]]:
+def _operations() -> Mapping[str, Callable[..., Any]]:
     from tests.e2e.races import any_verbs, bulk_verbs, payers, single_verbs
 
     return {

@@ -20,7 +20,7 @@ from django_delayq.models import Timeout
 from tests.e2e.races import bulk_verbs, single_verbs
 from tests.testapp.models import Effect, ExpressOrder, Order
 
-Deed = Callable[[Sequence[int], random.Random], object]
+Operation = Callable[[Sequence[int], random.Random], object]
 
 
 def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, int], list[str]]:
@@ -32,26 +32,26 @@ def anything(orders: Sequence[int], times: int, seed: str) -> tuple[dict[str, in
     counts: Counter[str] = Counter()
     complaints = []
     for _ in range(times):
-        deed = dice.choice(DEEDS)
+        operation = dice.choice(OPERATIONS)
         try:
-            with transaction.atomic() if dice.random() < 0.6 and _may_be_one(deed) else nullcontext():
-                counts[_do(deed, orders, dice)] += 1
+            with transaction.atomic() if dice.random() < 0.6 and _may_be_one(operation) else nullcontext():
+                counts[_do(operation, orders, dice)] += 1
                 Effect.objects.create(what=single_verbs.USABLE, object_id="")
         except DatabaseError as error:
             if _is_our_own(error):
                 counts["saved_what_was_deleted"] += 1
             else:
-                complaints.append(f"{deed.__name__}: {error!r}")
+                complaints.append(f"{operation.__name__}: {error!r}")
     return dict(counts), complaints
 
 
-def _may_be_one(deed: Deed) -> bool:
-    """Whether `deed` may be one transaction.
+def _may_be_one(operation: Operation) -> bool:
+    """Whether `operation` may be one transaction.
 
     On MySQL and MariaDB not one that saves several, one after the other: it holds gaps between the slots of its first
     ones while it waits for the next object, and the holder of that object may want such a gap. See docs/databases.md.
     """
-    return connection.vendor != "mysql" or deed is not _save_some
+    return connection.vendor != "mysql" or operation is not _save_some
 
 
 def _is_our_own(error: DatabaseError) -> bool:
@@ -64,12 +64,12 @@ def _is_our_own(error: DatabaseError) -> bool:
     return isinstance(error, IntegrityError) and any(table in str(error) for table in ("testapp_", "'PRIMARY'"))
 
 
-def _do(deed: Deed, orders: Sequence[int], dice: random.Random) -> str:
+def _do(operation: Operation, orders: Sequence[int], dice: random.Random) -> str:
     try:
-        deed(orders, dice)
+        operation(orders, dice)
     except (dq.DelayqError, Order.DoesNotExist, ValueError) as refusal:  # it fired, is pending, or is deleted
         return type(refusal).__name__
-    return deed.__name__
+    return operation.__name__
 
 
 def _one(orders: Sequence[int], dice: random.Random) -> None:
@@ -123,4 +123,4 @@ def _sync(orders: Sequence[int], dice: random.Random) -> None:
         sync_all(DEFAULT_DB_ALIAS)
 
 
-DEEDS: list[Deed] = [_one, _one, _one, _many, _make_due, _save_some, _delete, _steer, _sync]
+OPERATIONS: list[Operation] = [_one, _one, _one, _many, _make_due, _save_some, _delete, _steer, _sync]

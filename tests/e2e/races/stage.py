@@ -17,10 +17,10 @@ class Actor:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def tell(self, deed: str, **what: Any) -> None:
+    def tell(self, operation: str, **what: Any) -> None:
         """Start a command. Read its answer before the next one."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"deed": deed, **what}) + "\n")
+        self._process.stdin.write(json.dumps({"operation": operation, **what}) + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> Any:

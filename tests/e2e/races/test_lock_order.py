@@ -211,7 +211,7 @@ def test_burying_a_dead_timeout_waits_for_no_other(
     policy = declare(Order, no_answer, name="dead", retry=dq.Retry.never())
     order = Order.objects.create()
     dq.schedule_timeout(order, policy, seconds=0)
-    assert fire_due() == 0
+    assert fire_due(raises=False) == 0
     with next_is_moving(policy):
         assert dq.cancel_timeout(order, policy)
     assert Timeout.objects.filter(policy=policy.label, object_id=str(order.pk)).get().state == "cancelled"

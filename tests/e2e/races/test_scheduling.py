@@ -120,7 +120,7 @@ def test_all_verbs_deletes_syncs_and_firings_over_the_same_objects_never_deadloc
     for number, actor in enumerate(four):
         actor.tell("any", orders=orders, times=40, seed=f"any {number}")
     counts = told(all_answer(four))
-    assert all(counts[deed] for deed in ("_one", "_many", "_make_due", "_save_some", "_delete", "_steer", "_sync")), (
+    assert all(counts[name] for name in ("_one", "_many", "_make_due", "_save_some", "_delete", "_steer", "_sync")), (
         counts
     )
     due = Timeout.objects.due()

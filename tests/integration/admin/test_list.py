@@ -21,6 +21,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.admin import changelist, filters, render
 from django_delayq.models import Timeout, slot_of
+from django_delayq.operations import selection
 from tests.integration.admin.conftest import DETAIL, LIST
 from tests.testapp.models import Order, Parcel
 
@@ -209,7 +210,7 @@ def test_a_row_with_a_key_says_so_below_its_policy(viewer: Client) -> None:
 
 def test_a_search_is_capped_and_says_so(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(5, key="same")
-    monkeypatch.setattr(filters, "MAX_HITS", 3)
+    monkeypatch.setattr(selection, "MAX_HITS", 3)
     page = viewer.get(f"{reverse(LIST)}?q=same").content.decode()
     assert "Only the newest 3 hits are shown" in page
 

@@ -16,7 +16,8 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import Late, clock
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing import plan, run
+from django_delayq.firing import checkpoints, plan, run
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
@@ -260,12 +261,43 @@ def test_those_in_time_are_still_marked_by_one_statement(orders: list[Order], de
     assert counts[1] == counts[2] == counts[0]
 
 
-def test_three_days_without_a_worker_run_no_handler(declare: Declare, ran: Ran) -> None:
-    policy = declare(Order, ran.handle, name="away", late=Late(HOUR))
+@pytest.mark.parametrize("mode", ["alone", "batch"])
+def test_three_days_without_a_worker_run_no_handler_and_need_few_transactions(
+    declare: Declare, ran: Ran, mode: str
+) -> None:
+    policy = declare(Order, ran.handle, name="away", late=Late(HOUR), **MODES[mode])
     orders = Order.objects.bulk_create(Order(status="unpaid") for _ in range(500))
     dq.schedule_timeouts(Order.objects.filter(pk__in=[order.pk for order in orders]), policy, minutes=30)
     rows = list(Timeout.objects.filter(policy=policy.label))
+    begun = counted_transactions()
     with clock.set_to(timezone.now() + timedelta(days=3)):
-        fire(*rows)
+        for place in range(0, 500, 100):  # a worker plans what it has prefetched
+            fire(*rows[place : place + 100])
     assert not ran
     assert Timeout.objects.filter(policy=policy.label, state="skipped", cause="late").count() == len(rows) == 500
+    assert len(begun) <= 15
+
+
+def test_those_in_time_behind_many_that_are_too_late_keep_their_own_groups(declare: Declare) -> None:
+    """Their handlers are slow: while one runs, no transaction holds the objects of others."""
+    firings: list[int] = []
+
+    def handle(order: Order, timeout: Timeout) -> None:
+        firings.append(len(begun))
+
+    policy = declare(Order, handle, name="slow", late=Late(HOUR))
+    firing_state.group_size(policy.label).seconds = 5.0
+    rows = [due(Order.objects.create(), policy) for _ in range(44)]
+    late, in_time = [overdue(row) for row in rows[:40]], rows[40:]
+    begun = counted_transactions()
+    fire(*late, *in_time)
+    assert {state(row) for row in late} == {("skipped", "late")}
+    assert {state(row) for row in in_time} == {("fired", "due")}
+    assert len(set(firings)) == 4, "each in its own transaction"
+
+
+def counted_transactions() -> list[str]:
+    """Return a list that grows with each transaction that fires."""
+    begun: list[str] = []
+    checkpoints.set_hook(lambda step: begun.append(step) if step == "begun" else None)
+    return begun

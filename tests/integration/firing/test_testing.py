@@ -40,7 +40,7 @@ def test_a_failure_inside_a_test_case_undoes_the_handler_alone(order: Order, dec
 
     policy = declare(Order, handler, name="fails", retry=dq.Retry([60]))
     row = dq.schedule_timeout(order, policy, seconds=0)
-    assert fire_due() == 0
+    assert fire_due(raises=False) == 0
     assert (state(row), row.attempts, Effect.objects.count()) == (("pending", ""), 1, 0)
 
 
@@ -91,7 +91,7 @@ def test_retries_that_are_due_at_once_are_fired_too_and_nothing_goes_on_for_ever
         for policy in policies:
             dq.schedule_timeout(order, policy, seconds=0)
         dq.policies.registry.remove(policies[2])
-        assert fire_due() == 0
+        assert fire_due(raises=False) == 0
     assert calls.count("fails") == 3
     assert calls.count("snoozes") == 1
     assert Timeout.objects.pending().count() == 3

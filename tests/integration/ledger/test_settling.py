@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import schedule_timeout
+from django_delayq import get_policy, schedule_timeout, schedule_timeouts
 from django_delayq.ledger import settling, writing
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
@@ -123,3 +125,22 @@ def test_a_row_that_was_settled_long_before_its_deadline_is_not_pruned() -> None
     Timeout.objects.update(due_at=old)
     assert settling.delete_settled("default", timezone.now() - timedelta(days=30), None)[0] == 1
     assert not Timeout.objects.filter(pk=row.pk).exists()
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="other databases count rows in the index when they plan")
+def test_statistics_that_miss_due_rows_do_not_make_a_group_read_all_rows_of_its_policy() -> None:
+    policy = get_policy((Order, "remind"))
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE django_delayq_timeout")
+    orders = Order.objects.bulk_create([Order(status="new") for _ in range(3000)])
+    schedule_timeouts(orders, policy, after=timedelta(0))
+    pks = [order.pk for order in orders[:20]]
+    ids = list(Timeout.objects.filter(object_id__in=map(str, pks)).values_list("id", flat=True))
+    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
+        assert len(settling.mark_at_once(policy, pks, ids, "default")) == 20
+        transaction.set_rollback(True)
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {captured[0]['sql']}")
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "on django_delayq_timeout" in plan
+    assert re.findall(r"\bdelayq_\w+", plan) == [], plan  # an index of the ledger other than its primary key

@@ -279,7 +279,7 @@ def test_the_options_can_be_inspected() -> None:
     parameters = inspect.signature(dq.timeout_policy).parameters
     assert list(parameters) == [
         *("model", "name", "after", "since", "when", "retry", "batch", "atomic", "queue", "max_extensions", "aliases"),
-        *("limits", "late", "brake", "shadow"),
+        *("limits", "late", "brake", "shadow", "search", "owner"),
     ]
     assert parameters["atomic"].default is True
 

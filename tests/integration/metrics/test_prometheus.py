@@ -77,7 +77,7 @@ def test_each_thing_that_happens_to_a_timeout_counts_once(declare: Any) -> None:
             dq.reschedule_timeout(order, policy, hours=2)
         if note == "cancel":
             dq.cancel_timeout(order, policy)
-    fire_due()
+    fire_due(raises=False)
     assert counted() == {
         "delayq_scheduled_total": 6,
         "delayq_rescheduled_total": 1,

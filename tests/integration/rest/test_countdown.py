@@ -56,10 +56,12 @@ def test_the_owner_learns_how_long_is_left_and_what_time_the_server_has(
     url: str, order: Order, schedule: Schedule
 ) -> None:
     row = schedule(order=order)
+    with clock.set_to(row.due_at - timedelta(seconds=89, milliseconds=1)):
+        assert '"seconds_left":90,' in APIClient().get(url, **MINE).content.decode()
     with clock.set_to(row.due_at - timedelta(seconds=90)):
         answer = APIClient().get(url, **MINE)
     shown = answer.json()
-    assert (shown["seconds_left"], shown["state"]) == (90.0, "pending")
+    assert (shown["seconds_left"], shown["state"]) == (90, "pending")
     assert parse_datetime(shown["due_at"]) == row.due_at
     assert parse_datetime(shown["server_time"]) == row.due_at - timedelta(seconds=90)
     assert int(answer["X-Server-Time"]) == clock.to_ms(row.due_at - timedelta(seconds=90))

@@ -69,7 +69,7 @@ def test_a_child_finds_its_parents_timeout_whatever_was_prefetched() -> None:
 
 def test_the_seconds_that_are_left_end_at_zero(order: Order) -> None:
     due_at = order.timeouts.get().due_at
-    for before, left, is_due in ((2.5, 2.5, False), (0, 0.0, True), (-3, 0.0, True)):
+    for before, left, is_due in ((2.5, 3, False), (0, 0, True), (-3, 0, True)):
         with clock.set_to(due_at - timedelta(seconds=before)):
             seen = render('{% deadline order "remind" as due %}{{ due.seconds_left }} {{ due.is_due }}', order=order)
         assert seen == f"{left} {is_due}"

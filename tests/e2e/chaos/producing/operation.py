@@ -17,7 +17,7 @@ from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
 from tests.e2e.chaos.journal import Journal
 from tests.testapp.models import Order
 
-Deed = Callable[["Operation"], None]
+Perform = Callable[["Operation"], None]
 MOST_OWN = 300
 SHARED = 40
 
@@ -98,12 +98,12 @@ def locked(order: Order) -> Order:
     return found
 
 
-def atomically(deed: Deed) -> Deed:
+def atomically(perform: Perform) -> Perform:
     """Perform the operation in its own transaction."""
 
     def run(operation: Operation) -> None:
         with transaction.atomic():
-            deed(operation)
+            perform(operation)
 
-    run.__name__ = getattr(deed, "__name__", "deed")
+    run.__name__ = getattr(perform, "__name__", "operation")
     return run

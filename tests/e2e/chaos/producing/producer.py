@@ -18,7 +18,7 @@ import django
 from django.db import Error, InterfaceError, OperationalError, connection
 
 if TYPE_CHECKING:
-    from tests.e2e.chaos.producing.operation import Deed, Operation
+    from tests.e2e.chaos.producing.operation import Operation, Perform
 
 STOPPING: list[int] = []
 PAUSE_SECONDS = 0.01
@@ -30,17 +30,17 @@ def main(name: str, seed: str, journal: str) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: STOPPING.append(number))
     from tests.e2e.chaos.journal import Journal
     from tests.e2e.chaos.producing.operation import Hands, Operation
-    from tests.e2e.chaos.producing.repertoire import DEEDS
+    from tests.e2e.chaos.producing.repertoire import OPERATIONS
 
     hands = Hands(name, random.Random(f"{seed}/{name}"), Journal(Path(journal)))
-    deeds, weights = list(DEEDS), list(DEEDS.values())
+    operations, weights = list(OPERATIONS), list(OPERATIONS.values())
     while not STOPPING:
-        [deed] = hands.random.choices(deeds, weights)
-        perform(deed, Operation(hands))
+        [function] = hands.random.choices(operations, weights)
+        perform(function, Operation(hands))
         time.sleep(hands.random.uniform(0, 2 * PAUSE_SECONDS))
 
 
-def perform(deed: Deed, operation: Operation) -> None:
+def perform(function: Perform, operation: Operation) -> None:
     """Perform an operation and write its outcome to the journal; after a lost connection, look it up."""
     from django.core.exceptions import ObjectDoesNotExist
 
@@ -48,9 +48,9 @@ def perform(deed: Deed, operation: Operation) -> None:
     from tests.e2e.chaos.producing.operation import Undo
 
     journal = operation.hands.journal
-    journal.write(operation.id, "begin", deed=getattr(deed, "__name__", ""))
+    journal.write(operation.id, "begin", name=getattr(function, "__name__", ""))
     try:
-        deed(operation)
+        function(operation)
     except Undo:
         journal.write(operation.id, "undone", why="its producer changed its mind")
     except (DeadlinePassed, ObjectDoesNotExist) as refusal:

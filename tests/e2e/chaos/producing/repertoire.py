@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.e2e.chaos.producing import by_hand, by_operators, in_bulk, orders
-from tests.e2e.chaos.producing.operation import Deed
+from tests.e2e.chaos.producing.operation import Perform
 
-DEEDS: dict[Deed, float] = {
+OPERATIONS: dict[Perform, float] = {
     orders.place: 12,
     orders.place_and_change_ones_mind: 1,
     orders.place_after_a_savepoint: 2,

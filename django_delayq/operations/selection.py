@@ -1,0 +1,108 @@
+"""Find timeouts by what people know: the id of an object, a key, a number, or a customer.
+
+Policies name such fields (`search`) and the path to the owner of an object (`owner`). Every query is bounded and reads
+the writer. At most `MAX_OBJECTS` objects are read by each field or path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from django.core.exceptions import ValidationError
+from django.db.models import Model, Q, QuerySet
+
+from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.ledger import search
+from django_delayq.ledger.subjects import kind_of, model_of_kind, tables_of
+from django_delayq.models import Timeout
+from django_delayq.policies import get_policies
+from django_delayq.policy_rules import field_at, stored_type
+
+MAX_HITS: Final = 1_000
+MAX_KINDS: Final = 200
+MAX_OBJECTS: Final = 1_000
+
+
+def find_ids(rows: QuerySet[Any], text: str) -> list[int]:
+    """Return the ids of those of `rows` that `text` finds, newest first: at most `MAX_HITS` in each way.
+
+    It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
+    object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
+    not a value of a field's type finds nothing there.
+    """
+    term = text.strip()
+    if not term or "\0" in term:
+        return []
+    kinds = search.distinct(Timeout.objects.using(rows.db), "content_type_id", "object_id", limit=MAX_KINDS)
+    written = {term}
+    for kind in kinds:
+        model = model_of_kind(kind, rows.db)
+        if model is not None:
+            with suppress(ValueError):
+                written.add(object_id_of(model, pk_of(model, term)))
+    found = [rows.filter(content_type__in=kinds, object_id__in=written), rows.of_key(term)]  # type: ignore[attr-defined]
+    # One statement each: joined by OR, no index would answer them all.
+    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(term, rows.db)]
+    hits = {pk for part in found for pk in part.order_by("-id").values_list("pk", flat=True)[:MAX_HITS]}
+    return sorted(hits, reverse=True)
+
+
+def searched_fields() -> list[tuple[type[Model], str]]:
+    """Return the models and paths that policies name in `search`, each once."""
+    named = ((policy.concrete_model, path) for policy in get_policies() for path in policy.search)
+    return list(dict.fromkeys(named))
+
+
+def owned_by(model: type[Model], pk: Any, using: str) -> Q:
+    """Return the condition on rows about objects that belong to this object of `model`: the newest of each model."""
+    wanted = Q(pk__in=[])
+    for table, path in _owner_paths():
+        if _owner_at(table, path) is model._meta.concrete_model:
+            owned = table._base_manager.using(using).filter(**{f"{path}__pk": pk})
+            wanted |= _about(owned.order_by("-pk"), using)
+    return wanted
+
+
+def is_owner(model: type[Model]) -> bool:
+    """Return whether objects belong to those of `model`, according to the policies."""
+    return any(_owner_at(table, path) is model._meta.concrete_model for table, path in _owner_paths())
+
+
+def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model], Any]]:
+    """Return model and key of the owners of this object of `model`."""
+    paths = list(dict.fromkeys(policy.owner for policy in get_policies(model) if policy.owner))
+    if not paths:
+        return []
+    keys = model._base_manager.using(using).filter(pk=pk).values_list(*(f"{path}__pk" for path in paths)).first()
+    named = zip((_owner_at(model, path) for path in paths), keys or (), strict=False)
+    return list(dict.fromkeys((owner, key) for owner, key in named if key is not None))
+
+
+def _owner_paths() -> list[tuple[type[Model], str]]:
+    return list(dict.fromkeys((policy.concrete_model, policy.owner) for policy in get_policies() if policy.owner))
+
+
+def _owner_at(model: type[Model], path: str) -> type[Model]:
+    owner: type[Model] = field_at(model, path).related_model._meta.concrete_model
+    return owner
+
+
+def _objects_with(term: str, using: str) -> Iterator[QuerySet[Any]]:
+    """Yield for each field in `search` the objects whose value is `term`."""
+    for model, path in searched_fields():
+        with suppress(ValidationError, ValueError, TypeError):
+            value = stored_type(field_at(model, path)).to_python(term)
+            yield model._base_manager.using(using).filter(**{path: value}).order_by()
+
+
+def _about(objects: QuerySet[Any], using: str) -> Q:
+    """Return the condition on rows about the first `MAX_OBJECTS` of `objects`, also as objects of parent models."""
+    tables: Any = tables_of(objects.model)
+    found = objects.values_list(*(table._meta.pk.name for table in tables))[:MAX_OBJECTS]
+    wanted = Q(pk__in=[])
+    for table, keys in zip(tables, zip(*found, strict=True), strict=False):  # no keys at all: no objects
+        ids = [object_id_of(table, key) for key in keys]
+        wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
+    return wanted

@@ -1,0 +1,179 @@
+"""The files that how-to pages show, for deployments, are complete and correct."""
+
+from __future__ import annotations
+
+import configparser
+import getpass
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.pages import ROOT, read
+from tests.docs.test_commands import complaint_about
+from tests.docs.test_facts import PROJECT
+from tools.servers import RedisServer
+
+HOW_TO = ROOT / "docs" / "how-to"
+
+
+def file(page: str, name: str) -> str:
+    """Return a file that a page shows: the block whose first line is a comment with its name."""
+    blocks = [block.code for block in read(HOW_TO / f"{page}.md").blocks]
+    (found,) = [code for code in blocks if re.match(rf"[#;] (/\S+/)?{re.escape(name)}\n", code)]
+    return found
+
+
+def check(command: list[str]) -> None:
+    assert complaint_about(shlex.join(command)) is None, command
+
+
+def environment_of_settings(page: str) -> set[str]:
+    """Return the names of the environment variables that the settings of a page read."""
+    code = "".join(block.code for block in read(HOW_TO / f"{page}.md").blocks if block.file == "settings.py")
+    return set(re.findall(r'environ\.get\("(\w+)"', code))
+
+
+def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("needs systemd-analyze")
+    # It checks that the program and the user exist.
+    unit = file("systemd", "shop-timeouts.service").replace("/srv/shop/venv/bin/python", sys.executable)
+    path = tmp_path / "shop-timeouts.service"
+    path.write_text(unit.replace("User=shop", f"User={getpass.getuser()}"))
+    done = subprocess.run([analyze, "verify", "--man=no", path], capture_output=True, text=True, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "shop-timeouts" in line]
+    assert (done.returncode, complaints) == (0, [])
+
+
+def test_the_unit_does_not_restart_a_worker_of_another_installation() -> None:
+    from django_delayq.worker import REFUSED
+
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(file("systemd", "shop-timeouts.service"))
+    assert unit["Service"]["RestartPreventExitStatus"] == str(REFUSED)
+    check(shlex.split(unit["Service"]["ExecStart"]))
+
+
+@pytest.fixture(scope="module")
+def compose() -> Any:
+    return yaml.safe_load(file("compose", "compose.yaml"))
+
+
+def test_the_services_of_compose_run_commands_that_exist(compose: Any) -> None:
+    own = {name: service for name, service in compose["services"].items() if "build" in service}
+    assert own.keys() == {"migrate", "web", "timeouts"}
+    for service in own.values():
+        check(service["command"])
+    kind, *probe = own["timeouts"]["healthcheck"]["test"]
+    assert kind == "CMD"
+    check(probe)
+
+
+def test_the_services_of_compose_wait_for_what_the_others_report(compose: Any) -> None:
+    services = compose["services"]
+    for service in services.values():
+        for name, wanted in service.get("depends_on", {}).items():
+            other = services[name]
+            if wanted["condition"] == "service_healthy":
+                assert "healthcheck" in other
+            else:
+                assert (wanted["condition"], other["restart"]) == ("service_completed_successfully", "no")
+        for volume in service.get("volumes", []):
+            assert volume.partition(":")[0] in compose["volumes"]
+
+
+def test_the_settings_of_compose_read_the_variables_that_its_services_get(compose: Any) -> None:
+    given = compose["x-shop"]["environment"].keys() - {"DJANGO_SETTINGS_MODULE"}
+    assert given == environment_of_settings("compose")
+    hosts = {compose["x-shop"]["environment"][name] for name in ("POSTGRES_HOST", "REDIS_URL")}
+    assert hosts == {"postgres", "redis://redis:6379/0"} and {"postgres", "redis"} <= compose["services"].keys()
+
+
+def test_the_image_runs_a_supported_python_and_a_command_that_receives_signals() -> None:
+    image = file("compose", "Dockerfile")
+    (version,) = re.findall(r"^FROM python:(\d+\.\d+)-slim$", image, re.MULTILINE)
+    assert f"Programming Language :: Python :: {version}" in PROJECT["project"]["classifiers"]
+    (command,) = re.findall(r"^CMD (.*)$", image, re.MULTILINE)
+    check(json.loads(command))
+
+
+@pytest.mark.parametrize("source", ["compose", "redis.conf"])
+def test_redis_starts_with_the_shown_options_and_does_not_evict(source: str, compose: Any, tmp_path: Path) -> None:
+    import redis
+
+    class Shown(RedisServer):
+        def command(self) -> list[str | Path]:
+            binary, *own = super().command()
+            if source == "compose":
+                return [binary, *own, *compose["services"]["redis"]["command"][1:]]
+            (self.home / "redis.conf").write_text(file("deploy", "redis.conf"))
+            return [binary, self.home / "redis.conf", *own]
+
+    if missing := Shown.missing():
+        pytest.skip(missing)
+    with Shown(tmp_path) as server, redis.Redis.from_url(server.url) as client:
+        values: Any = client.config_get("maxmemory-policy", "save")
+        assert values == {"maxmemory-policy": "noeviction", "save": ""}
+
+
+def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
+    from django_delayq.conf import Settings
+
+    pgbouncer = configparser.ConfigParser()
+    pgbouncer.read_string(file("deploy", "pgbouncer.ini"))
+    options = dict(word.split("=") for word in pgbouncer["databases"]["shop_worker"].split())
+    assert int(options["pool_size"]) >= Settings().concurrency + 2
+
+
+def manifests() -> Iterator[Any]:
+    for name in ("timeouts.yaml", "migrate.yaml"):
+        yield yaml.safe_load(file("kubernetes", name))
+
+
+def test_the_containers_of_kubernetes_run_commands_that_exist() -> None:
+    timeouts, migrate = manifests()
+    assert (timeouts["apiVersion"], timeouts["kind"]) == ("apps/v1", "Deployment")
+    assert (migrate["apiVersion"], migrate["kind"]) == ("batch/v1", "Job")
+    assert timeouts["spec"]["selector"]["matchLabels"] == timeouts["spec"]["template"]["metadata"]["labels"]
+    for manifest in (timeouts, migrate):
+        (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        check(container["command"])
+        for probe in ("startupProbe", "livenessProbe"):
+            if probe in container:
+                check(container[probe]["exec"]["command"])
+
+
+def test_the_probes_of_kubernetes_leave_a_worker_time_to_write_its_heartbeat() -> None:
+    from django_delayq.monitoring.doctor import STUCK_SECONDS
+    from django_delayq.monitoring.snapshot import ALIVE
+
+    ((container,),) = [next(manifests())["spec"]["template"]["spec"]["containers"]]
+    probe = container["livenessProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > ALIVE.total_seconds() + STUCK_SECONDS
+    assert "readinessProbe" not in container
+
+
+def test_the_processes_of_a_platform_are_commands_that_exist() -> None:
+    lines = file("platforms", "Procfile").splitlines()[1:]
+    processes = dict(line.split(": ", 1) for line in lines)
+    assert processes.keys() == {"release", "web", "timeouts"}
+    for command in processes.values():
+        check(shlex.split(command))
+
+
+def test_the_line_for_cron_is_a_command_that_exists() -> None:
+    (block,) = [block for block in read(HOW_TO / "from-cron.md").blocks if block.language == "crontab"]
+    *when, command = block.code.strip().split(" ", 5)
+    assert len(when) == 5
+    check(shlex.split(command))

@@ -1,0 +1,246 @@
+"""`ArmingQuerySet` and `ArmingManager`: bulk writes schedule and cancel in the same transaction, as saving does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.core.checks import run_checks
+from django.db import IntegrityError, connection, transaction
+from django.db.models import F, Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_delayq import ArmingManager, ArmingQuerySet, TimeoutPolicy, get_deadline
+from django_delayq.ledger import paging
+from django_delayq.models import Timeout
+from django_delayq.policies import M
+from django_delayq.testing import assert_cancelled, assert_not_scheduled, assert_scheduled
+from tests.testapp.models import Customer, Effect, ExpressOrder, ManagedNotHidden, Order, Parcel, Voucher
+
+pytestmark = pytest.mark.django_db
+Declare = Callable[..., TimeoutPolicy[Any]]
+HALF_AN_HOUR = timedelta(minutes=30)
+
+
+@pytest.fixture
+def now() -> datetime:
+    return timezone.now().replace(microsecond=0)
+
+
+@pytest.fixture
+def placed(now: datetime) -> list[Order]:
+    """Five unpaid orders, with their timeouts."""
+    return orders().bulk_create([Order(created_at=now) for _ in range(5)])
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "CHUNK", 2)
+
+
+def rows_of(model: type[M]) -> ArmingQuerySet[M]:
+    return ArmingQuerySet(model)
+
+
+def orders() -> ArmingQuerySet[Order]:
+    return rows_of(Order)
+
+
+def pending() -> int:
+    return Timeout.objects.pending().count()
+
+
+def test_bulk_create_arms(placed: list[Order], now: datetime) -> None:
+    assert [get_deadline(order, "cancel_unpaid") for order in placed] == [now + HALF_AN_HOUR] * 5
+    orders().bulk_create([Order(created_at=now, status="paid"), Order()], batch_size=1)
+    assert pending() == 5
+    assert orders().bulk_create([]) == []
+
+
+def test_what_is_rolled_back_is_not_armed(now: datetime) -> None:
+    with pytest.raises(ZeroDivisionError), transaction.atomic():
+        orders().bulk_create([Order(created_at=now)])
+        assert pending() == 1
+        raise ZeroDivisionError
+    assert pending() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_whose_policy_raises_are_not_written(declare: Declare, now: datetime) -> None:
+    def since(order: Order) -> datetime:
+        if order.note == "wrong":
+            raise ZeroDivisionError
+        return now
+
+    declare(Order, name="wrong", since=since, after=HALF_AN_HOUR, when=Q(status="unpaid"))
+    with pytest.raises(ZeroDivisionError):
+        orders().bulk_create([Order(note="wrong")])
+    assert not Order.objects.exists()
+    order = Order.objects.create()
+    with pytest.raises(ZeroDivisionError):
+        orders().update(note="wrong")
+    order.refresh_from_db()
+    assert order.note is None
+
+
+def test_update_cancels_arms_and_moves(placed: list[Order], now: datetime, small_pages: None) -> None:
+    assert orders().filter(pk__gt=placed[0].pk).update(status="paid") == 4
+    assert_scheduled(placed[0], "cancel_unpaid")
+    assert assert_cancelled(placed[4], "cancel_unpaid").cause == "condition"
+    assert orders().order_by("-pk").update(status="unpaid", created_at=now + timedelta(hours=1)) == 5
+    assert [get_deadline(order, "cancel_unpaid") for order in placed] == [now + timedelta(hours=1) + HALF_AN_HOUR] * 5
+    assert orders().filter(status="nothing").update(status="paid") == 0
+
+
+def test_a_condition_that_reads_what_the_update_changes_is_evaluated_once(
+    placed: list[Order], small_pages: None
+) -> None:
+    unpaid = Order.objects.filter(status="unpaid").order_by("pk").values("pk")
+    if connection.vendor == "mysql":  # refuses to read the table that it updates, except through another subquery
+        unpaid = Order.objects.filter(pk__in=list(unpaid.values_list("pk", flat=True))).values("pk")
+        assert orders().filter(pk__in=list(unpaid.values_list("pk", flat=True))).update(status="paid") == 5
+    else:
+        assert orders().filter(pk__in=unpaid[:3]).update(status="paid") == 3
+        assert_scheduled(placed[4], "cancel_unpaid")
+    for order in placed[:3]:
+        assert_cancelled(order, "cancel_unpaid")
+
+
+def test_expressions_and_annotations_work_as_in_django(placed: list[Order], now: datetime) -> None:
+    rows = orders().filter(pk=placed[0].pk).annotate(later=F("created_at") + timedelta(hours=1))
+    assert rows.update(created_at=F("later")) == 1
+    assert get_deadline(placed[0], "cancel_unpaid") == now + timedelta(hours=1) + HALF_AN_HOUR
+    with pytest.raises(TypeError, match="slice"):
+        orders()[:2].update(status="paid")
+    found = orders()
+    assert len(found) == 5
+    found.filter(pk=placed[1].pk).update(status="paid")
+    found.update(status="paid")
+    assert {order.status for order in found} == {"paid"}, "its cache is not outdated"
+
+
+def test_other_columns_and_models_without_policies_cost_nothing(placed: list[Order]) -> None:
+    with CaptureQueriesContext(connection) as queries:
+        assert orders().update(note="seen") == 5
+        rows_of(Effect).update(what="done")
+        rows_of(Effect).bulk_create([Effect(what="x", object_id="1")])
+    assert len([query for query in queries if "SAVEPOINT" not in query["sql"]]) == 3
+
+
+def test_bulk_update_and_the_async_methods_arm(placed: list[Order], now: datetime) -> None:
+    for order in placed[:2]:
+        order.created_at = now + timedelta(hours=1)
+    assert orders().bulk_update(placed[:2], ["created_at"], batch_size=1) == 2
+    assert get_deadline(placed[1], "cancel_unpaid") == now + timedelta(hours=1) + HALF_AN_HOUR
+
+    @async_to_sync
+    async def write() -> list[Order]:
+        made: list[Order] = await orders().abulk_create([Order(created_at=now)])
+        assert await orders().filter(pk=placed[3].pk).aupdate(status="paid") == 1
+        placed[4].status = "paid"
+        await orders().abulk_update([placed[4]], ["status"])
+        return made
+
+    assert_scheduled(write()[0], "cancel_unpaid", due=now + HALF_AN_HOUR)
+    assert_cancelled(placed[3], "cancel_unpaid")
+    assert_cancelled(placed[4], "cancel_unpaid")
+
+
+def test_columns_of_a_parent_arm_for_its_children(now: datetime) -> None:
+    child = ExpressOrder.objects.create(created_at=now)
+    rows_of(ExpressOrder).filter(courier="").update(status="paid", courier="Ann")
+    assert_cancelled(child, "cancel_unpaid")
+
+
+def test_a_row_that_the_update_hides_is_cancelled(declare: Declare, now: datetime) -> None:
+    declare(ManagedNotHidden, name="hidden", since="begun_at", after=HALF_AN_HOUR, when=Q(amount__lt=5))
+    owner = Customer.objects.create(vip=True)
+    row = ManagedNotHidden.objects.create(begun_at=now, amount=1, owner=owner)
+    assert_scheduled(row, "hidden")
+    rows_of(ManagedNotHidden).update(amount=2)
+    assert not ManagedNotHidden.objects.exists()
+    assert_not_scheduled(row, "hidden")
+
+
+def test_with_ignored_conflicts_the_keys_must_be_known(now: datetime) -> None:
+    present = Parcel.objects.create(sent_at=now, status="lost")
+    new = Parcel(sent_at=now)
+    rows_of(Parcel).bulk_create([Parcel(pk=present.pk, sent_at=now), new], ignore_conflicts=True)
+    assert_not_scheduled(present, "chase")
+    assert_scheduled(Parcel.objects.get(pk=new.pk), "chase")
+    with pytest.raises(ValueError, match=r"because ignore_conflicts=True does not return.*Order\._base_manager"):
+        orders().bulk_create([Order(created_at=now)], ignore_conflicts=True)
+    assert not Order.objects.exists()
+
+
+def test_an_upsert_arms_and_cancels(now: datetime) -> None:
+    target: dict[str, Any] = {} if connection.vendor == "mysql" else {"unique_fields": ["code"]}
+    for status, found in (("open", ["pending"]), ("used", ["cancelled"])):
+        rows_of(Voucher).bulk_create(
+            [Voucher(code="A", status=status, issued_at=now)],
+            update_conflicts=True, update_fields=["status"], **target,
+        )  # fmt: skip
+        assert list(Timeout.objects.values_list("state", flat=True)) == found
+
+
+def test_an_upsert_that_may_find_rows_under_other_keys_is_refused(
+    now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Parcel._meta, "unique_together", (("status",),))
+    options: dict[str, Any] = {} if connection.vendor == "mysql" else {"unique_fields": ["status"]}
+    with pytest.raises(ValueError, match="keeps its own key"):
+        rows_of(Parcel).bulk_create([Parcel(sent_at=now)], update_conflicts=True, update_fields=["sent_at"], **options)
+
+
+def test_an_error_of_the_database_passes_and_arms_nothing(now: datetime) -> None:
+    voucher = Voucher.objects.create(code="A")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        rows_of(Voucher).bulk_create([Voucher(code="B", issued_at=now), Voucher(code=voucher.code)])
+    assert pending() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="its transaction locks the whole database")
+def test_a_row_that_stops_matching_while_it_is_waited_for_is_not_updated(placed: list[Order]) -> None:
+    results: list[int] = []
+
+    def cancel() -> None:
+        results.append(orders().filter(status="unpaid").update(status="cancelled"))
+        connection.close()
+
+    with transaction.atomic():
+        Order.objects.filter(pk=placed[2].pk).update(status="paid")
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        thread.join(0.3)
+    thread.join(20)
+    placed[2].refresh_from_db()
+    assert (results, placed[2].status) == ([4], "paid")
+    assert_cancelled(placed[2], "cancel_unpaid")
+
+
+def test_a_manager_has_the_methods_and_related_managers_too(now: datetime) -> None:
+    manager: ArmingManager[Order] = ArmingManager()
+    manager.model = Order
+    [order] = manager.bulk_create([Order(created_at=now)])
+    assert_scheduled(order, "cancel_unpaid")
+    manager.using("default").filter(pk=order.pk).update(status="paid")
+    assert_cancelled(order, "cancel_unpaid")
+
+
+def test_a_check_names_models_whose_default_manager_does_not_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> str:
+        checked = run_checks(tags=["django_delayq"], include_deployment_checks=True)
+        return " ".join(each.msg for each in checked if each.id == "django_delayq.I002")
+
+    assert "testapp.Order, testapp.Parcel, testapp.Voucher" in found()
+    manager: ArmingManager[Order] = ArmingManager()
+    manager.model = Order
+    monkeypatch.setattr(Order._meta, "default_manager", manager)
+    assert "testapp.Order" not in found()
+    assert "testapp.Parcel" in found()

@@ -1,0 +1,100 @@
+"""The pytest plugin `delayq`, in a pytest run of its own, with two processes of pytest-xdist."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+ROOT = Path(__file__).resolve().parents[3]
+ON_SQLITE = pytest.mark.skipif(connection.vendor != "sqlite", reason="it is the same on each database")
+TESTS = """
+import unittest
+import factory
+import pytest
+from django.conf import settings
+from django_delayq import clock
+from django_delayq.testing import fire_due, travel
+from tests.testapp.models import Order
+
+class OrderFactory(factory.django.DjangoModelFactory):
+    class Meta:
+        model = Order
+    created_at = factory.LazyFunction(clock.now)
+
+@pytest.mark.xdist_group("one")
+def test_a_statement_applies_until_the_test_ends(timeouts):
+    order = OrderFactory()
+    timeouts.assert_scheduled(order, "cancel_unpaid")
+    timeouts.travel(minutes=31)
+    assert timeouts.fire_due() == 1
+    timeouts.assert_fired(order, "cancel_unpaid")
+    assert settings.DELAYQ["REDIS"] is None
+
+@pytest.mark.xdist_group("one")
+def test_and_not_longer():
+    assert not clock.is_set()
+    assert settings.DELAYQ.get("REDIS", "not set") is not None
+
+@pytest.fixture
+def tomorrow():
+    travel(days=1)
+
+@pytest.mark.django_db(transaction=True)
+def test_fixtures_and_functions_move_the_clock_too(tomorrow):
+    OrderFactory()
+    travel(minutes=31)
+    assert fire_due() == 1
+
+class TestCase(unittest.TestCase):
+    def test_unittest(self):
+        travel(minutes=31)
+        assert clock.is_set()
+
+def test_wrong(timeouts):
+    timeouts.assert_fired(OrderFactory(created_at=None), "remind")
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> str:
+    (tmp_path / "test_shop.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    environment = os.environ | {
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "PYTHONPATH": str(ROOT),
+        "DELAYQ_TEST_DB": "sqlite",
+    }
+    environment.pop("PYTEST_ADDOPTS", None)
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_django.plugin", *arguments, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+@ON_SQLITE
+def test_the_fixture_and_the_functions_in_two_processes(tmp_path: Path) -> None:
+    output = run(tmp_path, "-p", "django_delayq.pytest_plugin", "-p", "xdist.plugin", "-n", "2", "--dist=loadgroup")
+    assert "1 failed, 4 passed" in output, output
+    assert "testapp.order.remind of 1 did not fire: it was never scheduled." in output
+    assert "django_delayq/testing.py" not in output, "the traceback ends in the test"
+
+
+@ON_SQLITE
+def test_without_the_plugin_only_the_fixture_and_the_end_are_missing(tmp_path: Path) -> None:
+    output = run(tmp_path, "-p", "no:delayq", "-k", "unittest or longer or wrong")
+    assert "fixture 'timeouts' not found" in output
+    assert "2 passed, 2 deselected" in output, output
+
+
+def test_the_plugin_imports_neither_django_nor_the_library_and_is_an_entry_point() -> None:
+    code = "import sys, django_delayq.pytest_plugin; print([x for x in sys.modules if x.startswith('django')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['django_delayq', 'django_delayq.pytest_plugin']"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"delayq": "django_delayq.pytest_plugin"}

@@ -1,0 +1,253 @@
+"""The testing kit: the clock, what handlers raise, `perform` and the assertions, on each database."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.test import TestCase
+
+import django_delayq as dq
+from django_delayq import clock
+from django_delayq.models import Timeout
+from django_delayq.testing import (
+    assert_cancelled,
+    assert_fired,
+    assert_not_scheduled,
+    assert_scheduled,
+    fire_due,
+    perform,
+    travel,
+    travel_to,
+)
+from tests.testapp.models import Effect, Order
+
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django_delayq.pytest_plugin", raising=False)
+
+
+def run(case: type[unittest.TestCase]) -> unittest.TestResult:
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    assert not result.errors and not result.failures, [*result.errors, *result.failures]
+    return result
+
+
+def test_a_block_moves_the_clock_and_stops_it(order: Order) -> None:
+    with travel_to(NOON) as moment:
+        assert moment == NOON == clock.now()
+        dq.schedule_timeout(order, "remind", minutes=30)
+        with travel(minutes=29):
+            assert fire_due() == 0
+        with travel(minutes=30):
+            assert clock.now() == NOON + timedelta(minutes=30)
+            assert fire_due() == 1
+        assert clock.now() == NOON
+    assert not clock.is_set()
+
+
+def test_a_journey_ends_with_its_unittest_and_with_the_block_around_it() -> None:
+    moments: list[datetime] = []
+
+    class Case(TestCase):
+        def test_statement(self) -> None:
+            travel_to(NOON)
+            travel(minutes=31)
+            moments.append(clock.now())
+            with travel_to(NOON):
+                travel(days=1)
+            moments.append(clock.now())
+
+    assert run(Case).testsRun == 1
+    assert moments == [NOON + timedelta(minutes=31)] * 2
+    assert not clock.is_set()
+
+
+def test_a_journey_of_the_data_of_a_class_ends_with_the_class() -> None:
+    moments: list[datetime] = []
+
+    class Case(TestCase):
+        @classmethod
+        def setUpTestData(cls) -> None:
+            travel_to(NOON)
+
+        def test_one(self) -> None:
+            moments.append(clock.now())
+
+        def test_two(self) -> None:
+            moments.append(clock.now())
+
+    assert run(Case).testsRun == 2
+    assert moments == [NOON, NOON]
+    assert not clock.is_set()
+
+
+def test_without_a_test_that_ends_a_statement_moves_nothing_and_warns(no_plugin: None) -> None:
+    with pytest.warns(RuntimeWarning, match="The clock was not moved"):
+        travel(minutes=31)
+    assert not clock.is_set()
+    with travel(minutes=31):
+        assert clock.is_set()
+
+
+def test_a_wrong_time_is_refused(no_plugin: None) -> None:
+    with pytest.raises(dq.InvalidDelay, match="negative"):
+        travel(minutes=-1)
+    with pytest.raises(dq.InvalidDelay, match="By how much"):
+        travel()
+    with pytest.raises(TypeError, match="clocks show"), travel_to("12:00"):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.parametrize("library", ["freezegun", "time_machine"])
+def test_the_clock_follows_libraries_that_freeze_time(library: str, order: Order) -> None:
+    module = pytest.importorskip(library)
+
+    def at(moment: datetime) -> Any:
+        return module.freeze_time(moment) if library == "freezegun" else module.travel(moment, tick=False)
+
+    with at(NOON):
+        row = dq.schedule_timeout(order, "remind", minutes=30)
+        assert row.due_at == NOON + timedelta(minutes=30)
+        assert clock.database_now("default") == NOON
+        assert fire_due() == 0
+    with at(NOON + timedelta(minutes=29)):
+        assert fire_due() == 0
+        with travel(minutes=2):
+            assert clock.now() == NOON + timedelta(minutes=31)
+    with at(NOON + timedelta(minutes=30)):
+        assert fire_due() == 1
+    assert assert_fired(order, "remind").settled_at == NOON + timedelta(minutes=30)
+    assert not clock.is_set()
+
+
+def test_what_a_handler_raises_fails_the_test_and_is_recorded(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="undone", object_id="x")
+        raise LookupError("no address")
+
+    policy = declare(Order, handler, name="fails", retry=dq.Retry([60]))
+    row = dq.schedule_timeout(order, policy, seconds=0)
+    with pytest.raises(LookupError, match="no address") as caught:
+        fire_due()
+    assert [entry.name for entry in caught.traceback][-1] == "handler"
+    assert not [str(entry.path) for entry in caught.traceback if "django_delayq/firing" in str(entry.path)]
+    assert f"attempt of timeout {row.pk}, {policy.label} of {order.pk}," in caught.value.__notes__[0]
+    row.refresh_from_db()
+    assert (row.state, row.attempts, row.errors[0]["error"], Effect.objects.count()) == (
+        "pending", 1, "LookupError", 0,
+    )  # fmt: skip
+
+
+def test_outcomes_do_not_fail_the_test_and_the_lists_contain_the_rows(declare: Declare) -> None:
+    raised: dict[str, BaseException] = {
+        "skipped": dq.Skip("no need"), "dead": dq.GiveUp("no way"), "snoozed": dq.Snooze(hours=1)
+    }  # fmt: skip
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if obj.note in raised:
+            raise raised[obj.note]
+
+    policy = declare(Order, handler, name="outcomes")
+    rows = {
+        note: dq.schedule_timeout(Order.objects.create(note=note), policy, seconds=0) for note in ("fired", *raised)
+    }
+    result = fire_due()
+    assert repr(result) == "<1 fired, 1 skipped, 0 failed, 1 dead>"
+    assert (result.fired, result.skipped, result.dead) == ([rows["fired"]], [rows["skipped"]], [rows["dead"]])
+    assert [row.state for row in (*result.fired, *result.skipped, *result.dead)] == ["fired", "skipped", "dead"]
+
+
+def test_without_raising_failures_are_listed(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise LookupError
+
+    declare(Order, handler, name="once", retry=dq.Retry.never())
+    declare(Order, handler, name="twice", retry=dq.Retry([0, 60]))
+    once, twice = (dq.schedule_timeout(order, name, seconds=0) for name in ("once", "twice"))
+    result = fire_due(raises=False)
+    assert (result, result.failed, result.dead) == (0, [twice], [once])
+    assert [row.attempts for row in result.failed] == [2]
+
+
+def test_only_the_policy_and_the_object_that_are_asked_for_fire(order: Order, declare: Declare) -> None:
+    other = Order.objects.create()
+    for each in (order, other):
+        dq.schedule_timeout(each, "remind", seconds=0)
+        dq.schedule_timeout(each, "remind_many", seconds=0)
+    assert fire_due("remind", order).fired == [assert_fired(order, "remind")]
+    assert fire_due("testapp.order.remind") == 1
+    assert fire_due(obj=order) == 1
+    assert_scheduled(other, "remind_many")
+    assert fire_due(dq.get_policy((Order, "remind_many")), Order) == 1
+    with pytest.raises(dq.UnknownPolicy):
+        fire_due("remand", order)
+
+
+def test_perform_runs_one_handler_as_a_worker_would(order: Order, declare: Declare) -> None:
+    seen: list[Any] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        seen.append((obj is order, obj.status, timeout.payload, timeout.due_at, clock.now()))
+
+    policy = declare(Order, handler, name="seen")
+    dq.schedule_timeout(order, "remind", seconds=0)
+    Order.objects.filter(pk=order.pk).update(status="paid")
+    row = perform(policy, order, payload={"to": "ann"}, at=NOON)
+    assert (row.state, seen) == ("fired", [(False, "paid", {"to": "ann"}, NOON, NOON)])
+    assert_scheduled(order, "remind")
+    assert perform("cancel_unpaid", order).cause == "condition"
+
+
+def test_perform_raises_what_the_handler_raises(order: Order) -> None:
+    with pytest.raises(RuntimeError, match="not in a worker"):
+        perform("kill_worker", order)
+
+
+def test_the_assertions_hold_and_return_the_row() -> None:
+    with travel_to(NOON):
+        order = Order.objects.create(created_at=NOON)
+        row = assert_scheduled(order, "cancel_unpaid", due=NOON + timedelta(minutes=30))
+        assert assert_scheduled(order, "cancel_unpaid", due=timedelta(minutes=30)) == row
+        assert_not_scheduled(order, "remind")
+        order.status = "paid"
+        order.save()
+        assert assert_cancelled(order, "cancel_unpaid") == row
+        perform("remind", order)
+        dq.schedule_timeout(order, "remind", hours=1)
+        assert assert_fired(order, "remind").state == "fired"
+
+
+def test_a_failed_assertion_shows_what_is_scheduled_and_the_story() -> None:
+    with travel_to(NOON):
+        order = Order.objects.create(created_at=NOON)
+        dq.schedule_timeout(order, "remind", hours=1, key="second")
+        with pytest.raises(AssertionError) as caught:
+            assert_scheduled(order, "remind")
+        words = str(caught.value)
+        assert f"testapp.order.remind of {order.pk} is not scheduled." in words
+        assert "testapp.order.cancel_unpaid due at 2026-06-01 09:30:00" in words, "in the time zone of the project"
+        assert "testapp.order.remind (second) due at 2026-06-01 10:00:00" in words
+        with pytest.raises(AssertionError, match=r"is due at 2026-06-01 09:30:00, 0:10:00 later than .* 09:20:00"):
+            assert_scheduled(order, "cancel_unpaid", due=timedelta(minutes=20))
+        with pytest.raises(AssertionError, match="microseconds=1|0:00:00.000001 earlier"):
+            assert_scheduled(order, "cancel_unpaid", due=NOON + timedelta(minutes=30, microseconds=1))
+        with pytest.raises(AssertionError, match="is scheduled, due at 2026-06-01 09:30:00"):
+            assert_not_scheduled(order, "cancel_unpaid")
+        with pytest.raises(AssertionError, match="did not fire: it is pending"):
+            assert_fired(order, "cancel_unpaid")
+        with pytest.raises(AssertionError, match="did not get cancelled: it was never scheduled"):
+            assert_cancelled(order, "remind_many")
+        dq.cancel_timeout(order, "cancel_unpaid", reason="a gift")
+        with pytest.raises(AssertionError, match=r"(?s)did not fire: it is cancelled.*a gift"):
+            assert_fired(order, "cancel_unpaid")

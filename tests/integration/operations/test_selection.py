@@ -1,0 +1,214 @@
+"""Timeouts are found by what people know: a number that a policy names, and a customer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.core.management import CommandError, call_command
+from django.db import connection, models
+from django.test import Client
+from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.urls import include, path, reverse
+from rest_framework.test import APIClient
+
+import django_delayq as dq
+from django_delayq import checks
+from django_delayq.models import Timeout
+from django_delayq.operations import selection
+from django_delayq.policy_rules import unindexed
+from tests.testapp.models import Customer, ExpressOrder, Order, Parcel
+
+urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+Declare = Callable[..., Any]
+LIST = "admin:django_delayq_timeout_changelist"
+
+
+@pytest.fixture(autouse=True)
+def policies(declare: Declare) -> None:
+    declare(Order, name="by_note", search="note", owner="customer")
+    declare(Order, name="by_id", search=("note", "id"))
+    declare(Parcel, name="by_uuid", search="id")
+
+
+def row(note: str = "", customer: Customer | None = None, policy: str = "remind", model: Any = Order) -> Timeout:
+    return dq.schedule_timeout(model.objects.create(status="new", note=note, customer=customer), policy, hours=1)
+
+
+def found(text: str) -> list[int]:
+    return selection.find_ids(Timeout.objects.all(), text)
+
+
+def listed(client: Client, **query: str) -> list[int]:
+    answer = client.get(f"{reverse(LIST)}?{urlencode(query)}")
+    assert answer.status_code == 200
+    return [found.pk for found in answer.context["cl"].result_list]
+
+
+def staff(*codenames: str) -> Client:
+    user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def test_a_number_finds_all_timeouts_of_its_object_and_no_others() -> None:
+    first, other = row("N-1"), row("N-12")
+    second = dq.schedule_timeout(Order.objects.get(note="N-1"), "linger", hours=1)
+    assert found(" N-1 ") == [second.pk, first.pk]
+    assert found("N-12") == [other.pk]
+    assert found("N") == found("") == found("N-1\0") == []
+
+
+def test_a_number_finds_the_timeouts_of_a_child_also_as_its_parent() -> None:
+    child = row("N-2", policy="remind", model=ExpressOrder)
+    assert found("N-2") == [child.pk]
+
+
+@pytest.mark.parametrize("text", ["no number", "9" * 30, "-1", "1.5", "ffffffff", "x" * 5000, "😀", "%", "' OR 1=1"])
+def test_a_search_that_does_not_fit_a_field_finds_nothing(text: str) -> None:
+    row("N-3")
+    assert found(text) == []
+
+
+def test_a_search_takes_a_bounded_number_of_statements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MAX_OBJECTS", 3)
+    rows = [row("same").pk for _ in range(5)]
+    found("warm")
+    with CaptureQueriesContext(connection) as captured:
+        assert len(found("same")) == 3 and set(found("same")) <= set(rows)
+    assert len(captured) <= 2 * 12
+    assert all("LIMIT" in query["sql"] for query in captured if "testapp_order" in query["sql"])
+
+
+def test_admin_rest_and_commands_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted, _other = row("N-4"), row("N-5")
+    boss = User.objects.create_superuser("boss")
+    client, api = Client(), APIClient()
+    client.force_login(boss)
+    api.force_authenticate(boss)
+    assert listed(client, q="N-4") == [wanted.pk]
+    assert listed(client, q="N-4", state__exact="dead") == []
+    for query, ids in (({"search": "N-4"}, [wanted.pk]), ({"search": "N-4", "state": "dead"}, [])):
+        answer = api.get(reverse("django_delayq:timeout-list"), query).json()
+        assert [each["id"] for each in answer["results"]] == ids
+    call_command("delayq_list", search="N-4", json=True)
+    assert [each["id"] for each in json.loads(capsys.readouterr().out)] == [wanted.pk]
+    call_command("delayq_cancel", search="N-4")
+    assert set(Timeout.objects.filter(state="cancelled")) == {wanted}
+
+
+def test_a_command_refuses_a_search_that_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.management.options.MAX_HITS", 2)
+    row("N-6"), row("N-6")
+    with pytest.raises(CommandError, match="add --policy"):
+        call_command("delayq_cancel", search="N-6")
+    assert not Timeout.objects.filter(state="cancelled").exists()
+
+
+def test_the_search_names_the_fields_that_it_accepts(admin_client: Client) -> None:
+    page = admin_client.get(reverse(LIST)).content.decode()
+    assert "Enter a complete object id, key or order note, order ID, parcel id." in page
+
+
+def test_one_page_shows_the_timeouts_of_a_customer_across_models(declare: Declare, admin_client: Client) -> None:
+    declare(Customer, name="greet")
+    ada, ben = Customer.objects.create(name="Ada"), Customer.objects.create(name="Ben")
+    mine = [row("N-7", ada), row("N-8", ada), dq.schedule_timeout(ada, "greet", hours=1)]
+    row("N-9", ben), row("N-10")
+    assert listed(admin_client, owner=f"testapp.customer:{ada.pk}") == [each.pk for each in reversed(mine)]
+    answer = admin_client.get(f"{reverse(LIST)}?owner=testapp.customer:{ada.pk}")
+    assert f"<h1>Timeouts of customer {ada.pk}</h1>" in answer.content.decode()
+    for nonsense in ("testapp.customer:x", "testapp.customer", "no.model:1", "x", f"testapp.order:{ada.pk}0", "a.b:\0"):
+        assert listed(admin_client, owner=nonsense) == []
+
+
+def test_a_customer_of_very_many_orders_shows_the_newest(monkeypatch: pytest.MonkeyPatch, admin_client: Client) -> None:
+    monkeypatch.setattr(selection, "MAX_OBJECTS", 2)
+    ada = Customer.objects.create(name="Ada")
+    rows = [row("", ada).pk for _ in range(4)]
+    assert listed(admin_client, owner=f"testapp.customer:{ada.pk}") == rows[:1:-1]
+
+
+def test_pages_link_to_all_timeouts_of_the_object_and_of_its_customer(admin_client: Client) -> None:
+    ada = Customer.objects.create(name="Ada")
+    mine, alone = row("N-11", ada), row("N-12")
+    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[mine.pk])).content.decode()
+    assert f'?object=testapp.order%3A{mine.object_id}">All timeouts of this object</a>' in page
+    assert f'?owner=testapp.customer%3A{ada.pk}">All timeouts of customer {ada.pk}</a>' in page
+    page = admin_client.get(reverse("admin:django_delayq_timeout_change", args=[alone.pk])).content.decode()
+    assert "?object=" in page and "?owner=" not in page
+
+
+def test_without_permission_for_customers_there_is_neither_link_nor_page() -> None:
+    ada = Customer.objects.create(name="Ada")
+    mine = row("N-13", ada)
+    for codename, status in (("view_order", 403), ("view_customer", 200), ("change_customer", 200)):
+        client = staff("view_timeout", codename)
+        page = client.get(reverse("admin:django_delayq_timeout_change", args=[mine.pk])).content.decode()
+        assert ("?owner=" in page) == (status == 200)
+        assert client.get(f"{reverse(LIST)}?owner=testapp.customer:{ada.pk}").status_code == status
+    assert staff("view_customer").get(f"{reverse(LIST)}?owner=testapp.customer:{ada.pk}").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"search": "noet"},
+            "search='noet' is not a field of strings, integers or UUIDs of Order. Did you mean 'note'?",
+        ),
+        ({"search": "created_at"}, "is not a field of strings, integers or UUIDs of Order. It has: "),
+        ({"search": ("note", "customer")}, "search='customer' is not a field of strings"),
+        ({"search": "customer__nam"}, "search='customer__nam' is not a field of"),
+        ({"search": "note__name"}, "search='note__name' is not a field of"),
+        ({"search": (1,)}, "search=1 is not a field of strings"),
+        ({"owner": "custmer"}, "owner='custmer' is not a path of foreign keys of Order. Did you mean 'customer'?"),
+        ({"owner": "note"}, "owner='note' is not a path of foreign keys"),
+        ({"owner": "timeouts"}, "owner='timeouts' is not a path"),
+        ({"owner": 1}, "owner=1 is not a path of foreign keys"),
+    ],
+)
+def test_a_wrong_field_is_refused_with_the_one_that_was_meant(
+    declare: Declare, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(dq.PolicyError) as caught:
+        declare(Order, name="wrong", **options)
+    assert says in str(caught.value)
+
+
+@isolate_apps("tests.testapp")
+def test_a_field_without_an_index_is_warned_of() -> None:
+    class Numbered(models.Model):
+        unique = models.CharField(max_length=9, unique=True)
+        indexed = models.CharField(max_length=9, db_index=True)
+        first = models.IntegerField()
+        second = models.IntegerField()
+        constrained = models.IntegerField()
+        partial = models.IntegerField()
+        bare = models.CharField(max_length=9)
+        other = models.ForeignKey("self", null=True, on_delete=models.CASCADE)
+
+        class Meta:
+            app_label = "testapp"
+            indexes = [
+                models.Index(fields=["-first", "second"], name="both"),
+                models.Index(fields=["partial"], name="some", condition=models.Q(partial__gt=0)),
+            ]
+            constraints = [models.UniqueConstraint(fields=["constrained", "second"], name="once")]
+
+    names = ("id", "unique", "indexed", "first", "second", "constrained", "partial", "bare", "other__bare")
+    policy = dq.TimeoutPolicy(model=Numbered, name="x", handler=lambda obj, timeout: None, search=names)
+    assert unindexed(policy) == ["second", "partial", "bare", "other__bare"]
+
+
+def test_the_system_checks_report_a_field_without_an_index() -> None:
+    found = [message.msg for message in checks.check_policies() if message.id == "django_delayq.W016"]
+    assert any("testapp.order.by_note names note, which has no index" in each for each in found)
