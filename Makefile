@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix guarantees lint docs docs-links bench chaos mutants messages screenshots clean
+.PHONY: help demo test test-matrix matrix guarantees lint docs docs-links bench chaos mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -20,6 +20,10 @@ test: ## Set up, then run the whole suite on every database this machine has (ST
 test-matrix: ## Unit, engine and integration tests on the newest Python and Django found here (SQLite)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/suite.py newest
+
+matrix: ## The built wheel on each supported Python and Django, installed and used (ONLY="3.12 lowest", a few minutes)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/python tests/servers.py run --only redis -- $(BIN)/python tools/matrix.py $(ONLY)
 
 guarantees: ## Write the results of the last `make test` into docs/guarantees-tests.md
 	@$(BIN)/python tools/guarantees.py fill

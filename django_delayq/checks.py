@@ -32,7 +32,7 @@ from django_delayq.redis_clients import get_engine
 
 def register() -> None:
     """Register the checks below with Django."""
-    for check in (check_settings, check_policies, check_modules, check_pool):
+    for check in (check_settings, check_policies, check_modules, check_pool, check_versions):
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
@@ -52,7 +52,7 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
     if settings.redis is None and "REDIS" not in getattr(django_settings, "DELAYQ", {}):  # None was chosen
         yield Info(
             "No Redis is configured: workers poll the ledger once a second.",
-            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds of the deadline; None if not needed.',
+            hint='Set DELAYQ = {"REDIS": "redis://..."} to fire within milliseconds, or {"REDIS": None} to poll.',
             id="django_delayq.I001",
         )
     if settings.catch_up >= settings.retention / 2:
@@ -181,6 +181,18 @@ def check_modules(**_: Any) -> Iterator[CheckMessage]:
                 hint=f"Rename {path} to timeouts.py.",
                 id="django_delayq.W014",
             )
+
+
+def check_versions(**_: Any) -> Iterator[CheckMessage]:
+    """Check that django-reversion, if the project uses it, keeps no versions of timeouts."""
+    is_registered = getattr(sys.modules.get("reversion"), "is_registered", None)
+    if is_registered is not None and is_registered(Timeout):
+        yield Error(
+            "django-reversion keeps versions of timeouts: a revert would make fired ones pending, and they fire again.",
+            hint="VersionAdmin registers the models of its inlines. Register the object's own model instead: put "
+            "@reversion.register() on its class.",
+            id="django_delayq.E022",
+        )
 
 
 def check_redis(**_: Any) -> Iterator[CheckMessage]:

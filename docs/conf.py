@@ -54,6 +54,7 @@ napoleon_google_docstring = True
 napoleon_use_rtype = False
 
 linkcheck_anchors = False
+linkcheck_ignore = [r"http://(127\.0\.0\.1|localhost)\b.*"]
 linkcheck_timeout = 20
 
 

@@ -24,15 +24,16 @@ VERSIONS = ("3.13", "3.12")
 
 
 def find_python() -> str | None:
-    """Return the newest supported Python above our own: on PATH, or one that pyenv keeps; None: there is none."""
-    for version in VERSIONS:
-        if tuple(map(int, version.split("."))) <= sys.version_info[:2]:
-            continue
-        pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
-        candidates = [*map(str, reversed(pyenv)), shutil.which(f"python{version}")]
-        if found := next((path for path in candidates if path and _runs(path)), None):
-            return found
-    return None
+    """Return the newest supported Python above our own; None: there is none."""
+    newer = (version for version in VERSIONS if tuple(map(int, version.split("."))) > sys.version_info[:2])
+    return next(filter(None, map(find_version, newer)), None)
+
+
+def find_version(version: str) -> str | None:
+    """Return a Python of this version, such as "3.12": on PATH, or one that pyenv keeps; None: there is none."""
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    candidates = [*map(str, reversed(pyenv)), shutil.which(f"python{version}")]
+    return next((path for path in candidates if path and _runs(path)), None)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -56,6 +56,8 @@ NOT_OF_PYTHON = (
 )
 """Tests of servers, of Lua, of query plans and of processes, and requests, commands and faults at random: they ran on
 the other Python."""
+NOT_OF_MARIADB = ("crashes/test_installation.py", "crashes/test_supervisor.py", "guard_rails", "operations")
+"""Tests of processes whose statements the integration tests run on MariaDB. PostgreSQL and SQLite run these."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -190,7 +192,7 @@ def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Com
     return ["pytest", "-n", WORKERS, *options, *left_out, *paths]
 
 
-def _waiting(browser: bool) -> Sequence[Command]:
+def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
     """Return the commands for workers in threads, and for what starts and kills processes of its own.
 
     The workers in threads mostly wait, so three times as many run at a time. More than three files of the other kind at
@@ -199,7 +201,7 @@ def _waiting(browser: bool) -> Sequence[Command]:
     marks = "not real_orders" if browser else "not real_orders and not browser"
     return [
         ["pytest", "-n", IN_THREADS, "-m", marks, THREADS],
-        ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *PROCESSES],
+        ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *(f"--ignore={path}" for path in ignored), *PROCESSES],
     ]
 
 
@@ -239,12 +241,13 @@ def _stages() -> list[Stage]:
 def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> Stage:
     """Return the stage of the tests that touch the database, on a server."""
     ignored = [f"tests/integration/{name}.py" for name in WORDS]
+    processes = [f"tests/e2e/{path}" for path in NOT_OF_MARIADB] if name == "mariadb" else []
     binding = ["DELAYQ_TEST_BINDING=server"] if name == "postgresql" else []
     return Stage(
         name,
         words,
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored), [*binding, *REAL_ORDERS]],
-        _waiting(browser=False),
+        _waiting(browser=False, ignored=processes),
         {"DELAYQ_TEST_DB": name},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
@@ -273,8 +276,8 @@ def _connections() -> Stage:
         "workers with pools of several sizes, with prepared statements, and through PgBouncer",
         (),
         [
-            *([f"DELAYQ_TEST_POOL={size}", *in_threads] for size in ("true", "2")),
-            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=20", *in_threads],
+            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=true", *in_threads],
+            ["DELAYQ_TEST_POOL=2", *in_threads],
             ["DELAYQ_TEST_POOL=2", "pytest", "-n", "2", *processes],
             ["DELAYQ_TEST_POOLER=pgbouncer", *in_threads],
             ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],

@@ -160,7 +160,8 @@ class LedgerChangeList(ChangeList):
         """Choose the window, and return its rows that match all filters."""
         asked = set(self.get_filters_params())
         if self.query:
-            self.params.pop(FURTHER, None)  # Django's search form sends all parameters of the page
+            for params in (self.params, self.filter_params):  # search forms send all parameters of the page
+                params.pop(FURTHER, None)
             self.order, self.window = search.NEWEST, Window(selection.find_ids(self.root_queryset, self.query))
             self.is_window_filtered = bool(asked)
         else:

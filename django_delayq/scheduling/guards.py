@@ -65,7 +65,7 @@ def before_deadline(
             if subject.model is not None:
                 lock_object(subject.model, subject.pk, subject.using)
         else:
-            obj.refresh_from_db(using=subject.using, from_queryset=_locking(obj, subject.using))
+            _refresh(obj, subject.using)
         pending = writing.cancel_pending(subject, reason, lock=False, whole=True, in_time=strict)
         is_late = partial(_is_late, subject) if strict else None
         cancelling = Cancelling(True, pending, True) if pending else cancel_newest(subject, reason, is_late)
@@ -80,6 +80,18 @@ def before_deadline(
         # Only a round that was cancelled although its condition still holds must never be armed again.
         if not condition_holds(subject.policy, subject.pk, subject.using):
             writing.note_condition(row)
+
+
+def _refresh(obj: Model, using: str) -> None:
+    """Lock the row of `obj` and read it into `obj`."""
+    try:
+        obj.refresh_from_db(using=using, from_queryset=_locking(obj, using))
+    except AttributeError as error:
+        error.add_note(
+            f"before_deadline() reads {type(obj).__name__} again with refresh_from_db(), which sets each field. For "
+            "FSMField(protected=True) of django-fsm-2, add FSMModelMixin to the bases of the model."
+        )
+        raise
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:

@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 import django_delayq
+from tools import matrix
+from tools.newest import find_version
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "django_delayq"
@@ -37,12 +41,13 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memor
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = directory.glob("*.whl")
-    return built
+    return matrix.build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Metadata:
+    """Return what an index would check and show."""
+    return Metadata.from_email(matrix.metadata_of(wheel), validate=True)
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
@@ -66,6 +71,42 @@ def test_the_wheel_works_where_the_checkout_is_not(wheel: Path, tmp_path: Path) 
     command = [sys.executable, "-c", USE_INSTALLED, str(tmp_path / "site")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_the_wheel_works_beside_the_lowest_releases_that_it_allows(wheel: Path, tmp_path: Path, redis_url: str) -> None:
+    """The stage `newest` of the suite runs on the newest ones, and `make matrix` tries out all combinations."""
+    combination = matrix.combinations()[0]
+    python = find_version(combination.python)
+    if python is None:
+        pytest.skip(f"there is no Python {combination.python}")
+    matrix.try_out(combination, python, wheel, tmp_path)
+
+
+def test_a_plain_installation_needs_only_django_and_the_clients_of_redis(metadata: Metadata) -> None:
+    plain = [one for one in metadata.requires_dist or [] if one.marker is None or "extra" not in str(one.marker)]
+    assert {one.name for one in plain} == {"django", "redis", "django-redis", "typing-extensions"}
+    assert not any(one.extras for one in plain)
+
+
+def test_the_page_of_an_index_has_links_that_lead_somewhere(metadata: Metadata) -> None:
+    assert metadata.description_content_type == "text/markdown"
+    relative = re.findall(r"\]\((?!https?://|#)[^)]*\)", metadata.description or "")
+    assert relative == []
+    assert set(metadata.project_urls or {}) == {"Homepage", "Documentation", "Changelog", "Issues", "Security"}
+
+
+def test_the_source_distribution_holds_what_its_tests_need(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    rooms = ("django_delayq/", "tests/", "tools/", "docs/", "example_project/", "benchmarks/")
+    assert {name for name in tracked if name.startswith(rooms)} <= packed
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "Makefile", "pyproject.toml"} <= packed
 
 
 def test_project_file_package_and_changelog_name_one_version() -> None:

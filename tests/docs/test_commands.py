@@ -16,7 +16,6 @@ from django.core.management.base import BaseCommand, CommandError
 
 from tests.docs.pages import ROOT, code, pages, read
 
-SHELLS = {"console", "sh", "shell", "bash"}
 OTHER_PROGRAMS = {
     *("cd", "celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "mkdir", "redis-cli", "rq"),
     *("source", "systemctl", "uvicorn"),

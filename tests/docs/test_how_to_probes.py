@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,15 +44,13 @@ def probe(request: pytest.FixtureRequest, child_environment: dict[str, str]) -> 
     return run
 
 
-def test_a_probe_follows_the_worker_and_neither_redis_nor_the_database(
-    probe: Probe, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_probe_follows_the_worker_and_neither_redis_nor_the_database(probe: Probe, start_worker: StartWorker) -> None:
     assert probe() == 1, "no worker has started"
     worker = start_worker(REDIS_URL=CLOSED_PORT)
     wait_until(WorkerSeen.objects.exists, "the worker has written its heartbeat")
     assert probe() == 0
     assert probe(DELAYQ_TEST_REDIS_URL=CLOSED_PORT) == 0, "Redis is down"
-    assert probe(DELAYQ_TEST_DB_NAME=str(tmp_path / "missing" / "database")) == 0, "the database is down"
+    assert probe(DELAYQ_TEST_DB_NAME="/missing/database") == 0, "the database is down"
     processes.stop(worker)
     assert worker.returncode == 0
     assert probe() == 1, "the worker has stopped"

@@ -143,12 +143,6 @@ def relation(order: Order) -> None:
     order.timeouts.pendig()  # type: ignore[attr-defined]
 
 
-def annotated(orders: QuerySet[Order]) -> None:
-    for order in orders.annotate(due=Deadline("cancel_unpaid")):
-        assert_type(order.due, datetime | None)
-        order.due.isoformat()  # type: ignore[union-attr]
-
-
 def selecting_and_bulk(orders: QuerySet[Order], order: Order, parcels: QuerySet[Parcel], parcel: Parcel) -> None:
     pending = pending_timeouts(order, "cancel_unpaid")
     pending_timeouts(Order, cancel_unpaid, key="second")

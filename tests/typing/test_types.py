@@ -1,8 +1,10 @@
-"""Type checkers find a wrong model, `minuts=` and `"kep"`: `api.py` marks where, and strict mypy is run on it."""
+"""Type checkers find a wrong model, `minuts=` and `"kep"`: `api.py` marks where; strict mypy and pyright check it."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +38,14 @@ def test_a_mistake_that_is_not_excused_is_reported(mistake: str, tmp_path: Path)
     done = mypy(file)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"api_without_excuse.py:{number + 1}: error" in done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_pyright_reports_the_same_mistakes_and_infers_the_same_types(tmp_path: Path) -> None:
+    """It reports an excuse for a line in which it finds no mistake. It needs no plugin."""
+    shutil.copy(API, tmp_path)
+    options = {"typeCheckingMode": "standard", "reportUnnecessaryTypeIgnoreComment": "error"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({**options, "extraPaths": [str(ROOT)]}))
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--project", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

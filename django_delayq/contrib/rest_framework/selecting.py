@@ -91,7 +91,7 @@ class Selection(serializers.Serializer[Any]):
         known = {*cls().fields, "cursor", "page_size", "format"}
         if unknown := sorted(set(query) - known):
             raise serializers.ValidationError({name: [_("There is no such filter.")] for name in unknown})
-        selection = cls(data=query)
+        selection = cls(data={name: query[name] for name in query})  # of a QueryDict, DRF would ignore empty values
         selection.is_valid(raise_exception=True)
         return selection
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock
+from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, Stock, served_as
 from tests.shop.conftest import Shop
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -63,13 +63,7 @@ class Page:
 @pytest.fixture(scope="module")
 def arabic_address(calm_shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve the same shop in Arabic."""
-    environment = {**calm_shop.environment, "DJANGO_SETTINGS_MODULE": "tests.e2e.admin.right_to_left"}
-    database = environment.pop("DATABASE_URL")
-    served = Shop(tmp_path_factory.mktemp("arabic"), database)
-    served.environment.update(environment)
-    served.start_server()
-    yield served.url
-    served.stop()
+    yield from served_as(calm_shop, tmp_path_factory.mktemp("arabic"), DELAYQ_TEST_LANGUAGE="ar")
 
 
 @pytest.fixture

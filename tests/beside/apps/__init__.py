@@ -1,0 +1,1 @@
+"""Run with the settings of `tests.beside.project`: see `tests/beside/test_apps.py`."""

@@ -1,0 +1,158 @@
+"""What other apps do to objects with deadlines: their saves, deletions and imports arm, move and cancel."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import reversion
+from django.core.checks import run_checks
+from django.utils import timezone
+from reversion.models import Version
+from tablib import Dataset
+
+from django_delayq import DeadlinePassed, before_deadline, clock, get_deadline, sync_timeouts
+from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
+from tests.beside.project import models
+from tests.beside.project.admin import ImportedDealResource
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = timedelta(hours=1)
+
+
+def causes(deal: Any) -> list[tuple[str, str]]:
+    """Return the states and causes of the rounds of `deal`, the oldest first."""
+    return list(Timeout.objects.filter(object_id=str(deal.pk)).order_by("id").values_list("state", "cause"))
+
+
+def fire_later() -> int:
+    with clock.set_to(timezone.now() + 2 * HOUR):
+        return fire_due()
+
+
+def test_nothing_is_reported_about_the_project() -> None:
+    assert [message for message in run_checks() if message.level >= 30] == []
+
+
+@pytest.mark.parametrize("model", models.DEALS, ids=lambda model: model.__name__)
+def test_saving_arms_and_the_deadline_ends_the_deal(model: Any) -> None:
+    deal = model.objects.create()
+    assert get_deadline(deal, "end") is not None
+    assert fire_later() == 1
+    deal = model.objects.get()
+    assert getattr(deal, "state", deal.status) in {"ended", "expired"}
+    assert causes(deal) == [("fired", "due")]
+
+
+@pytest.mark.parametrize("model", models.DEALS, ids=lambda model: model.__name__)
+def test_the_guard_lets_one_side_win(model: Any) -> None:
+    in_time, late = model.objects.create(), model.objects.create()
+    with before_deadline(in_time, "end"):
+        if model is models.StateDeal:
+            in_time.pay()
+        else:
+            in_time.status = "paid"
+        in_time.save()
+    assert fire_later() == 1
+    with pytest.raises(DeadlinePassed), before_deadline(late, "end"):
+        pytest.fail("the deal has ended")
+    assert causes(in_time) == [("cancelled", "condition")]
+
+
+def test_history_keeps_each_version_that_a_firing_writes() -> None:
+    deal = models.RecordedDeal.objects.create()
+    fire_later()
+    assert list(deal.history.values_list("status", flat=True)) == ["ended", "open"]
+    deal.history.earliest().instance.save()
+    assert models.RecordedDeal.objects.get().status == "open"
+    assert causes(deal) == [("fired", "due")], "the round of this beginning is closed"
+
+
+def test_a_protected_state_without_its_mixin_is_refused_with_the_fix() -> None:
+    deal = models.BareStateDeal.objects.create()
+    refused = pytest.raises(AttributeError, match="Direct state modification is not allowed")
+    with refused as caught, before_deadline(deal, "end_bare"):
+        pytest.fail("the deal could not be read again")
+    assert "FSMModelMixin" in "".join(getattr(caught.value, "__notes__", []))
+
+
+def test_a_monitored_status_moves_the_deadline() -> None:
+    deal = models.TrackedDeal.objects.create(status="new")
+    assert get_deadline(deal, "end") is None
+    deal.status = "open"
+    deal.save()
+    assert get_deadline(deal, "end") == deal.changed_at + HOUR
+    deal.save(update_fields=["status"])
+    assert causes(deal) == [("pending", "")]
+
+
+@pytest.mark.parametrize("model", [models.HiddenDeal, models.SafeDeal], ids=lambda model: model.__name__)
+def test_a_soft_deletion_cancels_and_a_restored_deal_is_armed_again(model: Any) -> None:
+    deal = model.objects.create()
+    deal.delete()
+    assert causes(deal) == [("cancelled", "condition")]
+    assert fire_later() == 0
+    if model is models.SafeDeal:
+        deal.undelete()
+    else:
+        deal.is_removed = False
+        deal.save()
+    assert get_deadline(deal, "end") is not None
+
+
+def test_a_soft_deletion_of_a_queryset_cancels_at_the_next_sync_and_never_fires() -> None:
+    deal = models.HiddenDeal.objects.create()
+    models.HiddenDeal.available_objects.all().delete()
+    assert get_deadline(deal, "end") is not None
+    assert fire_later() == 0
+    assert causes(deal) == [("skipped", "condition")]
+
+
+@pytest.mark.parametrize("use_bulk", [False, True])
+def test_an_import_arms_by_save_and_in_bulk_with_the_next_sync(monkeypatch: pytest.MonkeyPatch, use_bulk: bool) -> None:
+    monkeypatch.setattr(ImportedDealResource._meta, "use_bulk", use_bulk)
+    began = datetime(2026, 11, 22, 12, tzinfo=timezone.get_current_timezone())
+    with clock.set_to(began):
+        rows = Dataset(["", "open", f"{began:%Y-%m-%d %H:%M:%S}"], headers=["id", "status", "begun_at"])
+        ImportedDealResource().import_data(rows, dry_run=True, raise_errors=True)
+        assert not Timeout.objects.exists()
+        ImportedDealResource().import_data(rows, dry_run=False, raise_errors=True)
+        deal = models.ImportedDeal.objects.get()
+        if use_bulk:
+            assert not Timeout.objects.exists()
+            assert sync_timeouts(models.ImportedDeal.objects.all()) == 1
+        assert get_deadline(deal, "end") == began + HOUR
+
+
+def test_a_reverted_version_is_armed_by_the_next_sync() -> None:
+    """django-reversion writes with `raw=True`, as `loaddata` does, which schedules nothing."""
+    with reversion.create_revision():
+        deal = models.VersionedDeal.objects.create()
+    deal.status = "paid"
+    deal.save()
+    assert causes(deal) == [("cancelled", "condition")]
+    Version.objects.get_for_object(deal).get().revision.revert()
+    assert models.VersionedDeal.objects.get().status == "open"
+    assert get_deadline(deal, "end") is None
+    assert sync_timeouts(deal) == 1
+    deal.refresh_from_db()
+    assert get_deadline(deal, "end") == deal.begun_at + HOUR
+
+
+def test_versions_of_timeouts_are_refused() -> None:
+    """A `VersionAdmin` registers the models of its inlines, unless its own model is registered already."""
+    reversion.register(Timeout)
+    try:
+        assert [message.id for message in run_checks()] == ["django_delayq.E022"]
+    finally:
+        reversion.unregister(Timeout)
+
+
+def test_a_user_of_the_project_has_deadlines() -> None:
+    person = models.Person.objects.create_user("ann")
+    assert person.timeouts.get().due_at == person.date_joined + HOUR
+    assert fire_later() == 1
+    person.refresh_from_db()
+    assert person.plan == "free"

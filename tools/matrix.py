@@ -1,0 +1,140 @@
+"""Install the built wheel beside each supported Python and Django, and use it there: `make matrix`.
+
+    python tests/servers.py run --only redis -- python tools/matrix.py               every combination
+    python tests/servers.py run --only redis -- python tools/matrix.py 3.12 lowest   names with all of these words
+
+Each combination has a virtual environment of its own, with the wheel, its extras, and nothing of the checkout. The
+project `tests/beside/acceptance` runs in it twice, without Redis and with it, and every warning is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import uuid
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a script, from this folder
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.newest import find_version
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = ROOT / "tests" / "beside" / "acceptance"
+EXTRAS = ("rest", "hiredis", "postgresql", "prometheus", "celery", "rq", "tasks")
+CONTRIB = ("celery", "rq", "django_tasks", "rest_framework.urls")
+NEEDS = {"6.0": "3.12", "6.1": "3.12"}
+"""The oldest Python of each Django that does not support every Python above."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Releases to install side by side; `lowest`: of every requirement the lowest release that it allows."""
+
+    python: str
+    django: str
+    lowest: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"Python {self.python}, Django {self.django}{', lowest' if self.lowest else ''}"
+
+
+def combinations() -> list[Combination]:
+    """Return those that the classifiers of the project promise, and the lowest releases on the oldest Python."""
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    pythons, djangos = (
+        [line.rpartition(" ")[2] for line in classifiers if re.search(what, line)]
+        for what in (r"Python :: 3\.", r"Django :: \d")
+    )
+    fitting = [
+        Combination(python, django)
+        for python in pythons
+        for django in djangos
+        if _numbers(python) >= _numbers(NEEDS.get(django, python))
+    ]
+    return [Combination(pythons[0], djangos[0], lowest=True), *fitting]
+
+
+def build(directory: Path) -> Path:
+    """Build the wheel in `directory`, once for all combinations. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+def try_out(combination: Combination, python: str, wheel: Path, directory: Path) -> None:
+    """Install `wheel` in a new environment in `directory`, and run the project there. Raises CalledProcessError."""
+    home = directory / "venv"
+    inside = str(home / "bin" / "python")
+    subprocess.run([python, "-m", "venv", "--without-pip", str(home)], check=True)
+    constraints = directory / "constraints.txt"
+    constraints.write_text("\n".join(_constraints(combination, wheel)))
+    pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-qq", "--constraint", str(constraints)]
+    subprocess.run([*pip, f"{wheel}[{','.join(EXTRAS)}]"], check=True)
+    shutil.copytree(PROJECT, directory / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
+    common = {**clean, "PYTHONWARNINGS": "error", "PYTHONPATH": str(directory), "ACCEPTANCE_CONTRIB": " ".join(CONTRIB)}
+    for redis in ("", os.environ["DELAYQ_TEST_REDIS_URL"]):
+        folder = directory / ("redis" if redis else "ledger")
+        folder.mkdir()
+        own = {"ACCEPTANCE_REDIS": redis, "ACCEPTANCE_PREFIX": f"acceptance-{uuid.uuid4().hex}"}
+        subprocess.run([inside, "-m", "acceptance"], cwd=folder, env=common | own, check=True)
+
+
+def _constraints(combination: Combination, wheel: Path) -> list[str]:
+    """Return lines for pip: this release of Django, and with `lowest` each lower bound in the wheel's metadata."""
+    if not combination.lowest:
+        return [f"Django=={combination.django}.*"]
+    requirements = re.findall(r"^Requires-Dist: ([\w.-]+)[^;\n]*?>=([\d.]+)", metadata_of(wheel), re.MULTILINE)
+    return sorted({f"{name}=={bound}" for name, bound in requirements})
+
+
+def metadata_of(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def main(words: Sequence[str]) -> int:
+    """Try out the combinations whose names contain all `words`; print a line for each, and return the exit code."""
+    wanted = [one for one in combinations() if all(word in one.name for word in words)]
+    lines: list[str] = []
+    failed = not wanted
+    with tempfile.TemporaryDirectory(prefix="delayq-matrix-") as directory:
+        wheel = build(Path(directory))
+        for number, combination in enumerate(wanted):
+            python = find_version(combination.python)
+            began = time.monotonic()
+            result = "left out"
+            if python is not None:
+                print(f"\n--- {combination.name} ({python})", flush=True)
+                own = Path(directory, str(number))
+                own.mkdir()
+                try:
+                    try_out(combination, python, wheel, own)
+                    result = "passed"
+                except subprocess.CalledProcessError:
+                    result, failed = "FAILED", True
+                shutil.rmtree(own)
+            lines.append(f"{result:9} {combination.name} ({time.monotonic() - began:.0f} s)")
+    print("\n=== matrix", *(lines or [f"no combination is named {' '.join(words)}"]), sep="\n", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
