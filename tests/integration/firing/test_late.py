@@ -286,7 +286,8 @@ def test_those_in_time_behind_many_that_are_too_late_keep_their_own_groups(decla
         firings.append(len(begun))
 
     policy = declare(Order, handle, name="slow", late=Late(HOUR))
-    firing_state.group_size(policy.label).seconds = 5.0
+    sizes = firing_state.group_size(policy.label)
+    sizes.seconds, sizes.uncalled_size = 5.0, 50
     rows = [due(Order.objects.create(), policy) for _ in range(44)]
     late, in_time = [overdue(row) for row in rows[:40]], rows[40:]
     begun = counted_transactions()
