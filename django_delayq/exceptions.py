@@ -59,6 +59,10 @@ class TimeLimitExceeded(DelayqError):
     """A call of a handler took longer than its limit. The attempt failed, and its transaction, if any, rolled back."""
 
 
+class NotMigrated(DelayqError):
+    """The database lacks tables or columns, because migrations are not applied."""
+
+
 class WrongInstallation(DelayqError):
     """The ledger, or the keys in Redis, belong to another installation. Nothing was changed."""
 

@@ -18,6 +18,7 @@ from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
+from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, matching_of
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
@@ -149,7 +150,7 @@ class Attempt:
         report.now = now
         due = self._due(free, rows, now)
         if due and vars(due[0])["is_stopped"]:
-            report.release_rest((row.pk for row in due), stop_cache.read(using).recheck_at(policy.label, now))
+            report.release_rest([row.pk for row in due], stop_cache.read(using).recheck_at(policy.label, now), STOPPED)
             due = []
         places = {timeout_id: place for place, timeout_id in enumerate(objects)}
         matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
@@ -187,8 +188,10 @@ class Attempt:
             if row is None:  # locked by another transaction, or deleted by hand: the next plan shows which
                 continue
             if row.is_settled:
+                log_waiting([row.pk], "it is settled already")
                 self.report.done.append(row.pk)
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
+                log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
             elif row.state == Timeout.State.FIRING:
                 self.expired.append(row.pk)
@@ -260,7 +263,9 @@ class Attempt:
         if self.monitor.group:
             self.monitor.group.member = member
         ids = tuple([row.pk for row in timeouts]) if isinstance(timeouts, list) else (timeouts.pk,)
-        call_handler(self.policy, target, timeouts, Call(ids, member.seen, self.is_counted))
+        call = Call(ids, member.seen, self.is_counted)
+        call_handler(self.policy, target, timeouts, call)
+        self.report.note_call(call)
         self.monitor.check_unbroken(member.row.pk)
 
     def _released(self, error: BaseException) -> ReportBuilder | None:
@@ -268,7 +273,7 @@ class Attempt:
         report, ids = ReportBuilder(now=self.report.now), [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
         if isinstance(error, SlotOver):
-            report.release_rest(ids, report.current_time())
+            report.release_rest(ids, report.current_time(), "its slot, by the rate of its policy, has passed")
             report.missed = True
             return report
         if isinstance(error, Overlap):

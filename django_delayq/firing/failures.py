@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -16,15 +15,14 @@ from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.handler import firing_transaction
+from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.ledger import settling
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
-from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
 
-logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
 UNDECLARED_GRACE: Final = timedelta(minutes=1)
@@ -79,6 +77,7 @@ def record(
     seen: dict[str, Any] | None,
     is_counted: bool = False,
     superseded: bool = False,
+    took: float | None = None,
 ) -> ReportBuilder:
     """Commit what `error` means for the timeout, unless it was moved, cancelled or tried meanwhile.
 
@@ -90,6 +89,7 @@ def record(
         seen: columns of the row when it was fired; None: it was not read, and must still be due.
         is_counted: this attempt is among the row's `attempts` already.
         superseded: a newer round has just taken the slot, as an IntegrityError has shown.
+        took: for how many seconds the handler ran, for the log; None: that is not known.
     """
     report, verdict, is_recorded = ReportBuilder(), None, False
     reach("undone")
@@ -110,17 +110,23 @@ def record(
     except IntegrityError:
         if superseded:
             raise
-        return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True)
+        return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True, took=took)
     reach("recorded")
     report.errors[timeout_id] = error
     if verdict is not None and is_recorded:
-        if verdict.signal:
-            report.signals.append((verdict.signal, row))
-        _log(row, verdict.error)
+        report.signals += [(verdict.signal, row)] if verdict.signal else []
+        _log(row, verdict, error, now, took)
     elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
-        _log(row, error)
+        log_failure(row, error, now, took, is_recorded=False)
     report.add_row(row)
     return report
+
+
+def _log(row: Timeout, verdict: _Verdict, error: BaseException, now: datetime, took: float | None) -> None:
+    if verdict.error is not None:
+        log_failure(row, verdict.error, now, took, is_recorded=True)
+    elif isinstance(error, Snooze):
+        log_snooze(row, now, message_of(error, row) if error.reason else "")
 
 
 def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> bool:
@@ -186,28 +192,3 @@ def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, slot_is_taken: bo
     if verdict.values["state"] != State.PENDING:
         verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
     return verdict
-
-
-def _log(row: Timeout, error: BaseException | None) -> None:
-    """Log a failed attempt as a warning and a dead timeout as an error; None: the attempt did not fail."""
-    if error is None:
-        return
-    is_dead = isinstance(error, GiveUp) or row.state == State.DEAD
-    words = message_of(error, row)
-    if isinstance(error, TooManySnoozes):
-        outcome = f"is dead: {words}"
-    elif isinstance(error, GiveUp):
-        outcome = f"is dead: its handler gave up at attempt {row.attempts}: {words}"
-    elif is_dead:
-        outcome = f"is dead: attempt {row.attempts} failed, and no retry is left: {type(error).__name__}: {words}"
-    else:
-        outcome = f"failed at attempt {row.attempts} and is now {row.state}: {type(error).__name__}: {words}"
-    logger.log(
-        logging.ERROR if is_dead else logging.WARNING,
-        "Timeout %s (%s) %s",
-        row.pk,
-        row.policy,
-        outcome,
-        exc_info=None if isinstance(error, GiveUp | TooManySnoozes) else shown(error, row),
-        extra={"event": "timeout_dead" if is_dead else "timeout_failed", "timeout_id": row.pk, "policy": row.policy},
-    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import asgiref
-import django
-
 from django_delayq.firing.state import RunningWork, firing_state
+from django_delayq.ledger.scrubbing import PACKAGE, is_user_code
 
 logger = logging.getLogger("django_delayq.firing")
 
@@ -28,11 +25,6 @@ SLOW_SECONDS: Final = 1.0
 LOG_INTERVAL_SECONDS: Final = 60.0
 """Slow works of one policy are logged at most once in this time."""
 MAX_FRAMES: Final = 3
-
-_PACKAGE = str(Path(__file__).parent.parent)
-_LIBRARIES = (_PACKAGE, *(str(Path(package.__file__ or "").parent) for package in (django, asgiref)))
-_STANDARD = sysconfig.get_path("stdlib")
-_DRIVERS = ("/psycopg/", "/psycopg_pool/", "/psycopg2/", "/MySQLdb/")
 
 
 @contextmanager
@@ -91,7 +83,7 @@ def activity(thread: int, run: RunningWork) -> str:
     in_handler = bool(run.timeout_ids)
     elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
     parts = [_database_activity(frames) or elsewhere]
-    places = [_place(frame) for frame in frames if in_handler and _is_user_code(frame.f_code.co_filename)]
+    places = [_place(frame) for frame in frames if in_handler and is_user_code(frame.f_code.co_filename)]
     if places:
         parts.append("at " + " > ".join(places[-MAX_FRAMES:]))
     return ", ".join(parts)
@@ -102,7 +94,7 @@ def _stack(frame: FrameType | None) -> list[FrameType]:
     stack = []
     while frame is not None:
         stack.append(frame)
-        if frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_code.co_name == "call_handler":
+        if frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name == "call_handler":
             break
         frame = frame.f_back
     return stack[::-1]
@@ -130,12 +122,6 @@ def _database_activity(frames: Sequence[FrameType]) -> str | None:
             locks = "UPDATE" in sql[-60:] if sql[:6] == "SELECT" else sql[:5] == "BEGIN"
             return f"it waits for {'a lock' if locks else 'the database'}, in a statement {sql.split()[0]}"
     return None
-
-
-def _is_user_code(file: str) -> bool:
-    if file.startswith((*_LIBRARIES, "<frozen")) or any(driver in file for driver in _DRIVERS):
-        return False
-    return not file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file
 
 
 def _place(frame: FrameType) -> str:

@@ -54,7 +54,7 @@ def fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: str
     report = attempt.fire(lambda error: record(policy, candidate.id, error, using, seen=None))
     if attempt.is_committed:
         for member in attempt.ready:
-            report.add(_run_handler(policy, member.row, member.obj, using))
+            report.add(_run_handler(policy, member.row, member.obj, using, report))
         count_fired(policy, len(report.fired), attempt.guards, using)
     return report
 
@@ -72,24 +72,26 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
     database.
     """
     report = settle_dead_attempts(using, limit)
-    report.send_signals(using)
+    report.publish(using)
     return report.report()
 
 
-def _run_handler(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str) -> ReportBuilder:
-    """Call the handler, and settle the row or record its failed attempt."""
+def _run_handler(
+    policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str, marked: ReportBuilder
+) -> ReportBuilder:
+    """Call the handler, and settle the row or record its failed attempt. `marked`: of the transaction before it."""
     seen = {"state": State.FIRING, "attempts": row.attempts}
-    driver_connection = driver_connection_of(using)
+    driver_connection, call = driver_connection_of(using), Call((row.pk,), seen, is_counted=True)
 
     def failed(error: BaseException) -> ReportBuilder:
         reason = None if isinstance(error, Outcome) else transient_reason(error, using, None, driver_connection)
         if reason is not None:
             wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
             error = TransientFailure(reason, wait)
-        return persistently(lambda: record(policy, row.pk, error, using, seen=seen, is_counted=True), row.pk, using)
+        options: dict[str, Any] = {"seen": seen, "is_counted": True, "took": time.monotonic() - call.began}
+        return persistently(lambda: record(policy, row.pk, error, using, **options), row.pk, using)
 
     try:
-        call = Call((row.pk,), seen, is_counted=True)
         report = guarded(lambda: call_handler(policy, obj, row, call), failed)
     except KeyboardInterrupt:
         with contextlib.suppress(Exception):
@@ -98,6 +100,7 @@ def _run_handler(policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str)
         raise
     if report is None:  # the handler returned
         reach("handled")
+        marked.note_call(call)
         report = persistently(lambda: _settle(row, using), row.pk, using)
         reach("settled")
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq.clock import DatabaseNow
 from django_delayq.firing.checkpoints import reach
+from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
-from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.models import Timeout
@@ -22,6 +24,8 @@ from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
+
+logger = logging.getLogger("django_delayq.firing")
 
 NEAR: Final = timedelta(milliseconds=1)
 """How long the first of a work that is planned before its deadline may wait for the last one."""
@@ -98,8 +102,26 @@ def plan(
                 early[row.id] = row.run_at
             due[policy.label, row.queue, begin].append(row)
     reach("planned")
+    _log_waiting(found, report, stopped)
     works = [work for (label, _, begin), rows in due.items() for work in _works(label, rows, deliveries, begin)]
     return works, replace(report.report(), early=early)
+
+
+def _log_waiting(rows: Sequence[_Row], report: ReportBuilder, stopped: Stopped) -> None:
+    """Log why those of `rows` that the plan leaves out do not fire now."""
+    for row in rows if logger.isEnabledFor(logging.DEBUG) else ():
+        if row.id in report.again or row.id in report.done:
+            policy = registry.get(row.policy)
+            why = "the worker claims it when the rate of its policy allows"
+            if Timeout.State(row.state).is_settled:
+                why = f"it is {row.state} already"
+            elif policy is None:
+                why = f"the policy {row.policy} is not declared here"
+            elif policy.label in stopped:
+                why = STOPPED
+            elif row.id in report.again:
+                why = f"it is not due before {row.run_at}"
+            log_waiting([row.id], why)
 
 
 @compiled

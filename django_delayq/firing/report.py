@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -16,7 +17,8 @@ from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.firing.handler import guarded
-from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
+from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, Call, firing_state
 from django_delayq.ledger.db_errors import transient_reason
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
@@ -143,6 +145,8 @@ class ReportBuilder:
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
+    calls: dict[int, HandlerCall] = field(default_factory=dict)
+    """For the log, at INFO: the calls of handlers that returned."""
     left: set[int] = field(default_factory=set)
     """Of one transaction: those that it could have fired, but may call no handler for. Not added up."""
     called_none: bool = False
@@ -159,15 +163,24 @@ class ReportBuilder:
         else:
             self.again[row.pk] = row.run_at
 
-    def release(self, ids: Iterable[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
+    def note_call(self, call: Call) -> None:
+        """Note for the log that the handler has returned."""
+        if logger.isEnabledFor(logging.INFO):
+            seconds = time.monotonic() - call.began
+            found = HandlerCall(self.current_time(), seconds, len(call.timeout_ids))
+            self.calls.update(dict.fromkeys(call.timeout_ids, found))
+
+    def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
+        log_waiting(ids, why)
         for timeout_id in ids:
             wait = firing_state.backoff.next_wait(using, timeout_id, why, max_seconds)
             self.again[timeout_id] = self.current_time() + wait
             self.uncounted.add(timeout_id)
 
-    def release_rest(self, ids: Iterable[int], again: datetime) -> None:
-        """Have `ids`, which were not tried, checked at the datetime `again`."""
+    def release_rest(self, ids: Collection[int], again: datetime, why: str = "its turn is later") -> None:
+        """Have `ids`, which were not tried, checked at the datetime `again`. `why` is logged."""
+        log_waiting(ids, why)
         for timeout_id in ids:
             self.again[timeout_id] = again
             self.uncounted.add(timeout_id)
@@ -192,12 +205,14 @@ class ReportBuilder:
         self.fired += other.fired
         self.uncounted |= other.uncounted
         self.signals += other.signals
+        self.calls.update(other.calls)
         self.errors.update(other.errors)
         self.now = other.now or self.now
         self.missed = self.missed or other.missed
 
-    def send_signals(self, using: str) -> None:
-        """Send the collected signals. What fails here is logged and undoes nothing."""
+    def publish(self, using: str) -> None:
+        """Log what has fired, and send the collected signals. What fails here is logged and undoes nothing."""
+        log_settled((row for _, row in self.signals), self.calls)
         for signal, row in self.signals:
             guarded(partial(announce, signal, row, using), partial(_log_unsent, row))
 

@@ -57,7 +57,7 @@ def run(work: Work, using: str) -> Report:
     for timeout_id in work.ids:
         if timeout_id not in report.uncounted:
             firing_state.backoff.reset(using, timeout_id)
-    report.send_signals(using)
+    report.publish(using)
     reach("reported")
     return report.report()
 
@@ -106,7 +106,7 @@ def _fire_in_groups(
         sizes.uncalled_size = min(MAX_GROUP, max(sizes.uncalled_size, 4 * len(group))) if is_uncalled else 0
         if time.monotonic() > stop_at:
             break
-    report.release_rest((candidate.id for candidate in rest), report.current_time())
+    report.release_rest([candidate.id for candidate in rest], report.current_time())
 
 
 def _fire_group(
@@ -130,7 +130,7 @@ def _fire_group(
             report.add(_fire_one(policy, rest.pop(0), using))
             if time.monotonic() > stop_at:
                 break
-        report.release_rest((candidate.id for candidate in rest), report.current_time())
+        report.release_rest([candidate.id for candidate in rest], report.current_time())
         return ReportBuilder()
 
     return Attempt(policy, group, using, checks_only=checks_only).fire(fire_one_by_one)
@@ -148,7 +148,8 @@ def _fire_one(
     def record_failure(error: BaseException) -> ReportBuilder:
         seen = attempt.turn.seen if attempt.turn else None
         try:
-            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted)
+            took = attempt.cost.handlers if attempt.turn else None
+            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted, took=took)
         except Exception as failure:  # noqa: BLE001 - the outcomes of other timeouts must be reported nevertheless
             report = ReportBuilder()
             report.release_unknown(policy.label, [candidate.id], failure, using)

@@ -309,6 +309,7 @@ class FiringState:
         running: the running work of each thread, by thread id.
         brake_counts: how many firings the brake of a policy had counted at the end, by label.
         slow_logged_at: when a slow handler of a policy was last logged, by label.
+        traceback_logged_at: when the traceback of an exception was last logged, by label and class.
         abandoned: the threads whose handlers took too long and have not ended.
     """
 
@@ -321,6 +322,7 @@ class FiringState:
         self.running: dict[int, RunningWork] = {}
         self.brake_counts: dict[str, int] = {}
         self.slow_logged_at: dict[str, float] = {}
+        self.traceback_logged_at: dict[tuple[str, type[BaseException]], float] = {}
         self.abandoned: list[threading.Thread] = []
         self._group_sizes: dict[str, GroupSize] = {}
         unknown.forget_all()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from django.db import connections
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
+from django_delayq.exceptions import NotMigrated
 from django_delayq.ledger.db_connections import discard, error_code, is_read_only, is_usable
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _POSTGRESQL = ("40001", "40P01", "55P03", "53", "58")
 # Lock wait timeout, deadlock, record changed since last read, NOWAIT; too many connections, of the server, of
 # the account.
 _MYSQL = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226})
+# Undefined table, undefined column: SQLSTATE, and numbers of MySQL.
+_MISSING = frozenset({"42P01", "42703", 1146, 1054})
 # BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL: the low byte of SQLite's extended error codes.
 _SQLITE = frozenset({5, 6, 10, 13, 14, 15})
 
@@ -54,6 +57,25 @@ def transient_reason(
             discard(connections[using])
         return f"the connection to the database failed ({_summary(error)})"
     return None if contention is None else _summary(contention)
+
+
+def unapplied_migrations(using: str) -> list[str]:
+    """Return the apps with migrations that are not applied to the database `using`. Raises the database's errors."""
+    from django.db.migrations.loader import MigrationLoader  # which web processes do not need
+
+    loader = MigrationLoader(connections[using])
+    return sorted({app for app, name in loader.graph.nodes if (app, name) not in loader.applied_migrations})
+
+
+def not_migrated(error: Error, using: str) -> NotMigrated | None:
+    """Return an error with advice if `error` reports a missing table or column, and migrations are not applied."""
+    is_missing = error_code(error) in _MISSING or str(error).startswith(("no such table", "no such column"))
+    try:
+        apps = unapplied_migrations(using) if is_missing else []
+    except Error:
+        return None
+    words = "{}. Migrations of {} are not applied: run manage.py migrate"
+    return NotMigrated(words.format(" ".join(str(error).split("\n")[0].split()), ", ".join(apps))) if apps else None
 
 
 def driver_connection_of(using: str) -> object:

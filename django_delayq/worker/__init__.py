@@ -11,6 +11,6 @@ background  leases, heartbeat, sweep, sync and pruning, in two threads of `perio
 from __future__ import annotations
 
 from django_delayq.worker.loop import Worker
-from django_delayq.worker.supervisor import WRONG_INSTALLATION, Supervisor
+from django_delayq.worker.supervisor import REFUSED, Supervisor
 
-__all__ = ["WRONG_INSTALLATION", "Supervisor", "Worker"]
+__all__ = ["REFUSED", "Supervisor", "Worker"]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
+from django_delayq.delays import brief
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.planning import Pacing
@@ -113,6 +114,8 @@ class Dispatch:
         self._slots: dict[str, SlotQueue] = {}
         """The works of policies with a rate that may not begin yet."""
         self.in_flight_by_policy: Counter[str] = Counter()
+        self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_retried": 0})
+        """How many timeouts of completed works had which outcome."""
         self.worked_on = 0
         """How many timeouts of completed works were passed to handlers or need none."""
 
@@ -245,6 +248,8 @@ class Dispatch:
                 )
             first = self._remove([*done, *again])
             self._prefetch.completed(first.load, time.monotonic() - first.at)
+            fired, again_later = sum(id in report.fired for id in done), len(again.keys() - set(report.untried))
+            self.outcomes.update({"fired": fired, "skipped_or_dead": len(done) - fired, "to_be_retried": again_later})
             self.worked_on += len(done) + len(again.keys() - set(report.untried))
             for id in done:
                 self._lost.pop(id, None)
@@ -331,6 +336,17 @@ class Dispatch:
             for id, each in list(self._in_flight.items())
             if (policy := registry.get(each.work.policy)) is not None and not policy.atomic
         ]
+
+    def log_outcomes(self, seconds: float, **others: int) -> None:
+        """Log at INFO how many timeouts had which outcome in `seconds`, and the numbers `others`."""
+        counts = {**self.outcomes, **others}
+        words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+        logger.info(
+            "The worker has stopped after %s: %s",
+            brief(seconds),
+            words or "nothing was due",
+            extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
+        )
 
     def _done(self, work: Work, report: Report) -> None:
         self._finished.put((work, report))

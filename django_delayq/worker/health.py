@@ -12,8 +12,9 @@ from django.db import Error as DatabaseError
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.engine import Engine
-from django_delayq.exceptions import EngineFull, ForeignEngine
+from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.db_errors import not_migrated
 from django_delayq.ledger.installation import check_prefix
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import WorkerSeen
@@ -59,6 +60,14 @@ class RedisHealth:
     def probe_seconds(self) -> float:
         """Return how long to wait before the next `probe`."""
         return self._backoff.delay
+
+    def reach(self) -> None:
+        """Call Redis, so that it is known at the start whether it answers."""
+        if self.engine is not None and self.is_up:
+            try:
+                self.engine.ping()
+            except EngineError as error:
+                self.lost(error)
 
     def failed(self, error: Exception, *, was_probe: bool = False) -> None:
         """Note an error of a call that Redis may refuse for lack of memory alone. Other errors are as in `lost`.
@@ -133,7 +142,9 @@ class DatabaseHealth:
         """Delay the next pass, log the failure once, and close connections that are broken."""
         self._backoff.failed()
         if isinstance(error, DatabaseError):
-            self._outages.failed("The database failed, and is asked again soon: %s", message_of(error))
+            missing = not_migrated(error, self._using)
+            words = "The database failed, and is asked again soon: %s"
+            self._outages.failed(words, missing or message_of(error), kind=missing is None)
         else:
             self._bugs.failed(
                 "A pass of the worker failed with %s, and is repeated soon: %s",

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, cast
 from django.db import Error as DatabaseError
 from django.db import router
 
+from django_delayq import __version__
 from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError, WrongInstallation
@@ -24,6 +25,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
+from django_delayq.ledger.db_errors import not_migrated
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
 from django_delayq.recovery.clock_skew import ClockSkew
@@ -82,27 +84,28 @@ class Worker:
         self.using = using or router.db_for_write(Timeout)
         self.queues = list(dict.fromkeys(queues)) if queues else declared_queues()
         self.concurrency = concurrency or get_settings().concurrency
+        self.only = self.queues if queues else None
+        """The queues to which it is restricted; None: it serves all."""
         self.abandoned = 0
         """After a hard stop: how many timeouts were running then, and are left to other workers."""
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
-        self._only = self.queues if queues else None
         self._is_burst = burst
         self._max_timeouts = max_timeouts
         self._stopping = self._hard = False
-        self._database_used_at = self._passed_at = self._progress_at = time.monotonic()
+        self._began_at = self._database_used_at = self._passed_at = self._progress_at = time.monotonic()
         self._progress = 0
         self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._skew = ClockSkew(self.using)
         self._database = DatabaseHealth(self.using)
         self._limit_concurrency(pool_limit(self.using))
-        self._redis = RedisHealth(get_worker_engine())
-        self._sources = Sources(self._redis, self.queues, self._only, self.using, self._skew)
+        self.redis = RedisHealth(get_worker_engine())
+        self._sources = Sources(self.redis, self.queues, self.only, self.using, self._skew)
         self._wakeup = self._new_wakeup()
 
     def __str__(self) -> str:
-        queues = ", ".join(self.queues) if self._only else "all queues"
-        source = "the ledger, once a second" if self._redis.engine is None else "Redis"
+        queues = ", ".join(self.queues) if self.only else "all queues"
+        source = "Redis" if self.redis.is_up else "the ledger, once a second"
         threads = "1 thread" if self.concurrency == 1 else f"{self.concurrency} threads"
         return f"serves {queues} of database {self.using!r} with {threads}, woken by {source}"
 
@@ -130,7 +133,8 @@ class Worker:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
         Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
-        writes anything, if the ledger or the Redis belongs to another installation.
+        writes anything, if the ledger or the Redis belongs to another installation. A burst raises NotMigrated if
+        tables are missing; otherwise the worker waits for them.
         """
         with self._stopping_on_signals():
             if not self._is_admitted():
@@ -138,13 +142,13 @@ class Worker:
             if open_connection(self.using) and pool_limit(self.using) is None:
                 with suppress(DatabaseError):
                     self._limit_concurrency(server_limit(self.using))
-            executor = make_executor(self.using, self.concurrency, self._only)
+            executor = make_executor(self.using, self.concurrency, self.only)
             dispatch = Dispatch(
                 executor, self._sources, self.using, skew=self._skew, prefetch=self._prefetch, wake=self._interrupt
             )
-            serve = self._found_queues.put if self._only is None else None
+            serve = self._found_queues.put if self.only is None else None
             background = Background(
-                self._redis, self.using, self._skew, serve=serve, known_queues=self.queues, wake=self.wake
+                self.redis, self.using, self._skew, serve=serve, known_queues=self.queues, wake=self.wake
             )
             threads = self._new_threads(dispatch, background)
             try:
@@ -152,6 +156,8 @@ class Worker:
                     thread.start()
                 self._wakeup.start()
                 worker_started.send_robust(type(self), worker=self)
+                facts = {"queues": self.only, "threads": self.concurrency, "version": __version__}
+                logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
                 self._try(lambda: self._prepare(background))
                 while not self._stopping:
                     seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
@@ -161,18 +167,25 @@ class Worker:
                 self._end(dispatch, executor, threads)
 
     def _is_admitted(self) -> bool:
-        """Wait until it is known that the ledger is this installation's; return False if the worker is stopped first.
+        """Wait until the ledger has its tables and is this installation's; return False if stopped first.
 
-        A Redis that is not available is checked before it is used. Raises WrongInstallation.
+        A Redis that is not available is checked before it is used. Raises WrongInstallation; in a burst NotMigrated.
         """
+        must_wait = get_settings().installation is not None
         while not self._stopping:
             try:
-                if failure := installation.check(self.using, self._redis.engine):
-                    self._redis.lost(failure)
+                if failure := installation.check(self.using, self.redis.engine):
+                    self.redis.lost(failure)
+                self.redis.reach()
                 self._database.recovered(was_idle=True)
                 return True
             except DatabaseError as error:
-                if get_settings().installation is None:
+                if missing := not_migrated(error, self.using):
+                    must_wait = True
+                    if self._is_burst:
+                        self._close_redis()
+                        raise missing from error
+                if not must_wait:
                     return True  # nothing would be refused
                 self._database.failed(error)
                 self._wakeup.wait(self._database.seconds_left)
@@ -181,11 +194,11 @@ class Worker:
                 raise
             finally:
                 check_connections()
-        return get_settings().installation is None
+        return not must_wait
 
     def _close_redis(self) -> None:
-        if self._redis.engine is not None:
-            self._redis.engine.close()
+        if self.redis.engine is not None:
+            self.redis.engine.close()
 
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
@@ -207,10 +220,10 @@ class Worker:
         quick.jobs.append(lease_job(self._sources, dispatch, self.using))
         if self._is_burst:
             return [quick]
-        heartbeat = Heartbeat(self.using, self._only, self.concurrency, self._skew)
+        heartbeat = Heartbeat(self.using, self.only, self.concurrency, self._skew)
 
         def beat() -> None:
-            heartbeat.beat(uses_redis=self._redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)
+            heartbeat.beat(uses_redis=self.redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)
 
         quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
         quick.jobs.append(background.sweep_job(quick.run_urgent))
@@ -220,8 +233,8 @@ class Worker:
 
     def _prepare(self, background: Background) -> None:
         self._skew.ask_database()
-        if self._only is not None:
-            warn_of_unknown_queues(self._only, self.using)
+        if self.only is not None:
+            warn_of_unknown_queues(self.only, self.using)
         if self._is_burst:
             background.sync(at_once=True)
             background.sweep_everything()
@@ -300,8 +313,8 @@ class Worker:
         labels = {label for policy in get_policies() for label in policy.labels}
         labels -= set(stop_cache.confirmed(self.using).all_labels())
         rows = Timeout.objects.using(self.using).due().of_labels(labels)
-        if self._only is not None:
-            rows = rows.filter(queue__in=self._only)
+        if self.only is not None:
+            rows = rows.filter(queue__in=self.only)
         return not rows.exists()
 
     def _try(self, step: Callable[[], T]) -> T | None:
@@ -309,7 +322,7 @@ class Worker:
         try:
             return step()
         except EngineError as error:
-            self._redis.failed(error)
+            self.redis.failed(error)
         except Exception as error:  # noqa: BLE001
             self._database.failed(error)
         finally:
@@ -325,8 +338,11 @@ class Worker:
         for thread in others:
             thread.stop()
         dispatch.collect()
-        dispatch.release()
+        released = dispatch.release()
         self._try(self._sources.flush)
+        if dispatch.in_flight and not self._hard:
+            words = "The worker stops when %d running timeouts are completed"
+            logger.info(words, dispatch.in_flight, extra={"event": "worker_stopping", "running": dispatch.in_flight})
         while dispatch.in_flight and not self._hard:
             self._wakeup.wait(MAX_WAIT_SECONDS)
             if dispatch.collect():
@@ -344,6 +360,7 @@ class Worker:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
         self._close_redis()
+        dispatch.log_outcomes(time.monotonic() - self._began_at, released=released, aborted=self.abandoned)
 
     def _serve_found_queues(self) -> None:
         while not self._found_queues.empty():
@@ -355,7 +372,7 @@ class Worker:
             self._wakeup.wake()  # a call of the former one may have been missed
 
     def _new_wakeup(self) -> Wakeup:
-        engine = self._redis.engine
+        engine = self.redis.engine
         # Without channels only this process wakes the worker.
         return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)
 

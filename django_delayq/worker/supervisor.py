@@ -18,7 +18,7 @@ from typing import Any, Final
 from django.db import connections
 
 from django_delayq.backoff import Backoff
-from django_delayq.exceptions import WrongInstallation
+from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.worker.loop import STOP_SIGNALS, Worker
 
 logger = logging.getLogger("django_delayq.worker")
@@ -28,8 +28,8 @@ LONGEST_PAUSE_SECONDS: Final = 30.0
 """The longest delay before a process is started again; one that has run for longer is started after the first delay."""
 NUMBER_VARIABLE: Final = "DELAYQ_PROCESS"
 """The environment variable that holds the number of a process, from 1."""
-WRONG_INSTALLATION: Final = 3
-"""The exit code of a worker that refuses a database or a Redis of another installation. It is not started again."""
+REFUSED: Final = 3
+"""The exit code of a worker that refuses its database or its Redis. It is not started again."""
 _STOP, _ABORT = b"s", b"a"
 
 
@@ -70,7 +70,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the processes until a signal stops them, or all are done; return the exit code.
 
-        It is 1 if a process failed while it was stopped, or had to abort handlers; `WRONG_INSTALLATION` if a process
+        It is 1 if a process failed while it was stopped, or had to abort handlers; `REFUSED` if a process
         refused to start, which stops the others.
         """
         with self._wakeups() as woken:
@@ -132,9 +132,9 @@ class Supervisor:
             threading.Thread(target=_obey, args=(orders, worker), name="delayq-orders", daemon=True).start()
             worker.run()
             code = 1 if worker.abandoned or worker.is_stuck else 0
-        except WrongInstallation as error:
+        except (NotMigrated, WrongInstallation) as error:
             print(f"delayq_worker: {error}", file=sys.stderr, flush=True)  # noqa: T201 - the log may not be shown
-            code = WRONG_INSTALLATION
+            code = REFUSED
         except BaseException:  # noqa: BLE001 - nothing of the supervisor may run in this process
             traceback.print_exc()
         finally:
@@ -152,7 +152,7 @@ class Supervisor:
             code, process.pid = os.waitstatus_to_exitcode(status), 0
             os.close(process.orders)
             process.orders = -1
-            if code == WRONG_INSTALLATION:
+            if code == REFUSED:
                 self._code, process.is_done, self._signals = code, True, max(self._signals, 1)
             elif process.is_done:
                 self._code = self._code or int(code != 0)

@@ -144,7 +144,7 @@ def _figure(cell: str) -> float:
     return float(cell.replace(",", ""))
 
 
-LOG_ATTRIBUTES = {"timeout_id"}
+LOG_ATTRIBUTES = {"timeout_id", "timeout_ids"}
 MONITORING = read(DOCS / "monitoring.md")  # test_monitoring checks that the names in its tables exist
 METRICS = {code(row[0])[0] for row in MONITORING.table("metric")}
 EVENTS = {code(row[0])[0] for row in MONITORING.table("event", "level")}

@@ -56,12 +56,12 @@ def test_the_unit_is_accepted_by_systemd(tmp_path: Path) -> None:
 
 
 def test_the_unit_does_not_restart_a_worker_of_another_installation() -> None:
-    from django_delayq.worker import WRONG_INSTALLATION
+    from django_delayq.worker import REFUSED
 
     unit = configparser.ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(file("systemd", "shop-timeouts.service"))
-    assert unit["Service"]["RestartPreventExitStatus"] == str(WRONG_INSTALLATION)
+    assert unit["Service"]["RestartPreventExitStatus"] == str(REFUSED)
     check(shlex.split(unit["Service"]["ExecStart"]))
 
 

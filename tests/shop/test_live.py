@@ -49,7 +49,7 @@ def test_the_demo_without_a_worker_fails_and_says_what_is_missing(shop: Shop) ->
 def test_a_replay_that_is_told_to_stop_takes_its_workers_with_it(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(40).write(tmp_path)
     replay = shop.start("replay_orders", "--orders", str(orders), "--reviews", str(reviews))
-    _wait_until(lambda: shop.log().count("delayq_worker: serves") == 2)
+    _wait_until(lambda: shop.log().count("The worker serves") == 2)
     workers = _children(replay.pid)
     assert len(workers) == 2
     replay.send_signal(signal.SIGTERM)

@@ -6,20 +6,41 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+import django
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import Error as DatabaseError
+from django.db import connections
+from django.utils import autoreload
 
+from django_delayq import __version__
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
-from django_delayq.exceptions import WrongInstallation
+from django_delayq.delays import brief
+from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
+from django_delayq.ledger.db_errors import unapplied_migrations
+from django_delayq.logs import shown
 from django_delayq.management.options import each, number
-from django_delayq.worker import WRONG_INSTALLATION, Supervisor, Worker
+from django_delayq.policies import TimeoutPolicy, get_policies
+from django_delayq.signals import worker_started
+from django_delayq.worker import REFUSED, Supervisor, Worker
+from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.supervisor import NUMBER_VARIABLE
+
+logger = logging.getLogger("django_delayq.worker")
 
 MAX_PROCESSES: Final = 256
+MAX_POLICIES: Final = 30
+"""So many policies are listed at the start."""
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
+EXIT_SECONDS: Final = 5.0
+"""How long a process that is reloaded waits for running handlers."""
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
 class Command(BaseCommand):
@@ -49,31 +70,67 @@ class Command(BaseCommand):
             "--max-timeouts", metavar="N", help="exit after N timeouts; each process, which is then replaced"
         )
 
+        parser.add_argument(
+            "--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)"
+        )
+        parser.add_argument(
+            "--log-format", choices=("plain", "json"), help="lines or JSON objects (default: plain, or as in LOGGING)"
+        )
+        parser.add_argument(
+            "--autoreload", action="store_true", help="start again when the code changes, for development"
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
-        concurrency, limit, processes = options["concurrency"], options["max_timeouts"], options["processes"] or 1
+        if options["autoreload"] and options["processes"]:
+            raise CommandError("--autoreload restarts one process. Omit --processes.")
+        level = options["log_level"] or {0: "warning", 1: None}.get(options["verbosity"], "debug")
+        form = options["log_format"]
+        has_colors = sys.stderr.isatty() and not options["no_color"]
+        colors = {logging.WARNING: self.style.WARNING, logging.ERROR: self.style.ERROR} if has_colors else None
+        with shown(level and level.upper(), as_json=None if form is None else form == "json", colors=colors):
+            if options["autoreload"]:
+                self._run_with_reloader(options)
+            else:
+                self._run(options)
+
+    def _run_with_reloader(self, options: dict[str, Any]) -> None:
+        """Run in a thread of Django's reloader, whose process exits when the code changes, and is then started again.
+
+        At its end, the worker releases what it has leased. A lease lasts longer than a developer waits.
+        """
+        begun: list[tuple[Worker, threading.Thread]] = []
+
+        def run() -> None:
+            try:
+                self._run(options, began=lambda worker: begun.append((worker, threading.current_thread())))
+            except CommandError as error:  # the reloader waits for a change of the code
+                self.stderr.write(str(error))
+
         try:
-            new_worker = partial(
-                Worker,
-                queues=each(options["queue"]) or None,
-                concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
-                burst=options["burst"],
-                max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
-            )
-            count = number("--processes", processes, 1, MAX_PROCESSES)
+            autoreload.run_with_reloader(run)
+        finally:
+            for worker, thread in begun:
+                worker.stop()
+                thread.join(EXIT_SECONDS)
+
+    def _run(self, options: dict[str, Any], began: Callable[[Worker], None] | None = None) -> None:
+        try:
+            count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
+            new_worker = partial(_new_worker, options)
             worker = new_worker()  # also to find wrong settings before any process starts
-            if options["verbosity"] > 0:
-                prefix = f"{count} processes, each of which " if count > 1 else ""
-                self.stdout.write(f"delayq_worker: {prefix}{worker}")
+            if began:
+                began(worker)
             # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-            if count > 1:
-                self._supervise(count, new_worker, ends=options["burst"])
-            else:
-                worker.run()
+            with self._greeting(options, count):
+                if count > 1:
+                    self._supervise(count, new_worker, ends=options["burst"])
+                else:
+                    worker.run()
         except ConfigError as error:
             raise CommandError(str(error)) from error
-        except WrongInstallation as error:
-            raise CommandError(str(error), returncode=WRONG_INSTALLATION) from error
+        except (NotMigrated, WrongInstallation) as error:
+            raise CommandError(str(error), returncode=REFUSED) from error
         if worker.abandoned:
             self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they are retried")
         if worker.abandoned or firing_state.stuck_threads:
@@ -84,6 +141,27 @@ class Command(BaseCommand):
         if worker.is_stuck:  # the threads have ended meanwhile
             sys.exit(1)
 
+    @contextmanager
+    def _greeting(self, options: dict[str, Any], processes: int) -> Iterator[None]:
+        """Show the first screen when the worker, or the first of several, begins."""
+
+        def greet(worker: Worker, **_: Any) -> None:
+            if os.environ.get(NUMBER_VARIABLE, "1") != "1":
+                return
+            with suppress(DatabaseError):
+                if apps := unapplied_migrations(worker.using):
+                    words = "Migrations of %s are not applied: run manage.py migrate"
+                    logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
+            if options["verbosity"] > 0 and options["log_format"] != "json":
+                self.stdout.write("\n".join(first_screen(worker, processes)))
+                self.stdout.flush()
+
+        worker_started.connect(greet)
+        try:
+            yield
+        finally:
+            worker_started.disconnect(greet)
+
     def _supervise(self, count: int, new_worker: Callable[[], Worker], *, ends: bool) -> None:
         if not hasattr(os, "fork"):
             raise CommandError("--processes needs a system with fork(). Start several commands without it instead.")
@@ -93,3 +171,65 @@ class Command(BaseCommand):
         self.stderr.flush()
         if code := Supervisor(count, new_worker, ends=ends).run():
             sys.exit(code)
+
+
+def _new_worker(options: dict[str, Any]) -> Worker:
+    concurrency, limit = options["concurrency"], options["max_timeouts"]
+    return Worker(
+        queues=each(options["queue"]) or None,
+        concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
+        burst=options["burst"],
+        max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
+    )
+
+
+def first_screen(worker: Worker, processes: int) -> Iterator[str]:
+    """Yield the lines that a worker shows when it begins. They contain no password."""
+    several = f"{processes} processes, each with " if processes > 1 else ""
+    yield f"django-delayq {__version__}, Django {django.get_version()}"
+    yield f"  database  {_database(worker.using)}"
+    yield f"  Redis     {_redis(worker.redis)}"
+    yield f"  threads   {several}{worker.concurrency}"
+    yield f"  queues    {', '.join(worker.queues)}{'' if worker.only else ' (all)'}"
+    served = [policy for policy in get_policies() if worker.only is None or policy.queue in worker.only]
+    width = max((len(policy.label) for policy in served[:MAX_POLICIES]), default=0)
+    names = [f"{policy.label:{width}}  {_delay(policy)}" for policy in served[:MAX_POLICIES]]
+    if len(served) > MAX_POLICIES:
+        names.append(f"and {len(served) - MAX_POLICIES} more: manage.py delayq_policies")
+    for place, line in enumerate(names or ["none: is there a timeouts.py in an installed app?"]):
+        yield f"  {'' if place else 'policies':8}  {line}"
+    yield "  To stop, press Ctrl-C or send SIGTERM: running handlers are completed. A second signal aborts them."
+
+
+def _database(using: str) -> str:
+    connection = connections[using]
+    where = connection.settings_dict
+    server = f" at {where['HOST']}{':' * bool(where['PORT'])}{where['PORT']}" if where["HOST"] else ""
+    return f"{connection.display_name} {str(where['NAME'])!r}{server} (alias {using!r})"
+
+
+def _redis(redis: RedisHealth) -> str:
+    """Describe Redis. Its address may contain a password, so only host, port and database are shown."""
+    if redis.engine is None:
+        return "none: due timeouts are read from the database once a second"
+    if not redis.is_up:
+        return "not reached: until it answers, due timeouts are read from the database once a second"
+    pool: Any = getattr(redis.engine.client, "connection_pool", None)
+    address = getattr(pool, "connection_kwargs", {})
+    place = f" at {address['host']}:{address.get('port')}/{address.get('db') or 0}" if address.get("host") else ""
+    return f"reached{place}, prefix {redis.engine.prefix!r}"
+
+
+def _delay(policy: TimeoutPolicy[Any]) -> str:
+    """Describe when timeouts of the policy are due, as declared."""
+    if policy.after is None:
+        return "by hand, each with its own delay"
+    since = policy.since if isinstance(policy.since, str) else "a computed time" if policy.since else ""
+    if not isinstance(policy.after, timedelta):
+        words = f"a computed delay after {since}" if since else "a computed delay"
+    elif not since:
+        words = brief(policy.after.total_seconds())
+    else:
+        before = policy.after < timedelta(0)
+        words = f"{brief(abs(policy.after).total_seconds())} {'before' if before else 'after'} {since}"
+    return words if policy.is_automatic else f"{words}, by hand"

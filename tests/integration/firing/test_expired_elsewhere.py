@@ -28,7 +28,7 @@ def test_an_attempt_that_died_is_told_once_however_many_workers_find_it(
     settle_expired("default")
     record(get_policy((Order, "send_outside")), row.pk, WorkerDied("died"), "default", seen=seen, is_counted=True)
     assert [found.getMessage().partition(":")[0] for found in caplog.records] == [
-        f"Timeout {row.pk} (testapp.order.send_outside) failed at attempt 1 and is now pending"
+        f"Timeout {row.pk} ({row.policy}, object {order.pk}) failed at attempt 1; attempt 2 follows at once"
     ]
 
 

@@ -195,11 +195,11 @@ def test_a_worker_stops_using_a_redis_that_another_installation_has_claimed(
         wait_until(lambda: WorkerSeen.objects.exists(), "the worker has passed the check of its start")
         assert client.get(f"{prefix}:installation") == b"staging"
         client.set(f"{prefix}:installation", "production")
-        wait_until(lambda: not running.worker._redis.is_up)
+        wait_until(lambda: not running.worker.redis.is_up)
         due_orders("remind", 2)
         wait_until(all_are("fired"))
         client.delete(f"{prefix}:installation")
-        wait_until(lambda: running.worker._redis.is_up)
+        wait_until(lambda: running.worker.redis.is_up)
         assert client.get(f"{prefix}:installation") == b"staging"
     assert events(caplog) == ["redis_away", "redis_back"]
 

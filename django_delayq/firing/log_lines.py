@@ -1,0 +1,139 @@
+"""The log of firings: a line for each timeout that fires, is skipped, snoozes or fails; at DEBUG also why one waits.
+
+Each record names the policy and the object. Its `extra` has them, and the times in seconds, for filters and for JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from django_delayq.delays import brief
+from django_delayq.firing.state import firing_state
+from django_delayq.ledger.scrubbing import keep_user_frames, message_of, shown
+from django_delayq.models import Timeout
+
+logger = logging.getLogger("django_delayq.firing")
+State, Cause = Timeout.State, Timeout.Cause
+
+TRACEBACK_INTERVAL_SECONDS: Final = 60.0
+"""How often the traceback of one kind of exception is logged for one policy while its timeouts are retried."""
+MAX_IDS: Final = 20
+STOPPED: Final = "its policy is paused or on hold"
+_SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
+
+
+class HandlerCall(NamedTuple):
+    """A call of a handler that has returned: when it began by the database clock, and for how many timeouts."""
+
+    at: datetime
+    seconds: float
+    timeouts: int
+
+
+def log_settled(rows: Iterable[Timeout], calls: Mapping[int, HandlerCall]) -> None:
+    """Log at INFO those of the settled `rows` that fired or were skipped. `calls`: of their handlers, by id."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    for row in rows:
+        if row.state == State.FIRED and row.settled_at:
+            at, seconds, count = calls.get(row.pk, HandlerCall(row.settled_at, 0.0, 1))
+            others = f", together with {count - 1} others" if count > 1 else ""
+            times, facts = _timing(row, at, seconds)
+            logger.info("%s fired %s%s", _name(row), times, others, extra=_extra(row, "timeout_fired", **facts))
+        elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:
+            why = _SKIPPED.get(Cause(row.cause), row.reason)
+            logger.info("%s is skipped: %s", _name(row), why, extra=_extra(row, "timeout_skipped", cause=row.cause))
+
+
+def log_snooze(row: Timeout, now: datetime, reason: str) -> None:
+    """Log at INFO that the handler of `row` has asked to be called again later."""
+    if logger.isEnabledFor(logging.INFO):
+        words = "%s snoozes, and is tried again %s%s"
+        args = _name(row), _until(row, now), f": {reason}" if reason else ""
+        logger.info(words, *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
+
+
+def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: float | None, *, is_recorded: bool) -> None:
+    """Log a failed attempt as a warning, and a dead timeout as an error.
+
+    Of the traceback only the frames of the project are shown. While timeouts of a policy are retried after the same
+    kind of exception, it is shown once a minute: a server that is down makes thousands of them fail.
+
+    Args:
+        row: as it is after the attempt.
+        error: what the handler raised.
+        now: the time by the database clock.
+        seconds: for how long the handler ran; None: that is not known.
+        is_recorded: False: the row was changed meanwhile, and the attempt does not count.
+    """
+    is_dead, is_decided = row.state == State.DEAD, row.cause in {Cause.HANDLER, Cause.LIMIT}
+    times, facts = ("", {}) if seconds is None else _timing(row, now, seconds, failed=True)
+    reason = message_of(error, row) if is_decided else f"{type(error).__name__}: {message_of(error, row)}"
+    has_trace = not is_decided and (is_dead or _is_time_for_traceback(row, error))
+    if is_recorded and row.state == State.PENDING:
+        facts["next_at"] = row.run_at
+    logger.log(
+        logging.ERROR if is_dead else logging.WARNING,
+        "%s %s: %s",
+        _name(row),
+        _outcome(row, now, f"{', ' * bool(times)}{times}") if is_recorded else f"failed, and is already {row.state}",
+        reason,
+        exc_info=shown(keep_user_frames(error), row) if has_trace else None,
+        extra=_extra(row, "timeout_dead" if is_dead else "timeout_failed", attempt=row.attempts, **facts),
+    )
+
+
+def _outcome(row: Timeout, now: datetime, times: str) -> str:
+    """Describe what an attempt has made of `row`; `times`: how late it began and for how long it ran."""
+    attempt = f"attempt {row.attempts}{times}"
+    if row.state == State.PENDING:
+        return f"failed at {attempt}; attempt {row.attempts + 1} follows {_until(row, now)}"
+    if row.state != State.DEAD:
+        return f"failed at {attempt}, and is now {row.state}"
+    if row.cause == Cause.LIMIT:
+        return "is dead"
+    how = "its handler gave up at" if row.cause == Cause.HANDLER else "no retry is left after"
+    return f"is dead: {how} {attempt}"
+
+
+def log_waiting(ids: Collection[int], why: str) -> None:
+    """Log at DEBUG why the timeouts `ids`, if there are any, do not fire now."""
+    if ids and logger.isEnabledFor(logging.DEBUG):
+        more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
+        listed = ", ".join(map(str, islice(ids, MAX_IDS))) + more
+        logger.debug("Not fired now: %s: %s", listed, why, extra={"event": "not_fired", "timeout_ids": tuple(ids)})
+
+
+def _is_time_for_traceback(row: Timeout, error: BaseException) -> bool:
+    key, now, logged_at = (row.policy, type(error)), time.monotonic(), firing_state.traceback_logged_at
+    if now - logged_at.get(key, -math.inf) < TRACEBACK_INTERVAL_SECONDS:
+        return False
+    logged_at[key] = now
+    return True
+
+
+def _name(row: Timeout) -> str:
+    object_id = row.object_id if row.object_id.isprintable() else repr(row.object_id)
+    return f"Timeout {row.pk} ({row.policy}, object {object_id})"
+
+
+def _timing(row: Timeout, at: datetime, seconds: float, *, failed: bool = False) -> tuple[str, dict[str, Any]]:
+    """Return `3 ms late, in 12 ms`, and both in seconds. `at` is when the handler began, or when it `failed`."""
+    late = (at - row.due_at).total_seconds() - (seconds if failed else 0.0)
+    words = f"{brief(abs(late))} {'late' if late >= 0 else 'early'}, {'after' if failed else 'in'} {brief(seconds)}"
+    return words, {"late_seconds": round(late, 3), "seconds": round(seconds, 6)}
+
+
+def _until(row: Timeout, now: datetime) -> str:
+    left = (row.run_at - now).total_seconds()
+    return f"in {brief(left)}" if left > 0 else "at once"
+
+
+def _extra(row: Timeout, event: str, **facts: Any) -> dict[str, Any]:
+    return {"event": event, "timeout_id": row.pk, "policy": row.policy, "object_id": row.object_id, **facts}

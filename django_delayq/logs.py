@@ -1,0 +1,97 @@
+"""Format log records as lines with time and level, or as JSON, and show them where `LOGGING` does not.
+
+Without Django, because `LOGGING` may name the formatter, and is read before the apps are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final
+
+LIBRARY: Final = "django_delayq"
+"""The logger of this package, above all of its others."""
+_STANDARD: Final = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
+
+
+class Formatter(logging.Formatter):
+    """Format a record as a line with local time, level and message, or as a JSON object that also has its `extra`.
+
+    The lines after the first one are indented, so that a message of an exception cannot imitate a record.
+
+    Args:
+        as_json: format JSON.
+        colors: a function for each level that is shown in a color; it gets and returns the name of the level.
+    """
+
+    def __init__(self, *, as_json: bool = False, colors: Mapping[int, Callable[[str], str]] | None = None) -> None:
+        super().__init__()
+        self._as_json = as_json
+        self._colors = colors or {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).astimezone()
+        trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        if not self._as_json:
+            level = self._colors.get(record.levelno, str)(f"{record.levelname:<7}")
+            text = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info)))
+            return f"{at.isoformat(' ', 'milliseconds')} {level} {text}".replace("\n", "\n    ")
+        found: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+            **{name: value for name, value in vars(record).items() if name not in _STANDARD},
+        }
+        return json.dumps(found | ({"traceback": trace} if trace else {}), default=str, ensure_ascii=False)
+
+
+@contextmanager
+def shown(
+    level: str | None = None,
+    *,
+    as_json: bool | None = None,
+    colors: Mapping[int, Callable[[str], str]] | None = None,
+) -> Iterator[None]:
+    """Write the records of this library to standard error until the block ends, unless `LOGGING` handles them.
+
+    Args:
+        level: the name of the least level; None: as `LOGGING` has it, or INFO if it handles nothing.
+        as_json: the format. If it is given, handlers of `LOGGING` that write to the console get it, too.
+        colors: as in `Formatter`.
+    """
+    logger, formatter = logging.getLogger(LIBRARY), Formatter(as_json=bool(as_json), colors=colors)
+    former_level, added = logger.level, None
+    changed: list[tuple[logging.Handler, logging.Formatter | None]] = []
+    if not logger.hasHandlers():
+        added = logging.StreamHandler(sys.stderr)
+        added.setFormatter(formatter)
+        logger.addHandler(added)
+    elif as_json is not None:
+        changed = [(handler, handler.formatter) for handler in _console_handlers(logger)]
+        for handler, _ in changed:
+            handler.setFormatter(formatter)
+    if level is not None or added is not None:
+        logger.setLevel(level or "INFO")
+    try:
+        yield
+    finally:
+        logger.setLevel(former_level)
+        if added is not None:
+            logger.removeHandler(added)
+        for handler, former in changed:
+            handler.setFormatter(former)
+
+
+def _console_handlers(logger: logging.Logger | None) -> Iterator[logging.StreamHandler[Any]]:
+    """Yield the handlers for records of `logger` that write to the console."""
+    while logger is not None:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr):
+                yield handler
+        logger = logger.parent if logger.propagate else None

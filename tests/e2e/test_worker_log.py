@@ -1,0 +1,211 @@
+"""What a real worker process writes: its first screen and its log, which are those of the page about the worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import settings as test_settings
+from tests.docs.pages import ROOT, read
+from tools import processes
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(test_settings.DB != "sqlite", reason="the project of the page brings its own SQLite"),
+]
+SETTINGS = """
+import os
+SECRET_KEY = "only for this test"
+USE_TZ = True
+SILENCED_SYSTEM_CHECKS = ["django_delayq.W004", "django_delayq.I001"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["django.contrib.contenttypes", "django_delayq", "shop"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("SHOP_DB", "shop.sqlite3")}}
+if os.environ.get("SHOP_LOGGING"):
+    LOGGING = {
+        "version": 1,
+        "formatters": {"own": {"format": "own {message}", "style": "{"}},
+        "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "own"}},
+        "root": {"handlers": ["console"], "level": "WARNING"},
+    }
+"""
+MODELS = """
+from django.db import models
+
+class Order(models.Model):
+    status = models.CharField(max_length=20, default="unpaid")
+    created_at = models.DateTimeField(null=True)
+"""
+TIMEOUTS = """
+from datetime import timedelta
+
+from django.db.models import Q
+from django_delayq import GiveUp, Retry, timeout_policy
+from shop.models import Order
+
+
+@timeout_policy(Order, after=timedelta(minutes=30), since="created_at", when=Q(status="unpaid"))
+def cancel_unpaid(order, timeout):
+    order.status = "cancelled"
+    order.save()
+
+
+@timeout_policy(Order, after=timedelta(hours=2), retry=Retry([0]))
+def send_reminder(order, timeout):
+    if timeout.attempts == 1:
+        raise ConnectionError("no answer from sms.example.com")
+
+
+@timeout_policy(Order)
+def ask_for_review(order, timeout):
+    raise GiveUp("the customer has no address")
+"""
+DUE = """
+import datetime
+from django.utils import timezone
+from django_delayq import schedule_timeout
+from shop.models import Order
+
+Order.objects.all().delete()
+order = Order.objects.create(created_at=timezone.now() - datetime.timedelta(minutes=30))
+schedule_timeout(order, "send_reminder", seconds=0)
+schedule_timeout(order, "ask_for_review", seconds=0)
+"""
+FIXED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d|[\d.]+ (?:ms|s)\b|\d+\.\d+(?:\.\d+)?")
+Start = Callable[..., Any]
+
+
+def start(home: Path, *arguments: str, **variables: str) -> Any:
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project", "PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "django", *arguments]
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return processes.start(command, cwd=home, env={**environment, **variables}, text=True, **both)
+
+
+@pytest.fixture
+def begin() -> Iterator[Start]:
+    """Start a command that is killed, group and all, when the test ends."""
+    started: list[Any] = []
+
+    def do(home: Path, *arguments: str, **variables: str) -> Any:
+        started.append(start(home, *arguments, **variables))
+        return started[-1]
+
+    yield do
+    for process in started:
+        processes.kill(process)
+        process.communicate()
+
+
+def manage(home: Path, *arguments: str, code: int = 0, **variables: Any) -> str:
+    process = start(home, *arguments, **variables)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code, out
+    return str(out)
+
+
+def next_line(process: Any, event: str) -> dict[str, Any]:
+    """Return the next JSON line with the event."""
+    for text in process.stdout:
+        if text.startswith("{") and (line := json.loads(text))["event"] == event:
+            return dict(line)
+    raise AssertionError(f"no line with the event {event}")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a project."""
+    home = tmp_path_factory.mktemp("project")
+    (home / "shop").mkdir()
+    files = {"project.py": SETTINGS, "shop/__init__.py": "", "shop/models.py": MODELS, "shop/timeouts.py": TIMEOUTS}
+    for name, code in files.items():
+        (home / name).write_text(code)
+    manage(home, "migrate", "--run-syncdb", "-v0")
+    return home
+
+
+@pytest.fixture
+def shop(home: Path) -> Path:
+    """Return the project with three due timeouts and no others."""
+    manage(home, "shell", "-v0", "-c", DUE)
+    return home
+
+
+def fixed(text: str) -> list[str]:
+    """Return the lines without times, numbers and versions, and without those of a machine that is slow."""
+    lines = [line for line in text.splitlines() if "has been running for" not in line]
+    return [re.sub(r"object \d+|Timeout \d+", "N", FIXED.sub("T", line)) for line in lines]
+
+
+def test_the_first_screen_and_the_log_are_those_of_the_page(shop: Path) -> None:
+    out = manage(shop, "delayq_worker", "--burst").replace(str(shop), "/srv/shop")
+    shown = [block.code for block in read(ROOT / "docs" / "worker.md").blocks if block.language == "text"]
+    screen, log = out.partition("aborts them.\n")[0] + "aborts them.\n", out.partition("aborts them.\n")[2]
+    assert fixed(screen) == fixed(shown[0])
+    assert sorted(fixed(log)) == sorted(fixed(shown[1])), out
+
+
+def test_as_json_every_line_is_an_object_with_the_facts(shop: Path) -> None:
+    found = [json.loads(line) for line in manage(shop, "delayq_worker", "--burst", "--log-format", "json").splitlines()]
+    by_event: dict[str, dict[str, Any]] = {line["event"]: line for line in found}
+    assert set(by_event) - {"handler_slow"} == {
+        "worker_started",
+        "timeout_fired",
+        "timeout_failed",
+        "timeout_dead",
+        "worker_stopped",
+    }
+    assert by_event["worker_started"]["threads"] == 4
+    failed = by_event["timeout_failed"]
+    assert (failed["level"], failed["policy"], failed["attempt"]) == ("WARNING", "shop.order.send_reminder", 1)
+    assert "shop/timeouts.py" in failed["traceback"]
+    assert "django_delayq" not in failed["traceback"]
+    assert by_event["worker_stopped"]["fired"] == 2
+
+
+def test_a_project_with_logging_keeps_its_handlers_levels_and_format(shop: Path) -> None:
+    out = manage(shop, "delayq_worker", "--burst", SHOP_LOGGING="yes").partition("aborts them.\n")[2]
+    log = [line for line in out.splitlines() if re.match(r"\S", line) and not line.startswith(("Traceback", "Conn"))]
+    assert sorted(re.sub(r"\d+ \(|,.*|:.*", "", line) for line in log) == [
+        "own Timeout shop.order.ask_for_review",
+        "own Timeout shop.order.send_reminder",
+    ]
+
+
+def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -> None:
+    empty: dict[str, Any] = {"SHOP_DB": "empty.sqlite3"}
+    refused = manage(home, "delayq_worker", "--burst", code=3, **empty)
+    assert "Migrations of contenttypes, django_delayq are not applied: run manage.py migrate" in refused
+    worker = begin(home, "delayq_worker", "--log-format", "json", **empty)
+    line = next_line(worker, "database_away")
+    assert "no such table" in line["message"]
+    assert line["message"].endswith("run manage.py migrate")
+    manage(home, "migrate", "--run-syncdb", "-v0", **empty)
+    next_line(worker, "database_back")
+    next_line(worker, "worker_started")
+    worker.send_signal(signal.SIGTERM)
+    out, _ = worker.communicate(timeout=30)
+    assert "Traceback" not in out
+    assert worker.returncode == 0
+
+
+def test_with_autoreload_a_change_of_the_code_starts_the_worker_again(shop: Path, begin: Start) -> None:
+    worker = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json")
+    first = next_line(worker, "worker_started")
+    next_line(worker, "timeout_dead")
+    later = time.time() + 5
+    os.utime(shop / "shop" / "timeouts.py", (later, later))
+    assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
+    assert next_line(worker, "worker_started")["process"] != first["process"]
+    os.killpg(worker.pid, signal.SIGINT)
+    next_line(worker, "worker_stopped")

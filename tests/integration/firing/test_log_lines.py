@@ -1,0 +1,168 @@
+"""One line for each firing: policy, object, outcome, how late and how long; failures with the frames of the project."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq.delays import brief
+from django_delayq.ledger.scrubbing import is_user_code
+from django_delayq.models import Timeout
+from django_delayq.operations import policies
+from tests.integration.firing.conftest import due, fire, grouping
+from tests.testapp.models import Order, Voucher
+
+pytestmark = pytest.mark.django_db(transaction=True)
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+
+
+@pytest.fixture(autouse=True)
+def at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "django_delayq.firing")
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
+    return [record for record in caplog.records if vars(record).get("event") == event]
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}])
+def test_a_firing_is_a_line_with_policy_object_lateness_and_duration(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    row = due(order, declare(Order, name="quick", **options))
+    Timeout.objects.update(due_at=timezone.now() - timedelta(minutes=5))
+    fire(row)
+    [line] = lines(caplog, "timeout_fired")
+    assert (line.levelno, line.timeout_id, line.policy) == (logging.INFO, row.pk, "testapp.order.quick")
+    assert line.object_id == str(order.pk)
+    assert 300 <= line.late_seconds < 360
+    assert line.getMessage().startswith(f"Timeout {row.pk} (testapp.order.quick, object {order.pk}) fired 5 min")
+    assert line.getMessage().endswith(f" late, in {brief(line.seconds)}")
+
+
+@pytest.mark.parametrize(("options", "others"), [({"batch": 5}, ", together with 2 others"), ({}, "ms")])
+def test_the_lines_of_a_batch_share_a_duration_and_those_of_a_group_do_not(
+    declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any], others: str
+) -> None:
+    grouping(policy := declare(Order, name="several", **options))
+    fire(*[due(Order.objects.create(), policy) for _ in range(3)])
+    assert [line.getMessage().endswith(others) for line in lines(caplog, "timeout_fired")] == [True] * 3
+
+
+def test_a_skipped_timeout_is_a_line_with_its_reason(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    def skip(*_: Any) -> None:
+        raise dq.Skip("it is a test order")
+
+    rows = [due(order, "cancel_unpaid"), due(Order.objects.create(), declare(Order, skip, name="skips"))]
+    gone = due(gone_order := Order.objects.create(), "remind")
+    Order.objects.filter(pk=order.pk).update(status="paid")
+    Order.objects.filter(pk=gone_order.pk).delete()
+    Timeout.objects.filter(pk=gone.pk).update(state="pending", slot_taken=1, settled_at=None, cause="")
+    for row in (*rows, gone):
+        fire(row)
+    assert [line.getMessage().partition(" is skipped: ")[2] for line in lines(caplog, "timeout_skipped")] == [
+        "its condition does not hold",
+        "it is a test order",
+        "its object does not exist any more",
+    ]
+
+
+def test_a_snooze_is_a_line_with_the_next_time(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    def snooze(*_: Any) -> None:
+        raise dq.Snooze(minutes=5, reason="the bank is closed")
+
+    fire(due(order, declare(Order, snooze, name="snoozes")))
+    [line] = lines(caplog, "timeout_snoozed")
+    assert line.getMessage().endswith(" snoozes, and is tried again in 5 min: the bank is closed")
+    assert line.levelno == logging.INFO
+
+
+def raise_in_django(*_: Any) -> None:
+    Voucher.objects.create(code="twice")
+    Voucher.objects.create(code="twice")
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}])
+def test_a_failure_names_the_object_the_attempts_and_only_frames_of_the_project(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    row = due(order, declare(Order, raise_in_django, name="fails", retry=dq.Retry([120]), **options))
+    fire(row)
+    [line] = lines(caplog, "timeout_failed")
+    assert f"(testapp.order.fails, object {order.pk}) failed at attempt 1, " in line.getMessage()
+    assert "; attempt 2 follows in 2 min: IntegrityError: " in line.getMessage()
+    assert line.attempt == 1
+    assert line.next_at - timezone.now() > timedelta(seconds=60)
+    kind, error, trace = line.exc_info
+    assert kind is IntegrityError
+    while error is not None:
+        assert all(is_user_code(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+        error = error.__cause__
+    assert [frame.name for frame in traceback.extract_tb(trace)] == ["raise_in_django"]
+    row.refresh_from_db()
+    assert "django/db/backends" in row.errors[0]["traceback"], "the ledger keeps all of it"
+
+
+def test_a_server_that_is_down_does_not_fill_the_log_with_tracebacks(
+    declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = declare(Order, raise_in_django, name="fails", retry=dq.Retry([120]), batch=10)
+    fire(*[due(Order.objects.create(), policy) for _ in range(5)])
+    assert [bool(line.exc_info) for line in lines(caplog, "timeout_failed")] == [True, *[False] * 4]
+
+
+def test_at_debug_a_line_states_why_a_timeout_does_not_fire(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = declare(Order, name="waits")
+    later, paused = due(order, "remind"), due(order, policy)
+    Timeout.objects.filter(pk=later.pk).update(run_at=timezone.now() + timedelta(hours=1))
+    policies.pause(policy, by="test", reason="an outage")
+    fire(later)
+    fire(paused)
+    found = [line.getMessage() for line in lines(caplog, "not_fired")]
+    assert found[0].startswith(f"Not fired now: {later.pk}: it is not due before ")
+    assert found[1] == f"Not fired now: {paused.pk}: its policy is paused or on hold"
+
+
+def test_nothing_is_prepared_for_lines_that_are_not_shown(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "django_delayq.firing")
+    fire(due(order, declare(Order, name="quick")))
+    assert caplog.records == []
+
+
+def test_a_key_that_cannot_be_printed_does_not_begin_a_line(declare: Declare, caplog: pytest.LogCaptureFixture) -> None:
+    voucher = Voucher.objects.create(code="a\nb")
+    fire(due(voucher, declare(Voucher, name="quick")))
+    [line] = lines(caplog, "timeout_fired")
+    assert "object 'a\\nb')" in line.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (0.0042, "4 ms"),
+        (0.9999, "1 s"),
+        (1.25, "1.2 s"),
+        (59.7, "1 min"),
+        (5400, "1 h 30 min"),
+        (-90, "-1 min 30 s"),
+    ],
+)
+def test_durations_are_shown_in_two_units(seconds: float, shown: str) -> None:
+    assert brief(seconds) == shown

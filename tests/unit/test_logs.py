@@ -1,0 +1,86 @@
+"""The formatter, and when the worker's command writes the log itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from django_delayq.logs import Formatter, shown
+
+LOGGER = logging.getLogger("django_delayq")
+
+
+def record(message: str, level: int = logging.INFO, **extra: object) -> logging.LogRecord:
+    return LOGGER.makeRecord("django_delayq.test", level, __file__, 1, message, (), None, extra=extra)
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, *handlers: logging.Handler) -> None:
+    """Have the root logger only these handlers until the test ends."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(handlers))
+    monkeypatch.setattr(LOGGER, "handlers", [])
+    LOGGER.setLevel(logging.NOTSET)
+
+
+def test_a_line_has_time_zone_level_and_message() -> None:
+    line = Formatter().format(record("It began", event="began"))
+    date, time, level, text = line.split(maxsplit=3)
+    assert (level, text) == ("INFO", "It began")
+    assert len(date) == 10
+    assert time[12] in "+-"
+
+
+def test_a_message_of_several_lines_cannot_imitate_a_record() -> None:
+    lines = Formatter().format(record("no\n2026-01-01 00:00:00.000+00:00 INFO forged")).splitlines()
+    assert lines[1].startswith("    2026")
+
+
+def test_json_has_the_extra_attributes_and_the_traceback() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError:
+        found = record("It failed", event="failed", object_id={1})
+        found.exc_info = sys.exc_info()
+    read = json.loads(Formatter(as_json=True).format(found))
+    assert (read["event"], read["level"], read["logger"]) == ("failed", "INFO", "django_delayq.test")
+    assert read["object_id"] == "{1}"
+    assert read["traceback"].endswith("ValueError: no")
+    assert not read.keys() & {"args", "msg", "exc_info", "pathname"}
+
+
+def test_colors_are_those_of_the_level_alone() -> None:
+    formatter = Formatter(colors={logging.ERROR: lambda level: f"<{level}>"})
+    assert "<ERROR  > It failed" in formatter.format(record("It failed", logging.ERROR))
+    assert "<" not in formatter.format(record("It began"))
+
+
+@pytest.mark.parametrize(("level", "count"), [(None, 1), ("WARNING", 0), ("DEBUG", 2)])
+def test_without_logging_a_handler_is_installed_until_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, level: str | None, count: int
+) -> None:
+    configure(monkeypatch)
+    with shown(level):
+        LOGGER.info("It began")
+        LOGGER.debug("It waits")
+    LOGGER.info("It ended")
+    assert len(capsys.readouterr().err.splitlines()) == count
+    assert (LOGGER.handlers, LOGGER.level) == ([], logging.NOTSET)
+
+
+def test_handlers_and_levels_of_the_project_stay_unless_an_option_replaces_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = logging.StreamHandler(sys.stderr)
+    own.setFormatter(logging.Formatter("own %(message)s"))
+    configure(monkeypatch, own)
+    with shown():
+        LOGGER.info("It began")
+        LOGGER.warning("It failed")
+    with shown("INFO", as_json=True):
+        LOGGER.info("It began")
+    LOGGER.warning("It failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == lines[2] == "own It failed"
+    assert json.loads(lines[1])["message"] == "It began"
