@@ -3,8 +3,8 @@
     python tests/servers.py run --only redis -- python tools/matrix.py               every combination
     python tests/servers.py run --only redis -- python tools/matrix.py 3.12 lowest   names with all of these words
 
-Each combination has a virtual environment of its own, with the wheel, its extras, and nothing of the checkout. The
-project `tests/beside/acceptance` runs in it twice, without Redis and with it, and every warning is an error.
+Each combination has a virtual environment of its own, without the checkout. The project `tests/beside/acceptance` runs
+in it twice, and every warning is an error: without Redis after a plain installation, and with Redis and all extras.
 """
 
 from __future__ import annotations
@@ -81,14 +81,18 @@ def try_out(combination: Combination, python: str, wheel: Path, directory: Path)
     constraints = directory / "constraints.txt"
     constraints.write_text("\n".join(_constraints(combination, wheel)))
     pip = [sys.executable, "-m", "pip", "--python", inside, "install", "-qq", "--constraint", str(constraints)]
-    subprocess.run([*pip, f"{wheel}[{','.join(EXTRAS)}]"], check=True)
     shutil.copytree(PROJECT, directory / "acceptance", ignore=shutil.ignore_patterns("__pycache__"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
-    common = {**clean, "PYTHONWARNINGS": "error", "PYTHONPATH": str(directory), "ACCEPTANCE_CONTRIB": " ".join(CONTRIB)}
-    for redis in ("", os.environ["DELAYQ_TEST_REDIS_URL"]):
-        folder = directory / ("redis" if redis else "ledger")
+    common = {**clean, "PYTHONWARNINGS": "error", "PYTHONPATH": str(directory)}
+    with_extras = {
+        "ACCEPTANCE_CONTRIB": " ".join(CONTRIB),
+        "ACCEPTANCE_REDIS": os.environ["DELAYQ_TEST_REDIS_URL"],
+        "ACCEPTANCE_PREFIX": f"acceptance-{uuid.uuid4().hex}",
+    }
+    for extras, own in (("", {}), (f"[{','.join(EXTRAS)}]", with_extras)):
+        subprocess.run([*pip, f"{wheel}{extras}"], check=True)
+        folder = directory / ("with-extras" if extras else "plain")
         folder.mkdir()
-        own = {"ACCEPTANCE_REDIS": redis, "ACCEPTANCE_PREFIX": f"acceptance-{uuid.uuid4().hex}"}
         subprocess.run([inside, "-m", "acceptance"], cwd=folder, env=common | own, check=True)
 
 

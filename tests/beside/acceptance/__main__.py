@@ -10,10 +10,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import django
+from django.conf import settings
 from django.core.management import call_command
 from django.utils import timezone
-
-CONTRIB = os.environ.get("ACCEPTANCE_CONTRIB", "").split()
 
 
 def main() -> None:
@@ -22,13 +21,14 @@ def main() -> None:
     import django_delayq
 
     assert Path(django_delayq.__file__).is_relative_to(sys.prefix), django_delayq.__file__
-    for name in CONTRIB:
+    for name in settings.EXTRAS:
         importlib.import_module(f"django_delayq.contrib.{name}")
     call_command("check", fail_level="WARNING", databases=["default"])
     call_command("migrate", run_syncdb=True, verbosity=0)
     call_command("makemigrations", "django_delayq", check=True, dry_run=True, verbosity=0)
     use()
-    for page in ("/admin/django_delayq/timeout/", "/admin/django_delayq/policycontrol/", "/delayq/timeouts/"):
+    rest = ["/delayq/timeouts/"] if settings.EXTRAS else []
+    for page in ("/admin/django_delayq/timeout/", "/admin/django_delayq/policycontrol/", *rest):
         open_page(page)
 
 
@@ -44,7 +44,7 @@ def use() -> None:
     assert get_deadline(ahead, "close_unused") == ahead.opened_at + timedelta(minutes=30)
     assert cancel_timeout(paid, "close_unused")
     engine = get_engine()
-    assert (engine is None) is not bool(os.environ.get("ACCEPTANCE_REDIS"))
+    assert (engine is None) is not bool(settings.REDIS)
     if engine is not None:
         assert engine.queue("default", 0).stats().total == 2
     subprocess.run([sys.executable, "-m", "django", "delayq_worker", "--burst"], check=True)

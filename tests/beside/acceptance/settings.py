@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 APP = __name__.rpartition(".")[0]
+EXTRAS = os.environ.get("ACCEPTANCE_CONTRIB", "").split()
+"""Modules of `django_delayq.contrib`; none after a plain installation."""
 REDIS = os.environ.get("ACCEPTANCE_REDIS", "")
 SECRET_KEY = "only for tests"
 ALLOWED_HOSTS = ["testserver"]
@@ -31,7 +33,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
-    "rest_framework",
+    *(["rest_framework"] if EXTRAS else []),
     "django_delayq",
     APP,
 ]

@@ -16,7 +16,7 @@ from model_utils.tracker import FieldTracker
 from safedelete.models import SOFT_DELETE_CASCADE, SafeDeleteModel
 from simple_history.models import HistoricalRecords
 
-from django_delayq import TimeoutRelation
+from django_delayq import ArmingManager, TimeoutRelation
 
 
 class Person(AbstractUser):
@@ -85,7 +85,9 @@ class VersionedDeal(Deal):
 
 
 class ImportedDeal(Deal):
-    """With django-import-export."""
+    """With django-import-export, also in bulk."""
+
+    objects = ArmingManager()
 
 
 DEALS: list[Any] = [RecordedDeal, StateDeal, TrackedDeal, HiddenDeal, SafeDeal, VersionedDeal, ImportedDeal]
