@@ -56,6 +56,8 @@ NOT_OF_PYTHON = (
 )
 """Tests of servers, of Lua, of query plans and of processes, and requests, commands and faults at random: they ran on
 the other Python."""
+NOT_OF_CONNECTIONS = ("executors", "rates", "remote")
+"""Tests of workers that mostly wait: of the kinds of connections only the smallest pool can change their results."""
 NOT_OF_MARIADB = ("crashes/test_installation.py", "crashes/test_supervisor.py", "guard_rails", "operations")
 """Tests of processes whose statements the integration tests run on MariaDB. PostgreSQL and SQLite run these."""
 TESTS_FAILED = 1
@@ -271,15 +273,16 @@ def _connections() -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
     in_threads = ["pytest", "-n", IN_THREADS, THREADS]
+    most = [*in_threads, *(f"--ignore={THREADS}/test_{name}.py" for name in NOT_OF_CONNECTIONS)]
     return Stage(
         "connections",
         "workers with pools of several sizes, with prepared statements, and through PgBouncer",
         (),
         [
-            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=true", *in_threads],
+            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=true", *most],
             ["DELAYQ_TEST_POOL=2", *in_threads],
             ["DELAYQ_TEST_POOL=2", "pytest", "-n", "2", *processes],
-            ["DELAYQ_TEST_POOLER=pgbouncer", *in_threads],
+            ["DELAYQ_TEST_POOLER=pgbouncer", *most],
             ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
         ],
         {"DELAYQ_TEST_DB": "postgresql"},

@@ -135,7 +135,11 @@ def do_nothing(order: Order, timeout: Timeout) -> None:
     """Do nothing; only some releases declare this policy."""
 
 
-@only_in_some("paced", limits=Limits(rate=Rate(100, per=timedelta(seconds=5))))
+PACED_SECONDS = int(os.environ.get("DELAYQ_TEST_PACED_SECONDS", "5"))
+PACED = Rate(20 * PACED_SECONDS, per=timedelta(seconds=PACED_SECONDS))
+
+
+@only_in_some("paced", limits=Limits(rate=PACED))
 def paced(order: Order, timeout: Timeout) -> None:
     """Store when it began."""
     Effect.objects.create(what="paced", object_id=order.pk, timeout_id=timeout.pk)

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.urls import reverse
 
-from django_delayq import TimeoutRelation, clock
+from django_delayq import ArmingManager, TimeoutRelation, clock
 from shop.models.references import new_reference
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class TrialMembership(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
 
     timeouts = TimeoutRelation()
+    objects = ArmingManager["TrialMembership"]()
 
     class Meta:
         constraints = [

@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.urls import reverse
 
-from django_delayq import TimeoutRelation, clock
+from django_delayq import ArmingManager, TimeoutRelation, clock
 from shop.models.customers import Customer, TrialMembership
 from shop.models.references import new_reference
 
@@ -30,8 +30,8 @@ class CancelReason(models.TextChoices):
     CUSTOMER = "customer", "by the customer"
 
 
-class OrderManager(models.Manager["Order"]):
-    """The manager of orders."""
+class OrderManager(ArmingManager["Order"]):
+    """The manager of orders. Its bulk writes schedule and cancel timeouts, too."""
 
     def place(self, customer: Customer, product: str, price_cents: int, *, reference: str = "") -> Order:
         """Create an unpaid order, and start the trial membership of the customer, or start it again."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from django.db import models
 from django.db.models import F, Q
 
-from django_delayq import TimeoutRelation, clock
+from django_delayq import ArmingManager, TimeoutRelation, clock
 from shop.models.orders import Order, StepRefused
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Delivery(models.Model):
     delivered_at = models.DateTimeField(null=True, blank=True)
 
     timeouts = TimeoutRelation()
+    objects = ArmingManager["Delivery"]()
 
     class Meta:
         verbose_name_plural = "deliveries"
@@ -53,7 +54,7 @@ class Delivery(models.Model):
         return None if self.promised_at is None else max(self.promised_at, self.started_at)
 
 
-class ReviewManager(models.Manager["Review"]):
+class ReviewManager(ArmingManager["Review"]):
     """The manager of reviews."""
 
     def give(self, order: Order, score: int, text: str = "") -> Review:

@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from django.core.management import call_command
+from django.utils import timezone
 
+import django_delayq
 from django_delayq.ledger import controls
+from django_delayq.models import WorkerSeen
 from django_delayq.redis_clients import forget_engine
 
 
@@ -19,6 +22,15 @@ class Said(NamedTuple):
 
 
 Do = Callable[..., Said]
+
+
+def a_worker(**values: Any) -> WorkerSeen:
+    now = timezone.now()
+    given: dict[str, Any] = {
+        "id": str(WorkerSeen.objects.count()), "host": "shop1", "pid": 7, "concurrency": 4, "uses_redis": False,
+        "version": django_delayq.__version__, "started_at": now, "seen_at": now, "passed_at": now,
+    }  # fmt: skip
+    return WorkerSeen.objects.create(**{**given, **values})
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.test import TestCase
+from asgiref.sync import sync_to_async
+from django.test import TestCase, TransactionTestCase
 
 import django_delayq as dq
 from django_delayq import clock
@@ -73,6 +74,29 @@ def test_a_journey_ends_with_its_unittest_and_with_the_block_around_it() -> None
     assert not clock.is_set()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_it_works_with_real_commits_and_in_async_tests() -> None:
+    fired: list[int] = []
+
+    class Case(TransactionTestCase):
+        def setUp(self) -> None:
+            travel_to(NOON)
+
+        def test_commits(self) -> None:
+            order = Order.objects.create(created_at=NOON)
+            travel(minutes=31)
+            fired.append(fire_due("cancel_unpaid", order))
+
+        async def test_async(self) -> None:
+            await Order.objects.acreate(created_at=NOON)
+            travel(minutes=31)
+            fired.append(await sync_to_async(fire_due)())
+
+    assert run(Case).testsRun == 2
+    assert fired == [1, 1]
+    assert not clock.is_set()
+
+
 def test_a_journey_of_the_data_of_a_class_ends_with_the_class() -> None:
     moments: list[datetime] = []
 
@@ -117,6 +141,7 @@ def test_the_clock_follows_libraries_that_freeze_time(library: str, order: Order
         return module.freeze_time(moment) if library == "freezegun" else module.travel(moment, tick=False)
 
     with at(NOON):
+        assert clock.is_set(), "so statements do not ask the database"
         row = dq.schedule_timeout(order, "remind", minutes=30)
         assert row.due_at == NOON + timedelta(minutes=30)
         assert clock.database_now("default") == NOON

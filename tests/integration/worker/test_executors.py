@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connection
-from django.utils import timezone
 
 from django_delayq import Snooze, schedule_timeout
 from django_delayq.conf import ConfigError
@@ -26,7 +25,9 @@ from tests.testapp.models import Effect, Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("source")]
+pytestmark = pytest.mark.django_db(transaction=True)
+WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
+"""Where the source of due timeouts changes nothing."""
 LEASE = timedelta(seconds=1)
 
 
@@ -58,7 +59,7 @@ class Scripted(Executor):
 
 
 @pytest.fixture
-def start(start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
+def start(source: str, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
     """Start a worker whose executor treats the first `times` works as `script` defines."""
 
     def do(script: Any, times: int = 1, **options: Any) -> RunningWorker:
@@ -123,6 +124,7 @@ def test_no_timeout_is_stuck_and_the_worker_ends_in_order(start: Any, fault: Any
     assert "database_away" not in events(caplog)
 
 
+@WITH_REDIS
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_worker_that_is_stopped_meanwhile_ends_in_order(start: Any, fault: Any) -> None:
     due_orders("remind", 3)
@@ -132,6 +134,7 @@ def test_a_worker_that_is_stopped_meanwhile_ends_in_order(start: Any, fault: Any
     assert set(states()) <= {"pending", "fired"}
 
 
+@WITH_REDIS
 @pytest.mark.parametrize("fault", [raises, refuses], ids=lambda fault: fault.__name__)
 def test_an_executor_that_refuses_is_asked_ever_more_rarely_and_named_in_the_log(
     start: Any, fault: Any, caplog: Any
@@ -158,6 +161,7 @@ def test_what_is_lost_is_handed_over_again_alone_and_as_a_suspect(start: Any) ->
     running.stop()
 
 
+@WITH_REDIS
 def test_a_late_answer_counts_although_the_work_was_handed_over_again(start: Any) -> None:
     answers: list[Callable[[], object]] = []
 
@@ -218,38 +222,6 @@ def test_a_work_that_is_submitted_early_waits_for_its_deadline_in_this_process_a
     assert time.monotonic() >= begin_at
 
 
-def test_works_and_reports_survive_json_and_fields_of_a_newer_release() -> None:
-    work = Work("shop.order.x", (1, 2**62), ("a", "b"), "mail", suspect=True)
-    report = Report((1,), {2: timezone.now()}, (1,), timezone.now(), {}, (3,), (4,), (2,))
-    for message in (work, report):
-        data = json.loads(json.dumps({**message.as_dict(), "version": 2, "new": {"of": "a newer release"}}))
-        assert type(message).from_dict(data) == message
-    assert Work.from_dict({"policy": "a.b.c", "ids": [1], "object_ids": ["1"]}) == Work("a.b.c", (1,), ("1",))
-    assert Report.from_dict({}) == Report()
-
-
-GARBLED: list[Any] = [
-    None, [], {}, {"policy": "a.b.c", "ids": [1], "object_ids": []}, {"policy": "a.b.c", "ids": [], "object_ids": []},
-    {"policy": "a.b.c", "ids": [1, 1], "object_ids": ["1", "1"]}, {"policy": 1, "ids": [1], "object_ids": ["1"]},
-    {"policy": "a.b.c", "ids": ["1"], "object_ids": ["1"]}, {"policy": "a.b.c", "ids": [2**63], "object_ids": ["1"]},
-    {"policy": "a.b.c", "ids": [True], "object_ids": ["1"]}, {"policy": "a.b.c", "ids": [1], "object_ids": [1]},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("data", GARBLED, ids=str)
-def test_a_garbled_work_is_refused(data: Any) -> None:
-    with pytest.raises(ValueError, match="This is not a work"):
-        Work.from_dict(data)
-
-
-@pytest.mark.parametrize(
-    "data", [None, {"done": 1}, {"again": [[1, "tomorrow"]]}, {"again": [[1, "2026-01-01T00:00:00"]]}], ids=str
-)
-def test_a_garbled_report_is_refused(data: Any) -> None:
-    with pytest.raises(ValueError, match="This is not a report"):
-        Report.from_dict(data)
-
-
 @pytest.fixture
 def new_pool() -> Iterator[None]:
     """Open the pool again in the test and after it, because its connections keep the setting `USE_TZ`."""
@@ -265,7 +237,7 @@ def new_pool() -> Iterator[None]:
 
 
 def test_without_time_zones_a_report_survives_json_and_a_snoozed_timeout_comes_again(
-    settings: Settings, declare: Callable[..., Any], new_pool: None
+    settings: Settings, declare: Callable[..., Any], new_pool: None, source: str
 ) -> None:
     settings.USE_TZ = False
     report = Report(again={1: datetime(2026, 1, 2, 3, 4, 5)}, now=datetime(2026, 1, 2))  # noqa: DTZ001

@@ -34,7 +34,12 @@ from tests.testapp.models import Order
 pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., TimeoutPolicy[Any]]
 RATE = Rate(20, per=timedelta(seconds=2))
-FAST = Rate(60, per=timedelta(seconds=3))
+FAST = Rate(60, per=timedelta(seconds=2))
+PERIOD, MOST = 2.0, 60
+STEADY = Rate(60, per=timedelta(seconds=3))
+"""A busy machine loses fewer slots of a longer period."""
+WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
+"""A timeout with a rate is claimed from the ledger, with Redis and without."""
 SLOW = Rate(1, per=timedelta(hours=1))
 
 
@@ -192,7 +197,7 @@ def test_a_work_that_has_begun_fires_all_of_its_timeouts(declare: Declare, monke
     policy = declare(Order, handler, name="rated", batch=3, limits=Limits(rate=RATE))
     rows = due_orders(policy, 3)
     ids, objects = tuple(row.pk for row in rows), tuple(row.object_id for row in rows)
-    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 2)
+    work = Work(policy.label, ids, objects, begin_by=time.monotonic() + 0.7)
     assert sorted(run(work, "default").fired) == sorted(ids)
     assert seen == [3, 1, 1, 1]
 
@@ -279,11 +284,11 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     source: str, declare: Declare, start_worker: StartWorker
 ) -> None:
     begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=STEADY))
     ids = overdue(policy, 90)
     start_worker(concurrency=2)
     wait_until(lambda: len(begins.ids) > 5, "some have fired")
-    others = {row.pk for row in due_orders("remind", 100)}
+    others = {row.pk for row in due_orders("remind", 30)}
     wait_until(lambda: not Timeout.objects.pending().filter(pk__in=others).exists(), "the others have fired")
     assert len(begins.ids) < 85, "they had to wait"
     assert Timeout.objects.pending().filter(policy=policy.label, claimed_until__isnull=False).count() <= 30
@@ -298,34 +303,37 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     assert max(abs(ids.index(id) - number) for number, id in enumerate(begins.ids)) <= 30
 
 
+@WITH_REDIS
 def test_a_failed_attempt_counts_as_well(source: str, declare: Declare, start_worker: StartWorker) -> None:
     begins = Begins(ValueError("no"))
     policy = declare(Order, begins, name="rated", retry=Retry([0, 0, 0]), limits=Limits(rate=FAST))
-    overdue(policy, 25)
+    overdue(policy, 20)
     start_worker(concurrency=4)
     wait_until(all_are("dead"), "all are dead")
-    assert len(begins.at) >= 100, "more if a row is locked briefly when its failure is to be recorded"
-    assert begins.most_within(3.0) <= 60
+    assert len(begins.at) >= 80, "more if a row is locked briefly when its failure is to be recorded"
+    assert begins.most_within(PERIOD) <= MOST
 
 
+@WITH_REDIS
 def test_a_batch_keeps_the_rate(source: str, declare: Declare, start_worker: StartWorker) -> None:
     begins = Begins()
     policy = declare(Order, begins, name="rated", batch=8, limits=Limits(rate=FAST))
-    overdue(policy, 100)
+    overdue(policy, 80)
     start_worker(concurrency=2)
     wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(3.0) <= 60
-    assert len(set(begins.at)) <= 25, "in batches"
+    assert begins.most_within(PERIOD) <= MOST
+    assert len(set(begins.at)) <= 20, "in batches"
 
 
+@WITH_REDIS
 def test_a_handler_outside_a_transaction_keeps_the_rate(
     source: str, declare: Declare, start_worker: StartWorker
 ) -> None:
     begins = Begins()
-    overdue(declare(Order, begins, name="rated", atomic=False, limits=Limits(rate=FAST)), 80)
+    overdue(declare(Order, begins, name="rated", atomic=False, limits=Limits(rate=FAST)), 75)
     start_worker(concurrency=2)
     wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(3.0) <= 60
+    assert begins.most_within(PERIOD) <= MOST
 
 
 @needs_more_connections
@@ -345,6 +353,7 @@ def test_a_timeout_that_falls_due_meanwhile_is_on_time(
     assert late < 2.5, remind
 
 
+@WITH_REDIS
 def test_a_worker_that_stops_releases_what_it_has_claimed(
     source: str, declare: Declare, start_worker: StartWorker
 ) -> None:
@@ -363,7 +372,7 @@ def test_a_worker_that_stops_releases_what_it_has_claimed(
 def test_a_policy_that_is_resumed_goes_on_at_its_rate(source: str, declare: Declare, start_worker: StartWorker) -> None:
     begins = Begins()
     policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
-    overdue(policy, 80)
+    overdue(policy, 75)
     operations.pause(policy, by="script:test")
     start_worker(concurrency=2)
     due_orders("remind")
@@ -371,21 +380,21 @@ def test_a_policy_that_is_resumed_goes_on_at_its_rate(source: str, declare: Decl
     assert begins.ids == []
     operations.resume(policy, by="script:test")
     wait_until(all_are("fired"), "all have fired")
-    assert begins.most_within(3.0) <= 60
+    assert begins.most_within(PERIOD) <= MOST
 
 
 def test_the_rate_is_kept_while_redis_fails_and_returns(
     own_redis: Any, declare: Declare, start_worker: StartWorker
 ) -> None:
     begins = Begins()
-    policy = declare(Order, begins, name="rated", limits=Limits(rate=FAST))
-    overdue(policy, 140)
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=STEADY))
+    overdue(policy, 110)
     for _ in range(2):
         start_worker(concurrency=1)
     wait_until(lambda: len(begins.ids) > 30, "some have fired")
     own_redis.kill()
-    wait_until(lambda: len(begins.ids) > 80, "more have fired")
+    wait_until(lambda: len(begins.ids) > 60, "more have fired")
     own_redis.start()
     wait_until(all_are("fired"), "all have fired")
     assert begins.most_within(3.0) <= 60
-    assert 15 <= 139 / (begins.at[-1] - begins.at[0]) <= 20
+    assert 15 <= 109 / (begins.at[-1] - begins.at[0]) <= 20

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("source"),
     needs_more_connections,
 ]
 LEASE = timedelta(seconds=1)
+WITH_REDIS = pytest.mark.parametrize("source", ["redis"], indirect=True)
+"""Where the source of due timeouts changes nothing."""
 
 
 class QueueExecutor(RemoteExecutor):
@@ -49,7 +50,7 @@ class QueueExecutor(RemoteExecutor):
 
 
 @pytest.fixture
-def start(start_worker: StartWorker, settings: Settings) -> Callable[[], RunningWorker]:
+def start(source: str, start_worker: StartWorker, settings: Settings) -> Callable[[], RunningWorker]:
     QueueExecutor.queue, QueueExecutor.sent, QueueExecutor.is_down = SimpleQueue(), [], False
     settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.QueueExecutor", "LEASE": LEASE}
     return start_worker
@@ -78,6 +79,7 @@ def receive() -> Iterator[Callable[[], None]]:
         thread.join(30)
 
 
+@WITH_REDIS
 def test_a_message_contains_ids_and_the_label_of_the_policy_only(start: Any, receive: Any) -> None:
     rows = due_orders("remind", 3)
     start()
@@ -104,6 +106,7 @@ def test_each_timeout_fires_once_and_the_worker_ends_in_order(
     assert not events(caplog)
 
 
+@WITH_REDIS
 def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, declare: Any, caplog: Any) -> None:
     calls: list[int] = []
 
@@ -123,6 +126,7 @@ def test_immediate_retries_and_snoozes_need_no_lease(start: Any, receive: Any, d
     assert "executor_lost" not in events(caplog)
 
 
+@WITH_REDIS
 def test_while_a_policy_is_paused_its_messages_do_not_count_as_lost(start: Any, receive: Any, caplog: Any) -> None:
     due_orders("remind", 3)
     start()
@@ -137,6 +141,7 @@ def test_while_a_policy_is_paused_its_messages_do_not_count_as_lost(start: Any, 
     wait_until(all_are("fired"))
 
 
+@WITH_REDIS
 def test_while_nothing_receives_one_message_a_lease_is_sent_and_then_all_fire(
     start: Any, receive: Any, caplog: Any
 ) -> None:
@@ -151,6 +156,7 @@ def test_while_nothing_receives_one_message_a_lease_is_sent_and_then_all_fire(
     assert Effect.objects.count() == len(rows)
 
 
+@WITH_REDIS
 def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_back(
     start: Any, receive: Any, caplog: Any
 ) -> None:
