@@ -10,16 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
-from django.db import DatabaseError, OperationalError, ProgrammingError, router
+from django.db import OperationalError, ProgrammingError, router
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
+from django_delayq.ledger.db_errors import not_migrated
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
 from django_delayq.management.output import Paint, as_json, guard_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
-from django_delayq.monitoring.doctor import unapplied_migrations
 from django_delayq.operations import Refusal, Result
 from django_delayq.operations.registry import OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy
@@ -65,19 +65,9 @@ class DelayqCommand(BaseCommand):
         except DelayqError as error:
             raise CommandError(str(error)) from error
         except (OperationalError, ProgrammingError) as error:
-            refuse_unmigrated(error)
+            if missing := not_migrated(error, router.db_for_write(Timeout)):
+                raise CommandError(str(missing)) from error
             raise
-
-
-def refuse_unmigrated(error: Exception) -> None:
-    """Raise CommandError if unapplied migrations explain `error`: a table or column does not exist."""
-    try:
-        missing = unapplied_migrations(router.db_for_write(Timeout))
-    except DatabaseError:
-        return  # the database is down: `error` is the reason
-    if missing:
-        text = f"django_delayq has unapplied migrations ({', '.join(missing)}); run manage.py migrate."
-        raise CommandError(text) from error
 
 
 class ReportCommand(DelayqCommand):

@@ -14,7 +14,6 @@ from typing import Any, Final
 import django
 from django.core.checks import INFO, CheckMessage, Error, Info, Warning
 from django.db import DatabaseError, connections, router
-from django.db.migrations.loader import MigrationLoader
 from django.db.models import Max, Min
 from django.utils import timezone
 
@@ -25,6 +24,7 @@ from django_delayq.conf import get_settings
 from django_delayq.delays import duration_text
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit
+from django_delayq.ledger.db_errors import unapplied_migrations
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
@@ -76,17 +76,10 @@ def versions(using: str) -> Iterator[CheckMessage]:
     yield Info(f"{words}, {connection.display_name} {version}", id="versions")
 
 
-def unapplied_migrations(using: str) -> list[str]:
-    """Return the names of the migrations of this app that are not applied. Raises database errors."""
-    loader = MigrationLoader(connections[using])
-    own = {node for node in loader.graph.nodes if node[0] == "django_delayq"}
-    return sorted(name for _, name in own - set(loader.applied_migrations))
-
-
 def migrations(using: str) -> Iterator[CheckMessage]:
     """Find migrations that are not applied."""
-    if missing := unapplied_migrations(using):
-        yield Error(f"Unapplied migrations: {', '.join(missing)}.", hint="Run manage.py migrate.", id="migrations")
+    if django_delayq.__name__ in unapplied_migrations(using):
+        yield Error("Migrations of django_delayq are not applied.", hint="Run manage.py migrate.", id="migrations")
     else:
         yield Info("All migrations are applied.", id="migrations")
 
