@@ -25,6 +25,7 @@ REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.r
 MAX_CONCURRENCY = 1024
 MAX_INSTALLATION = 100
 MIN_HANDLER_LIMIT = timedelta(milliseconds=50)
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 
@@ -137,6 +138,9 @@ def _checked_redis(value: Any) -> Any:
     if isinstance(value, str) and value:
         if "://" in value or _DOTTED.fullmatch(value) or _is_redis_alias(value):
             return value
+        if _HOST_AND_PORT.fullmatch(value):
+            url = f"redis://{value}" if "/" in value else f"redis://{value}/0"
+            raise ConfigError(f"DELAYQ['REDIS'] = {value!r} is not a Redis URL. Did you mean {url!r}?")
         known = [alias for alias in django_settings.CACHES if _is_redis_alias(alias)]
         # Anything but a word is probably a misspelled URL, and is not shown: it may contain a password.
         shown = repr(value) if re.fullmatch(r"[\w-]+", value) else "a string"

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypedDict
 
 from django.conf import settings
 from django.utils import timezone
-from django.utils.duration import duration_string
 from django.utils.translation import gettext as _
 
 from django_delayq.exceptions import InvalidDelay
@@ -64,12 +63,12 @@ def shifted(start: datetime, by: timedelta) -> datetime:
         day = f"{start:%Y-%m-%d}"
         if by < timedelta(0):
             text = _("A deadline {length} before {start} is too far in the past: there is no year before 1.")
-            raise InvalidDelay(text.format(length=duration_string(-by), start=day))
+            raise InvalidDelay(text.format(length=duration_text(-by), start=day))
         if not by:
             text = _("{start} is too far in the future: the latest supported year is {year}.")
             raise InvalidDelay(text.format(start=day, year=LATEST_YEAR))
         text = _("A deadline {length} from {start} is too far in the future: the latest supported year is {year}.")
-        raise InvalidDelay(text.format(length=duration_string(by), start=day, year=LATEST_YEAR))
+        raise InvalidDelay(text.format(length=duration_text(by), start=day, year=LATEST_YEAR))
     return due
 
 
@@ -109,13 +108,27 @@ def check_length(value: Any, name: str, *, may_be_negative: bool = False) -> tim
     if not isinstance(value, timedelta):
         raise InvalidDelay(f"{name} must be a timedelta, not {type(value).__name__}.")
     if value < timedelta(0) and not may_be_negative:
-        raise InvalidDelay(f"{name} must not be negative, but is {signed(value)}.")
+        raise InvalidDelay(f"{name} must not be negative, but is {duration_text(value)}.")
     return value
 
 
-def signed(value: timedelta) -> str:
-    """Return `value` as Python prints it, but `-1:00:00` instead of `-1 day, 23:00:00`."""
-    return f"{'-' if value < timedelta(0) else ''}{abs(value)}"
+def duration_text(value: timedelta, *, is_exact: bool = True) -> str:
+    """Return `1 d 12 h`, `30 min`, `0.25 s` or `-1 h`, as everywhere but on translated pages.
+
+    `is_exact=False`: the two largest units, and whole seconds from ten seconds on.
+    """
+    left = abs(value)
+    if not is_exact:
+        left = timedelta(seconds=round(left.total_seconds(), 3 if left < timedelta(seconds=10) else 0))
+    counts = []
+    for unit, size in (("d", timedelta(days=1)), ("h", timedelta(hours=1)), ("min", timedelta(minutes=1))):
+        count, left = divmod(left, size)
+        counts.append(f"{count} {unit}" if count else "")
+    seconds = f"{left.total_seconds():.6f}".rstrip("0").rstrip(".")
+    counts.append(f"{seconds} s" if left or not any(counts) else "")
+    first = next(place for place, count in enumerate(counts) if count)
+    shown = counts if is_exact else counts[first : first + 2]
+    return f"{'-' if value < timedelta(0) else ''}{' '.join(filter(None, shown))}"
 
 
 def largest_units(seconds: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from django.db.models import CharField, DateTimeField, GeneratedField, IntegerFi
 from django.db.models.expressions import Col, RawSQL, Subquery
 from django.db.models.sql import Query
 
-from django_delayq.delays import signed
+from django_delayq.delays import duration_text
 from django_delayq.exceptions import PolicyError
 from django_delayq.guard_rails import Brake, Late, Limits
 from django_delayq.key_types import refusal
@@ -71,7 +71,7 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         after is not None and not isinstance(after, timedelta) and not callable(after),
         f"after must be a timedelta or a callable, not {after!r}.",
     )
-    negative = signed(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
+    negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
     yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
     yield (
         since is not None and not isinstance(since, str) and not callable(since),

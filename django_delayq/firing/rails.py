@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from django_delayq.delays import duration_text
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import braking, settling
 from django_delayq.ledger.controls import Guards, stop_cache
@@ -38,7 +39,7 @@ def withhold(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str,
         if withheld := [row for row in rows if row.pk in unwanted]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
             begin = now.isoformat(" ", "seconds")
-            reason = f"It would have begun at {begin}, more than {late.after} after its deadline."
+            reason = f"It would have begun at {begin}, more than {duration_text(late.after)} after its deadline."
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
     if guards.shadow:
         rest = [row for row in rows if not row.is_settled and is_in_shadow(row.object_id, guards.shadow)]

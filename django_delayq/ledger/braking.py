@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 
 from django_delayq.clock import database_now, to_ms
+from django_delayq.delays import duration_text
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.guard_rails import Brake
@@ -73,7 +74,7 @@ def pause(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) ->
         if is_stop_in_force(control, now) or not is_unchanged:
             change = None
         else:
-            reason = BRAKED.format(count=count, per=brake.per, most=brake.most)
+            reason = BRAKED.format(count=count, per=duration_text(brake.per), most=brake.most)
             control.stop, control.stopped_at, control.until = Stop.PAUSED, now, None
             control.changed_at, control.by, control.reason = now, BRAKE_ACTOR, reason
             control.save(using=using)

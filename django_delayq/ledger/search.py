@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
 from django.db.models.sql.compiler import SQLCompiler
@@ -258,7 +259,11 @@ def counting(querysets: Sequence[QuerySet[Any, Any]], using: str, cap: int = MAX
     """Return the statement of `count_each` and its parameters: one row for each queryset, its number and its count."""
     parts, params = [], []
     for number, rows in enumerate(querysets):
-        sql, values = rows.using(using).values("pk")[: cap + 1].query.get_compiler(using).as_sql()
+        try:
+            sql, values = rows.using(using).values("pk")[: cap + 1].query.get_compiler(using).as_sql()
+        except EmptyResultSet:  # a condition that no row can meet, such as an empty list of ids
+            parts.append(f"SELECT {number}, 0")
+            continue
         parts.append(f"SELECT {number}, COUNT(*) FROM ({sql}) counted{number}")
         params += values
     return " UNION ALL ".join(parts), params

@@ -1,31 +1,33 @@
-"""What the commands share: the actor, a confirmation, a report, and output as tables or as JSON."""
+"""What the commands share: help with examples, errors without a traceback, the actor, a confirmation, a report."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import pwd
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.utils import timezone
+from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.db import DatabaseError, OperationalError, ProgrammingError, router
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
+from django_delayq.management.output import Paint, as_json, guard_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
+from django_delayq.monitoring.doctor import unapplied_migrations
 from django_delayq.operations import Refusal, Result
 from django_delayq.operations.registry import OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy
 
+EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
+PROGRESS_WIDTH: Final = 40
 
 
 def actor() -> str:
@@ -36,18 +38,52 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
+class _HelpFormatter(DjangoHelpFormatter):
+    """Prints the examples as they are: one command a line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
+
+
 class DelayqCommand(BaseCommand):
-    """A command that reports the errors of this library without a traceback."""
+    """A command with examples in its help, and errors without a traceback."""
+
+    arguments: ClassVar[str] = ""
+    """Positional arguments, for the line that precedes an error. Django's line has all options: nine lines."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Arguments of useful calls."""
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        epilog = "\n".join([EXAMPLES, *(f"  %(prog)s {example}" for example in self.examples)])
+        usage = f"%(prog)s {self.arguments} [options]".replace("  ", " ")
+        defaults = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter}
+        return super().create_parser(prog_name, subcommand, **(defaults | kwargs))
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         try:
             return super().execute(*args, **options)
         except DelayqError as error:
             raise CommandError(str(error)) from error
+        except (OperationalError, ProgrammingError) as error:
+            refuse_unmigrated(error)
+            raise
+
+
+def refuse_unmigrated(error: Exception) -> None:
+    """Raise CommandError if unapplied migrations explain `error`: a table or column does not exist."""
+    try:
+        missing = unapplied_migrations(router.db_for_write(Timeout))
+    except DatabaseError:
+        return  # the database is down: `error` is the reason
+    if missing:
+        text = f"django_delayq has unapplied migrations ({', '.join(missing)}); run manage.py migrate."
+        raise CommandError(text) from error
 
 
 class ReportCommand(DelayqCommand):
-    """A command that reads, and prints lines or JSON."""
+    """A command that reads, and prints lines or JSON. It also runs where a system check fails, without notices."""
+
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON, with all values")
@@ -55,6 +91,18 @@ class ReportCommand(DelayqCommand):
     def print(self, value: Any, lines: Iterable[str], options: dict[str, Any]) -> None:
         if text := as_json(value) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
+
+    def wrapped(self, text: str, paint: Paint = str, *, before: int = 2, indent: int = 2) -> list[str]:
+        """Return `text` as lines that fit the terminal; `before`: blanks before the first, `indent`: the others."""
+        if (width := terminal_width(self.stdout)) is None:
+            return [" " * before + paint(text)]
+        lines = textwrap.wrap(text, width, initial_indent=" " * before, subsequent_indent=" " * indent)
+        return [paint(line) for line in lines]
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *optional: str) -> list[str]:
+        """Return a table that fits the terminal; `optional` columns are omitted first."""
+        width = terminal_width(self.stdout)
+        return table(head, rows, width, optional=optional, paint_head=self.style.MIGRATE_LABEL)
 
 
 class AskingCommand(DelayqCommand):
@@ -106,9 +154,15 @@ class OperatorCommand(AskingCommand):
         return self.operation.call(target, by=actor(), reason=options["reason"], **self.parameters(options), **more)
 
     def show_progress(self, examined: int) -> None:
-        """Show how far it is, if a person watches."""
-        if sys.stderr.isatty():
-            self.stderr.write(f"  {examined} examined", ending="\r")
+        """Show on a terminal how far it is. The next line of output overwrites it: see `end_progress`."""
+        if self.stderr.isatty():
+            self.stderr.write(f"  {examined} examined", style_func=str, ending="\r")
+
+    def end_progress(self) -> None:
+        """Erase the progress, so that no part of it remains beside the result."""
+        if self.stderr.isatty():
+            self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
+            self.stderr.flush()
 
 
 class TimeoutCommand(OperatorCommand):
@@ -119,8 +173,12 @@ class TimeoutCommand(OperatorCommand):
         add_selection(parser, states, default=states[:1])
         super().add_arguments(parser)
 
+    def explain(self, line: str) -> None:
+        self.stderr.write(line, style_func=self.style.WARNING if self.stderr.isatty() else str)
+
     def handle(self, *args: Any, **options: Any) -> None:
-        rows = Selection.of(options).rows
+        selection = Selection.of(options)
+        rows, absent = selection.rows, selection.absent()
         self.ask(self.operation.name, count(rows), options)
         examined = 0
 
@@ -131,16 +189,19 @@ class TimeoutCommand(OperatorCommand):
                 self.show_progress(examined)
 
         result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
+        self.end_progress()
         for why, number in result.refused.items():
             ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-            label = Refusal(why).label
-            self.stderr.write(f"{number} left as they are: {label}{f' ({ids})' if ids else ''}")
+            self.explain(f"{number} left as they are: {Refusal(why).label}{f' ({ids})' if ids else ''}")
+        if absent:
+            self.explain(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
         self.report(f"{result.changed} {self.done}", options)
 
 
 class PolicyCommand(OperatorCommand):
     """An operation on each of the named policies."""
 
+    arguments = "LABEL ..."
     labels: ClassVar[str | None] = "*"
     """How many labels are arguments; None: one, for commands with a further argument."""
 
@@ -175,6 +236,7 @@ class PolicyCommand(OperatorCommand):
                 continue
             more = {"progress": self.show_progress} if self.operation.moves_rows else {}
             change = self.run_operation(policy, options, **more)
+            self.end_progress()
             now = self.shown(policy_state(policy, using)) if change else "nothing to change"
             moved = f"; {change.moved} moved, {change.unmoved} left as they are" if change and change.moved else ""
             self.stdout.write(f"{was}: {now}{moved}")
@@ -193,67 +255,3 @@ class GuardCommand(PolicyCommand):
             return super().run_operation(target, options, **more)
         except (TypeError, ValueError) as error:
             raise CommandError(str(error)) from error
-
-
-def guard_of(state: PolicyState, guard: str) -> str:
-    """Return `skip after 6:00:00`, `500 in 0:10:00` or `10 %`; empty if the guard rail is off."""
-    late, brake = state.late, state.brake
-    texts = {
-        "late": late and f"{late.then} after {late.after}",
-        "brake": brake and f"{brake.most} in {brake.per}",
-        "shadow": f"{state.shadow} %" if state.shadow else "",
-    }
-    return texts[guard] or ""
-
-
-def stop_of(state: PolicyState) -> str:
-    """Return `paused until 2026-03-01 18:00:00: outage`, or `running`."""
-    if not state.is_stopped:
-        return "running"
-    until = f" until {local(state.until)}" if state.until else ""
-    return f"{state.stop}{until}{f': {state.reason}' if state.reason else ''}"
-
-
-def as_json(value: Any) -> str:
-    """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if dataclasses.is_dataclass(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if isinstance(value, PolicyState):
-            model = fields.pop("policy").concrete_model._meta.label
-            in_force = {name: getattr(value, name) for name in ("delay", "late", "brake", "shadow", "is_braked")}
-            fields = {"label": value.label, "model": model, **in_force, **fields}
-        value = fields
-    elif hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return the lines of a table with aligned columns."""
-    texts = [[str(cell) for cell in row] for row in [head, *rows]]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in texts]
-
-
-def local(at: datetime | None) -> str:
-    """Return local time to the second; empty for None."""
-    if at is None:
-        return ""
-    return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S}"
-
-
-def seconds(value: float | None) -> str:
-    """Return a duration in seconds; "-" for None."""
-    if value is None:
-        return "-"
-    return f"{value:.3f} s" if value < 10 else f"{value:.0f} s"

@@ -97,7 +97,7 @@ def moment(option: str, value: str | datetime) -> datetime:
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
     """Add the options that select timeouts in any of `states`; without `--state`, in those of `default`."""
     group = parser.add_argument_group("which timeouts (all conditions together)")
-    group.add_argument("--id", action="append", metavar="N", help="this one; may be repeated")
+    group.add_argument("--id", action="append", metavar="N", help="this one, in any state; may be repeated")
     group.add_argument(
         "--policy",
         action="append",
@@ -130,6 +130,8 @@ class Selection:
     states: list[str]
     labels: list[str]
     """Those of the selected policies, present and former ones; empty: all policies."""
+    ids: list[int]
+    """Those that `--id` names."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Selection:
@@ -137,8 +139,10 @@ class Selection:
         if not options["all"] and not any(options[name] is not None for name in SELECTING):
             raise CommandError("Which timeouts? Give --policy, --id, --object ... or --all.")
         using = router.db_for_write(Timeout)
-        states = each(options["state"]) or list(options["default_states"])
-        for state in states:
+        ids = [number("--id", value) for value in each(options["id"])]
+        # A row that is named by its id is found in any state, so that the command can report why it leaves it alone.
+        states = each(options["state"]) or (list(Timeout.State.values) if ids else list(options["default_states"]))
+        for state in each(options["state"]):
             if state not in options["states"]:
                 raise OptionError("--state", state, f"must be one of {', '.join(options['states'])}")
         rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=states)
@@ -150,12 +154,17 @@ class Selection:
         if options["model"] is not None or options["object"] is not None:
             rows = rows.filter(_about(options, using))
         if options["id"] is not None:
-            rows = rows.filter(pk__in=[number("--id", value) for value in each(options["id"])])
+            rows = rows.filter(pk__in=ids)
         for name, lookup in (("due_before", "run_at__lt"), ("due_after", "run_at__gte")):
             if options[name] is not None:
                 rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
         rows = rows if options["key"] is None else rows.filter(key=options["key"])
-        return cls(_found(_in_queue(rows, options["queue"]), options["search"]), states, labels)
+        return cls(_found(_in_queue(rows, options["queue"]), options["search"]), states, labels, ids)
+
+    def absent(self) -> list[int]:
+        """Return the ids of `--id` that no selected timeout has."""
+        found = set(self.rows.values_list("pk", flat=True)) if self.ids else set()
+        return [row_id for row_id in dict.fromkeys(self.ids) if row_id not in found]
 
     def first(self, limit: int) -> list[Timeout]:
         """Return the first `limit` rows by their next attempt.
@@ -195,13 +204,14 @@ def _labels(options: dict[str, Any], using: str) -> list[str]:
         if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
             found.append(name)
         elif "." not in name and options["model"] is not None:
-            found += get_policy((_model(options["model"]), name)).labels
+            found += get_policy((model_of(options["model"]), name)).labels
         else:
             found += get_policy(name).labels
     return found
 
 
-def _model(label: str) -> type[Model]:
+def model_of(label: str) -> type[Model]:
+    """Return the model of `app.Model`. Raises CommandError."""
     try:
         return cast("type[Model]", apps.get_model(label)._meta.concrete_model)
     except (LookupError, ValueError) as error:
@@ -212,7 +222,7 @@ def _about(options: dict[str, Any], using: str) -> Q:
     """Return the condition on the object: its model, and its key if one is given."""
     models = [get_policy(name).concrete_model for name in each(options["policy"]) if registry.get(name)]
     if options["model"] is not None:
-        models = [_model(options["model"])]
+        models = [model_of(options["model"])]
     if not models:
         raise CommandError("--object needs --policy or --model: objects of several models may have the same id.")
     wanted, ids = Q(pk__in=[]), each(options["object"])

@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 import django
-from django.core.checks import CheckMessage, Error, Info, Warning
-from django.db import connections, router
+from django.core.checks import INFO, CheckMessage, Error, Info, Warning
+from django.db import DatabaseError, connections, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.models import Max, Min
 from django.utils import timezone
@@ -22,22 +22,18 @@ import django_delayq
 from django_delayq.arming.sync import count_too_old
 from django_delayq.clock import database_now, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.delays import signed
-from django_delayq.engine.faults import translated
-from django_delayq.exceptions import EngineError
+from django_delayq.delays import duration_text
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit
+from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, redis_status, workers_alive
+from django_delayq.monitoring.servers import redis, skew
+from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, workers_alive
 from django_delayq.operations.replan import unfinished
 from django_delayq.policies import declared_queues, get_policies
-from django_delayq.redis_clients import get_engine
 
-SKEW_WARNING_SECONDS: Final = 1.0
-SKEW_ERROR_SECONDS: Final = 30.0
-"""Below this nothing fires early, but deadlines that application code computes are wrong by the skew."""
 STUCK_SECONDS: Final = 30.0
 MAX_OVERDUE_ROWS: Final = 1_000
 SAMPLE: Final = 100
@@ -45,8 +41,6 @@ SAMPLE: Final = 100
 OVERDUE_ERROR: Final = timedelta(minutes=10)
 STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
-MIN_REDIS: Final = (6, 2)
-MEMORY_WARNING: Final = 0.9
 CAPACITY: Final = {
     "firings_per_second_two_processes": 2500,
     "ledger_bytes_per_row": 450,
@@ -67,6 +61,9 @@ def examine(using: str | None = None, *, quick: bool = False) -> list[CheckMessa
         try:
             found += check(using)
         except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others still run
+            is_unmigrated = any(finding.id == "migrations" and finding.level > INFO for finding in found)
+            if is_unmigrated and isinstance(error, DatabaseError):
+                continue  # a table or column does not exist yet, which is a finding already
             found.append(Error(f"The check failed: {type(error).__name__}: {error}", id=name))
     return sorted(found, key=lambda finding: -finding.level)
 
@@ -79,13 +76,17 @@ def versions(using: str) -> Iterator[CheckMessage]:
     yield Info(f"{words}, {connection.display_name} {version}", id="versions")
 
 
-def migrations(using: str) -> Iterator[CheckMessage]:
-    """Find migrations that are not applied."""
+def unapplied_migrations(using: str) -> list[str]:
+    """Return the names of the migrations of this app that are not applied. Raises database errors."""
     loader = MigrationLoader(connections[using])
     own = {node for node in loader.graph.nodes if node[0] == "django_delayq"}
-    missing = sorted(name for _, name in own - set(loader.applied_migrations))
-    if missing:
-        yield Error(f"Not applied: {', '.join(missing)}.", hint="Run manage.py migrate django_delayq.", id="migrations")
+    return sorted(name for _, name in own - set(loader.applied_migrations))
+
+
+def migrations(using: str) -> Iterator[CheckMessage]:
+    """Find migrations that are not applied."""
+    if missing := unapplied_migrations(using):
+        yield Error(f"Unapplied migrations: {', '.join(missing)}.", hint="Run manage.py migrate.", id="migrations")
     else:
         yield Info("All migrations are applied.", id="migrations")
 
@@ -96,6 +97,8 @@ def indexes(using: str) -> Iterator[CheckMessage]:
     missing: list[str] = []
     for model in (Timeout, PolicyChange):
         with connection.cursor() as cursor:
+            if model._meta.db_table not in connection.introspection.table_names(cursor):
+                return  # it is not migrated yet
             existing = connection.introspection.get_constraints(cursor, model._meta.db_table)
         missing += [each.name for each in (*model._meta.indexes, *model._meta.constraints) if each.name not in existing]
     if missing:
@@ -103,6 +106,22 @@ def indexes(using: str) -> Iterator[CheckMessage]:
         yield Error(f"Missing: {', '.join(missing)}.", hint=hint, id="indexes")
     else:
         yield Info("All indexes exist.", id="indexes")
+
+
+def installation(using: str) -> Iterator[CheckMessage]:
+    """Compare the name of this installation with the one that the ledger remembers."""
+    name, known = get_settings().installation, ledger_name(using)
+    if known in (None, name):
+        unnamed = "DELAYQ['INSTALLATION'] is not set: workers accept every copy of this database."
+        yield Info(f"The installation is {name!r}." if name else unnamed, id="installation")
+    elif name is None:
+        text = f"The database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is not set here."
+        hint = "Set it in every environment. If this database is a copy, its timeouts fire twice."
+        yield Warning(text, hint=hint, id="installation")
+    else:
+        text = f"The database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is {name!r}."
+        hint = "No worker starts. If it is a copy, run manage.py delayq_adopt; otherwise correct the setting."
+        yield Error(text, hint=hint, id="installation")
 
 
 def machine_clock(using: str) -> Iterator[CheckMessage]:
@@ -119,81 +138,6 @@ def connection_limit(using: str) -> Iterator[CheckMessage]:
         yield Warning(shortage, hint="Raise the limit. Until then workers run fewer threads.", id="connections")
     else:
         yield Info("A worker may open as many connections as it needs.", id="connections")
-
-
-def redis(using: str) -> Iterator[CheckMessage]:
-    """Check that Redis is reachable, on time and in step with the ledger, and examine each of its servers."""
-    engine = get_engine()
-    if engine is None:
-        yield Info("No Redis is configured: workers poll the ledger once a second.", id="redis")
-        return
-    try:
-        engine.ping()
-        stats = engine.queue("default", 0).stats()
-    except EngineError as error:
-        hint = "Start it, and try redis-cli ping. Meanwhile workers poll the ledger: timeouts are up to a second late."
-        yield Error(str(error), hint=hint, id="redis")
-        return
-    yield Info("Redis answers.", id="redis")
-    # Redis's clock wakes workers. They correct a small skew.
-    yield skew("redis.clock", "Redis's clock", (stats.now_ms - to_ms(database_now(using))) / 1000)
-    status = redis_status(using, database_now(using))
-    text = f"Redis has {status.compared - status.missing} of the {status.compared} timeouts that are due next."
-    if status.missing:
-        hint = "If a worker is running, its sweep adds them within seconds."
-        yield Warning(text, hint=hint, id="redis.in_step")
-    elif status.is_reachable:
-        yield Info(text, id="redis.in_step")
-    try:
-        with translated(engine.client):
-            info = engine.client.info()
-    except EngineError as error:
-        # Only this report needs INFO, so the ACL user that the docs recommend may not run it.
-        text = f"Redis refused INFO, so version, memory and persistence are unknown. {error}"
-        yield Warning(text, hint="To check them, allow the user INFO: ACL SETUSER ... +info", id="redis.info")
-        return
-    for server in redis_servers(info):
-        yield from examine_redis_server(server)
-
-
-def redis_servers(info: Any) -> list[dict[str, Any]]:
-    """Split the answer to INFO by server: a cluster answers for each node."""
-    nodes = [value for value in info.values() if isinstance(value, dict) and "redis_version" in value]
-    return nodes or [info]
-
-
-def examine_redis_server(info: dict[str, Any]) -> Iterator[CheckMessage]:
-    """Check what one server answers to INFO."""
-    version = str(info.get("redis_version", "0"))
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_REDIS:
-        yield Error(f"Redis {version} is too old.", hint="Use Redis 6.2 or newer, or Valkey.", id="redis.version")
-    else:
-        yield Info(f"Redis {info.get('valkey_version') or version}.", id="redis.version")
-    policy = str(info.get("maxmemory_policy", ""))
-    if policy.startswith("allkeys"):
-        text = f"maxmemory-policy is {policy}: when memory is short, Redis evicts due times."
-        hint = "CONFIG SET maxmemory-policy noeviction, or use a Redis that is not a cache."
-        yield Error(text, hint=hint, id="redis.eviction")
-    elif policy:
-        yield Info(f"maxmemory-policy is {policy}: Redis evicts no due times.", id="redis.eviction")
-    limit, used = int(info.get("maxmemory", 0) or 0), int(info.get("used_memory", 0) or 0)
-    if limit and used > MEMORY_WARNING * limit:
-        hint = "Add memory, or shorten HORIZON. The ledger keeps the timeouts that Redis refuses."
-        yield Warning(f"{used / limit:.0%} of maxmemory are used.", hint=hint, id="redis.memory")
-    # INFO reports snapshots unreliably: without a snapshot, "last save" is the start of the server.
-    state = "on" if info.get("aof_enabled") else "off"
-    text = f"Its append-only file is {state}; either is fine: the sweep refills an empty Redis."
-    yield Info(text, id="redis.persistence")
-
-
-def skew(name: str, clock: str, ahead: float) -> CheckMessage:
-    """Return the finding for a clock that is `ahead` seconds ahead of the database's."""
-    seconds = abs(ahead)
-    if seconds < SKEW_WARNING_SECONDS:
-        return Info(f"{clock} agrees with the database's.", id=name)
-    kind = Error if seconds >= SKEW_ERROR_SECONDS else Warning
-    text = f"{clock} is {seconds:.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's."
-    return kind(text, hint="Synchronize both machines by NTP, such as timedatectl set-ntp true.", id=name)
 
 
 def workers(using: str) -> Iterator[CheckMessage]:
@@ -243,7 +187,8 @@ def policies(using: str) -> Iterator[CheckMessage]:
         waited = now - policy.oldest_due_at
         if waited > OVERDUE:
             is_late = True
-            text = f"{policy.overdue} of {policy.label} are overdue, the oldest for {_duration(waited)}."
+            oldest = duration_text(waited, is_exact=False)
+            text = f"{policy.overdue} of {policy.label} are overdue, the oldest for {oldest}."
             hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
             yield (Error if waited > OVERDUE_ERROR else Warning)(text, hint=hint, id="overdue")
     if not is_late:
@@ -254,7 +199,10 @@ def policies(using: str) -> Iterator[CheckMessage]:
             text = "{} is not declared, but has {} pending, {} firing and {} dead timeouts.".format(
                 policy.label, *counts
             )
-            hint = f"Declare it, name it in aliases= of its successor, or run delayq_retire {policy.label}."
+            hint = (
+                "If it was renamed, name it in aliases= of its successor, or the next save schedules a second timeout."
+            )
+            hint += f" If it was removed: delayq_retire {policy.label}."
             yield Warning(text, hint=hint, id="unknown_policy")
         if policy.dead.value and policy.state is None:
             hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {policy.label} --state dead"
@@ -270,7 +218,8 @@ def stopped(using: str) -> Iterator[CheckMessage]:
     for state in policy_states(using):
         if state.is_stopped and state.stopped_at is not None:
             since = now - state.stopped_at
-            text = f"{state.label} is {state.stop} for {_duration(since)}, by {state.by}. {state.reason}".strip()
+            lasted = duration_text(since, is_exact=False)
+            text = f"{state.label} is {state.stop} for {lasted}, by {state.by}. {state.reason}".strip()
             if since > STOPPED_WARNING:
                 yield Warning(text, hint=f"delayq_resume {state.label}", id="stopped")
             else:
@@ -314,7 +263,8 @@ def delays(using: str) -> Iterator[CheckMessage]:
         for distance, count in former.most_common(1):
             is_wrong = True
             text = f"Of {len(rows)} pending timeouts of {policy.label} that were checked, {count} are due"
-            text += f" {signed(distance)} after the time they count from, but its delay is {signed(delay)} now."
+            text += f" {duration_text(distance)} after the time they count from, but its delay is "
+            text += f"{duration_text(delay)} now."
             hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run"
             yield Warning(text, hint=hint, id="delays")
     if not is_wrong:
@@ -360,20 +310,13 @@ def capacity(using: str) -> Iterator[CheckMessage]:
     yield Info(text, id="capacity.storage")
 
 
-def _duration(value: timedelta) -> str:
-    seconds = int(value.total_seconds())
-    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} seconds"
-
-
 Check = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: dict[str, Check] = {
     "databases.versions": versions,
     "databases.migrations": migrations,
     "databases.indexes": indexes,
+    "databases.installation": installation,
     "databases.clock": machine_clock,
     "databases.room": connection_limit,
     "redis.server": redis,

@@ -13,6 +13,7 @@ from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
+from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, labels_in
 from django_delayq.ledger.statements import Param, compiled, params
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
@@ -154,6 +155,8 @@ class Snapshot:
     lag_p50: float | None = None
     """The highest of the policies."""
     lag_p99: float | None = None
+    installation: str | None = None
+    """The name that the ledger remembers; None: no worker with a name has used it."""
 
 
 def snapshot(using: str | None = None) -> Snapshot:
@@ -180,6 +183,7 @@ def snapshot(using: str | None = None) -> Snapshot:
         workers=tuple(workers_alive(using)),
         policies=policies,
         redis=redis_status(using, now),
+        installation=ledger_name(using),
         oldest_overdue_seconds=max(0.0, (now - oldest).total_seconds()),
         **sums,
         **worst,

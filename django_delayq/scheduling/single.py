@@ -264,7 +264,8 @@ def extend_timeout(
         if row is None:
             return None
         if not may_extend(row, subject.policy):
-            raise ExtensionLimit(f"{subject} has been extended {row.extensions} times, which is the limit.", row)
+            allowed = subject.policy and subject.policy.max_extensions
+            raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", row)
         return _move(row, shifted(row.due_at, by), "extended", reason, subject.using)
 
 

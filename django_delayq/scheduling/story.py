@@ -131,7 +131,11 @@ def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: s
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
     """
-    subject = subject_of(obj, policy, key)
+    return story_of(subject_of(obj, policy, key))
+
+
+def story_of(subject: Subject) -> Story:
+    """Return the story of a subject, also of one whose object no longer exists. Only reads."""
     rounds = list(subject.rounds().order_by("id"))
     events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
     newest = rounds[-1] if rounds else None

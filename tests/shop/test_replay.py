@@ -82,6 +82,15 @@ def test_rows_that_cannot_be_read_are_left_out(shop: Shop, tmp_path: Path) -> No
     assert _replay(shop, orders, reviews) == expected_counts(orders, reviews)
 
 
+@on_sqlite
+def test_a_forgotten_migration_is_named(tmp_path: Path) -> None:
+    orders, _ = random_orders(2).write(tmp_path)
+    new = Shop(tmp_path, f"sqlite:///{tmp_path / 'new.sqlite3'}")
+    refused = new.manage("replay_orders", "--orders", str(orders), "--virtual", fails=True)
+    assert "CommandError: There are unapplied migrations; run manage.py migrate." in refused
+    assert "Traceback" not in refused
+
+
 def test_a_replay_can_be_repeated_in_the_same_database(shop: Shop, tmp_path: Path) -> None:
     orders, reviews = random_orders(12).write(tmp_path)
     first = _replay(shop, orders, reviews)

@@ -69,6 +69,20 @@ def test_a_wrong_value_is_refused_by_name(settings: Any, key: str, value: Any) -
         get_settings()
 
 
+@pytest.mark.parametrize(("address", "url"), [("localhost:6433", "localhost:6433/0"), ("10.0.0.7:6379/2",) * 2])
+def test_a_redis_address_without_a_scheme_is_answered_with_its_url(settings: Any, address: str, url: str) -> None:
+    settings.DELAYQ = {"REDIS": address}
+    with pytest.raises(ConfigError, match=f"'{address}' is not a Redis URL. Did you mean 'redis://{url}'"):
+        get_settings()
+
+
+def test_an_address_with_a_password_is_not_shown(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": "user:secret@localhost:6433"}
+    with pytest.raises(ConfigError) as refused:
+        get_settings()
+    assert "secret" not in str(refused.value)
+
+
 def test_settings_that_are_no_dict_are_refused(settings: Any) -> None:
     settings.DELAYQ = ["REDIS"]
     with pytest.raises(ConfigError, match="dict"):

@@ -14,7 +14,7 @@ from rest_framework.exceptions import ValidationError
 from django_delayq import clock
 from django_delayq.contrib.rest_framework.openapi import describe_field
 from django_delayq.delays import UNITS
-from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD, Brake, Late, Then
+from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD, Brake, Late, Limits, Rate, Then
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.search import YEARS
@@ -147,6 +147,21 @@ class BrakeSerializer(serializers.Serializer[Brake]):
     per_seconds = SecondsField(source="per")
 
 
+class RateSerializer(serializers.Serializer[Rate]):
+    """How many attempts may begin within a period."""
+
+    count = serializers.IntegerField()
+    per_seconds = SecondsField(source="per")
+
+
+class LimitsSerializer(serializers.Serializer[Limits]):
+    """What the handler of a policy may use."""
+
+    run_seconds = SecondsField(source="run", allow_null=True)
+    rate = RateSerializer(allow_null=True)
+    snoozes = serializers.IntegerField(allow_null=True)
+
+
 class PolicySerializer(serializers.Serializer[PolicyState]):
     """A declared policy, and what operators have put in force for it."""
 
@@ -170,6 +185,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     atomic = serializers.BooleanField(source="policy.atomic")
     batch = serializers.IntegerField(source="policy.batch", allow_null=True)
     max_extensions = serializers.IntegerField(source="policy.max_extensions", allow_null=True)
+    limits = LimitsSerializer(source="policy.limits", allow_null=True)
     stop = NullableChoice(choices=STOPS, allow_null=True)
     stopped_at = serializers.DateTimeField(allow_null=True)
     until = serializers.DateTimeField(allow_null=True, help_text=_("When a pause ends automatically."))

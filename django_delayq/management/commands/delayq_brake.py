@@ -12,6 +12,11 @@ class Command(GuardCommand):
     """Sets the brake: the policy pauses itself when more than MOST of its timeouts fire within a period."""
 
     help = __doc__
+    arguments = "LABEL MOST|off|declared"
+    examples = (
+        "shop.order.cancel_unpaid 500 --per 10m",
+        "shop.order.cancel_unpaid off --reason 'a campaign ends tonight'",
+    )
     name = "brake"
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -7,4 +7,9 @@ class Command(TimeoutCommand):
     """Cancels timeouts. Their rounds are closed: saving their objects does not arm them again."""
 
     help = __doc__
+    examples = (
+        "--policy shop.order.cancel_unpaid --object 1234 --reason 'paid by phone'",
+        "--id 17",
+        "--policy shop.order.cancel_unpaid --state dead --dry-run",
+    )
     name, done = "cancel", "cancelled"

@@ -25,7 +25,7 @@ class Command(ReportCommand):
     """
 
     help = __doc__
-    requires_system_checks = []
+    examples = ("", "--quick --json", "--here", "--strict")
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -38,12 +38,15 @@ class Command(ReportCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         findings = list(workers_here()) if options["here"] else examine(quick=options["quick"])
         rows, lines = [], []
+        paint = {INFO: self.style.SUCCESS, WARNING: self.style.WARNING, ERROR: self.style.ERROR}
         for each in findings:
             level, hint, is_ok = LEVELS[each.level], each.hint or "", each.level == INFO
             rows.append({"name": each.id, "level": level, "text": each.msg, "hint": hint})
             if not is_ok or options["verbosity"] > 0:
-                lines.append(f"{'ERROR' if level == 'error' else level:8}{each.id}: {each.msg}")
-                lines += [f"{'':8}{hint}"] if hint and not is_ok else []
+                name = "ERROR" if level == "error" else level
+                first, *others = self.wrapped(f"{name:8}{each.id}: {each.msg}", before=0, indent=8)
+                lines += [paint[each.level](first[:8]) + first[8:], *others]
+                lines += self.wrapped(hint, before=8, indent=8) if hint and not is_ok else []
         self.print(rows, lines, options)
         if max(each.level for each in findings) >= (WARNING if options["strict"] else ERROR):
             sys.exit(1)

@@ -15,6 +15,10 @@ class Command(PolicyCommand):
     """
 
     help = __doc__
+    examples = (
+        "shop.order.cancel_unpaid --until 2h --reason 'wrong price list'",
+        "shop.order.cancel_unpaid --until never",
+    )
     name, done = "pause", "paused"
 
     def add_arguments(self, parser: CommandParser) -> None:

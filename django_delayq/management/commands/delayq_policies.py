@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from django_delayq.delays import signed
+from django_delayq.delays import duration_text
 from django_delayq.ledger.controls import GUARDS
-from django_delayq.management.operating import ReportCommand, guard_of, seconds, table
+from django_delayq.management.operating import ReportCommand
+from django_delayq.management.output import Paint, Painted, guard_of, rate_text, seconds
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = (
@@ -17,18 +18,21 @@ class Command(ReportCommand):
     """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours."""
 
     help = __doc__
+    examples = ("", "--json")
 
     def handle(self, *args: Any, **options: Any) -> None:
         found = policy_statuses()
-        self.print(found, table(HEAD, [_row(policy) for policy in found]), options)
+        rows = [_row(policy, self.style.WARNING) for policy in found]
+        self.print(found, self.table(HEAD, rows, "lag p50", "skipped 24h", "fired 24h"), options)
 
 
-def _row(policy: PolicyStatus) -> tuple[object, ...]:
+def _row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
     state = policy.state
     coming = sum(hour.value for hour in policy.hours)
     is_capped = any(hour.is_capped for hour in policy.hours)
     return (
-        policy.label, _delay(policy), state.stop if state else "", policy.pending, policy.due, policy.dead,
+        policy.label, Painted(_delay(policy), str if state else warn), Painted(state.stop if state else "", warn),
+        policy.pending, policy.due, Painted(policy.dead, warn if policy.dead.value else str),
         policy.fired, policy.skipped, f"{coming}{'+' * is_capped}", seconds(policy.lag_p50), seconds(policy.lag_p99),
         _guards(policy),
     )  # fmt: skip
@@ -40,12 +44,13 @@ def _delay(policy: PolicyStatus) -> str:
         return "not declared"
     if policy.state.delay is None:
         return "by hand" if policy.state.policy.after is None else "computed"
-    return f"{signed(policy.state.delay)}{'*' if policy.state.after is not None else ''}"
+    return f"{duration_text(policy.state.delay)}{'*' if policy.state.after is not None else ''}"
 
 
 def _guards(policy: PolicyStatus) -> str:
-    """Return the guard rails in force, each with a star if an operator has set it."""
+    """Return the guard rails in force, each with a star if an operator has set it, and the declared rate."""
     if (state := policy.state) is None:
         return ""
     texts = {guard: guard_of(state, guard) or "off" * bool(state.set_by(guard)) for guard in GUARDS}
-    return ", ".join(f"{guard} {text}{'*' * bool(state.set_by(guard))}" for guard, text in texts.items() if text)
+    found = [f"{guard} {text}{'*' * bool(state.set_by(guard))}" for guard, text in texts.items() if text]
+    return ", ".join(found + ([f"rate {rate_text(state.policy.rate)}"] if state.policy.rate else []))

@@ -12,6 +12,7 @@ class Command(TimeoutCommand):
     """Gives timeouts a later deadline; never an earlier one."""
 
     help = __doc__
+    examples = ("--policy shop.order.cancel_unpaid --due-before 3h --by 2h --dry-run", "--id 17 --to 2026-03-01T18:00")
     name, done = "postpone", "postponed"
 
     def add_arguments(self, parser: CommandParser) -> None:

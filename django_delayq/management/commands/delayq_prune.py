@@ -17,6 +17,7 @@ class Command(AskingCommand):
     """Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."""
 
     help = __doc__
+    examples = ("--dry-run", "--yes")
     runs_unattended = True
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -12,6 +12,7 @@ class Command(TimeoutCommand):
     """Gives settled timeouts a new round with the same payload. A worker fires it if its condition holds."""
 
     help = __doc__
+    examples = ("--policy shop.order.cancel_unpaid --state dead --dry-run", "--id 17 --at 2h")
     name, done = "refire", "scheduled again"
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.delays import signed
+from django_delayq.delays import duration_text
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
@@ -19,6 +19,11 @@ class Command(PolicyCommand):
     """Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."""
 
     help = __doc__
+    arguments = "LABEL"
+    examples = (
+        "shop.order.cancel_unpaid --after 45m --mode keep --dry-run",
+        "shop.order.cancel_unpaid --mode recompute",
+    )
     name = "delay"
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -64,4 +69,4 @@ class Command(PolicyCommand):
 
 
 def _shown(delay: timedelta | None) -> str:
-    return "computed" if delay is None else signed(delay)
+    return "computed" if delay is None else duration_text(delay)

@@ -11,6 +11,7 @@ class Command(PolicyCommand):
     """Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."""
 
     help = __doc__
+    examples = ("shop.order.cancel_unpaid", "shop.order.cancel_unpaid --no-shift")
     name, done = "resume", "resumed"
 
     def add_arguments(self, parser: CommandParser) -> None:

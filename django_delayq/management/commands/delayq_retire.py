@@ -15,6 +15,8 @@ class Command(AskingCommand):
     """Cancels the pending timeouts of a policy that is not declared any more. Dead ones stay."""
 
     help = __doc__
+    arguments = "LABEL"
+    examples = ("shop.order.cancel_unpaid --dry-run",)
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", metavar="LABEL", help="the label of the policy, such as shop.order.cancel_unpaid")

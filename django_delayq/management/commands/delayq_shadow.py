@@ -12,6 +12,8 @@ class Command(GuardCommand):
     """Switches shadow mode: everything happens but the handler, and due timeouts are skipped, for good."""
 
     help = __doc__
+    arguments = "LABEL [on|off|declared]"
+    examples = ("shop.order.cancel_unpaid on --share 10", "shop.order.cancel_unpaid declared")
     name = "shadow"
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from django.core.management.base import CommandParser
 
+from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import GUARDS, PolicyState
-from django_delayq.management.operating import ReportCommand, guard_of, local, seconds
-from django_delayq.monitoring.snapshot import Snapshot, SyncStatus, snapshot
+from django_delayq.management.operating import ReportCommand
+from django_delayq.management.output import Screen, guard_of, local, rate_text, seconds
+from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
 
@@ -17,50 +19,95 @@ class Command(ReportCommand):
     """Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies, guard rails and Redis."""
 
     help = __doc__
+    examples = ("", "--watch", "--json")
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument("--watch", action="store_true", help="repeat every two seconds, until Ctrl-C")
+        parser.add_argument("--watch", action="store_true", help="redraw every two seconds, until Ctrl-C")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if not options["watch"]:
+            seen = snapshot()
+            self.print(seen, self._lines(seen), options)
+            return
+        screen = Screen(self.stdout)
         try:
             while True:
                 seen = snapshot()
-                self.print(seen, _lines(seen), options)
-                if not options["watch"]:
-                    return
-                self.stdout.write("")
-                self.stdout.flush()
+                if options["json"]:
+                    self.print(seen, (), options)
+                else:
+                    screen.draw([*self._lines(seen), "", f"every {WATCH_SECONDS:g} s, until Ctrl-C"])
                 time.sleep(WATCH_SECONDS)
         except KeyboardInterrupt:
             return
 
+    def _lines(self, seen: Snapshot) -> Iterator[str]:
+        yield self.style.MIGRATE_LABEL(f"{local(seen.at)} by the clock of database {seen.database!r}")
+        paints = {"good": self.style.SUCCESS, "warning": self.style.WARNING, "bad": self.style.ERROR}
+        lines = [*_totals(seen), *(line for policy in seen.policies for line in _lines_of(policy))]
+        for line in lines:
+            paint = paints.get(line.level, str)
+            first, *others = self.wrapped(f"{line.name:10}{line.text}", before=0, indent=10)
+            yield first[:10] + paint(first[10:])
+            yield from map(paint, others)
 
-def _lines(seen: Snapshot) -> Iterator[str]:
-    yield f"{local(seen.at)} by the clock of database {seen.database!r}"
+
+class Line(NamedTuple):
+    """A line of the status, and the level that decides about its colour."""
+
+    name: str
+    text: str
+    level: Literal["", "good", "warning", "bad"] = ""
+
+
+def _totals(seen: Snapshot) -> Iterator[Line]:
+    """Yield what concerns all policies."""
+    name = get_settings().installation
+    if seen.installation:
+        words = "" if name == seen.installation else f", but DELAYQ['INSTALLATION'] is {name!r} here"
+        yield Line("belongs", f"to the installation {seen.installation!r}{words}", "bad" if words else "")
     threads, held, stuck = (
         sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
     )
     words = f", {stuck} stuck threads" if stuck else ""
-    yield f"workers   {len(seen.workers)} alive, {threads} threads, {held} under way{words}"
-    yield f"pending   {seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
-    yield f"oldest    due for {seconds(seen.oldest_overdue_seconds)}"
-    yield f"firing    {seen.firing}"
-    yield f"dead      {seen.dead}"
-    yield f"lag       p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)"
-    yield f"redis     {_redis(seen)}"
-    for policy in seen.policies:
-        if policy.sync is not None and (policy.sync.is_running or policy.sync.checked):
-            yield f"sync      {policy.label}: {_progress(policy.sync)}"
-        if policy.state is None:
-            counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
-            yield f"unknown   {policy.label} is not declared: {counts}"
-        elif policy.is_stopped:
-            until = f" until {local(policy.state.until)}" if policy.state.until else ""
-            why = f": {policy.state.reason}" if policy.state.reason else ""
-            yield f"{policy.state.stop:9} {policy.label}{until} by {policy.state.by}{why}; {policy.due} due"
-        if policy.state is not None and (guards := list(_guards(policy.state))):
-            yield f"guards    {policy.label}: {', '.join(guards)}"
+    text = f"{len(seen.workers)} alive, {threads} threads, {held} under way{words}"
+    yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
+    text = f"{seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
+    yield Line("pending", text, "warning" if seen.overdue.value else "")
+    yield Line("oldest", f"due for {seconds(seen.oldest_overdue_seconds)}")
+    yield Line("firing", str(seen.firing))
+    yield Line("dead", str(seen.dead), "warning" if seen.dead.value else "")
+    yield Line("lag", f"p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)")
+    yield _redis(seen.redis)
+
+
+def _redis(redis: RedisStatus) -> Line:
+    if not redis.is_configured:
+        return Line("redis", "none: workers read the ledger once a second")
+    if not redis.is_reachable:
+        return Line("redis", f"unreachable: {redis.error}", "bad")
+    entries, leased = (sum(getattr(each, name) for each in redis.queues) for name in ("entries", "leased"))
+    missing = f"{redis.missing} of the next {redis.compared} are missing" if redis.missing else "in step"
+    return Line("redis", f"{entries} entries, {leased} leased, {missing}", "warning" if redis.missing else "good")
+
+
+def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
+    """Yield what an operator should know about one policy; nothing if there is nothing special."""
+    if policy.sync is not None and (policy.sync.is_running or policy.sync.checked):
+        yield Line("sync", f"{policy.label}: {_progress(policy.sync)}")
+    if (state := policy.state) is None:
+        counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
+        yield Line("unknown", f"{policy.label} is not declared: {counts}", "warning")
+        return
+    if policy.is_stopped:
+        until = f" until {local(state.until)}" if state.until else ""
+        why = f": {state.reason}" if state.reason else ""
+        yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", "warning")
+    if guards := list(_guards(state)):
+        yield Line("guards", f"{policy.label}: {', '.join(guards)}")
+    if state.policy.rate:
+        yield Line("rate", f"{policy.label}: at most {rate_text(state.policy.rate)}; {policy.due} due")
 
 
 def _guards(state: PolicyState) -> Iterator[str]:
@@ -77,13 +124,3 @@ def _progress(sync: SyncStatus) -> str:
     about = f" of about {sync.total}" if sync.is_running and sync.total else ""
     ended = f"the last complete pass ended {local(sync.finished_at)}" if sync.finished_at else "no complete pass yet"
     return f"{sync.checked}{about} objects checked; {ended}"
-
-
-def _redis(seen: Snapshot) -> str:
-    if not seen.redis.is_configured:
-        return "none: workers read the ledger once a second"
-    if not seen.redis.is_reachable:
-        return f"unreachable: {seen.redis.error}"
-    entries, leased = (sum(getattr(each, name) for each in seen.redis.queues) for name in ("entries", "leased"))
-    missing = f"{seen.redis.missing} of the next {seen.redis.compared} are missing" if seen.redis.missing else "in step"
-    return f"{entries} entries, {leased} leased, {missing}"

@@ -19,6 +19,7 @@ class Command(AskingCommand):
     """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."""
 
     help = __doc__
+    examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --dry-run")
     runs_unattended = True
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.core.management.base import CommandError
+from django.core.management import CommandError, call_command
 
 from shop.replay.records import UnreadableFile, read_records
 from shop.replay.tempo import linear, logarithmic
@@ -48,6 +48,14 @@ def tempo_of(options: dict[str, Any]) -> Tempo:
         return linear(options["speed"]) if options["speed"] is not None else logarithmic(options["seconds"])
     except ValueError as error:
         raise CommandError(str(error)) from error
+
+
+def refuse_unmigrated() -> None:
+    """Raise CommandError if migrations are not applied, in place of an error about a missing table."""
+    try:
+        call_command("migrate", check_unapplied=True, verbosity=0)
+    except SystemExit:
+        raise CommandError("There are unapplied migrations; run manage.py migrate.") from None
 
 
 def read_files(command: BaseCommand, orders: Path, reviews: Path | None, limit: int | None) -> list[OrderRecord]:

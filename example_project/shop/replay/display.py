@@ -105,11 +105,14 @@ def display(observer: Observer) -> Iterator[Callable[[], None]]:
 
 
 def _rich_table(observer: Observer) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=observer.headline(), title_justify="left", title_style="bold")
+    # Without a frame, so that the whole names of the policies fit 80 columns.
+    fitting: Any = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=observer.headline(), title_justify="left", title_style="bold", **fitting)
     for number, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if number else "left", min_width=8)
+        table.add_column(heading, justify="right" if number else "left", no_wrap=not number)
     for row in observer.rows():
         table.add_row(*row)
     return table

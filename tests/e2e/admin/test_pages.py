@@ -239,7 +239,7 @@ def test_support_sees_that_and_why_a_brake_has_paused_a_policy_and_resumes_it(ad
         for page in (LIST, POLICIES):
             assert admin.inspect(page) == []
             admin.wait_for(f"The brake of {LABEL} has paused it.")
-            admin.wait_for("By its brake: 4 timeouts fired within 0:10:00; the brake allows 3.")
+            admin.wait_for("By its brake: 4 timeouts fired within 10 min; the brake allows 3.")
     admin.wait_for("pauses after more than 3 firings in 10 min (set by cli:ann)")
     admin.open(LIST)
     admin.press(f"Resume {LABEL}")

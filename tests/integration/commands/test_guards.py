@@ -24,10 +24,10 @@ UNPAID = "testapp.order.cancel_unpaid"
 @pytest.mark.parametrize(
     ("command", "arguments", "stored", "shown"),
     [
-        ("late", ["6h"], {"after": 21600, "then": "skip"}, "skip after 6:00:00"),
-        ("late", ["90m", "--then", "dead"], {"after": 5400, "then": "dead"}, "dead after 1:30:00"),
+        ("late", ["6h"], {"after": 21600, "then": "skip"}, "skip after 6 h"),
+        ("late", ["90m", "--then", "dead"], {"after": 5400, "then": "dead"}, "dead after 1 h 30 min"),
         ("late", ["off"], None, "off"),
-        ("brake", ["500", "--per", "10m"], {"most": 500, "per": 600}, "500 in 0:10:00"),
+        ("brake", ["500", "--per", "10m"], {"most": 500, "per": 600}, "500 in 10 min"),
         ("brake", ["off"], None, "off"),
         ("shadow", ["on"], 100, "100 %"),
         ("shadow", ["--share", "10"], 10, "10 %"),
@@ -90,11 +90,11 @@ def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
     do("delayq_brake", REMIND, "off")
     operations.pause(UNPAID, by="brake", reason="501 fired in 10 minutes")
     status = do("delayq_status").out.splitlines()
-    assert f"guards    {REMIND}: late skip after 6:00:00 by {CLI}, brake off by {CLI}" in status
+    assert f"guards    {REMIND}: late skip after 6 h by {CLI}, brake off by {CLI}" in status
     assert "guards    testapp.order.watched: shadow 100 %" in status
     assert f"paused    {UNPAID} by brake: 501 fired in 10 minutes; 0 due" in status
     listed = {line.split()[0]: line for line in do("delayq_policies").out.splitlines()}
-    assert listed[REMIND].endswith("late skip after 6:00:00*, brake off*")
+    assert listed[REMIND].endswith("late skip after 6 h*, brake off*")
     assert listed["testapp.order.watched"].endswith("shadow 100 %")
     assert not listed[UNPAID].endswith("%")
     found = {each["label"]: each["state"] for each in json.loads(do("delayq_policies", "--json").out)}

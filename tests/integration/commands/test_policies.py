@@ -106,7 +106,7 @@ def test_a_delay_is_changed_with_a_preview(do: Do, mode: str, minutes: int) -> N
     (order,) = unpaid()
     arguments = ("delayq_replan", UNPAID, "--after", "45m", "--mode", mode)
     said = do(*arguments, "--dry-run").out
-    assert f"{UNPAID}: from 0:30:00 to 0:45:00; 1 pending, of which 0 would be due at once" in said
+    assert f"{UNPAID}: from 30 min to 45 min; 1 pending, of which 0 would be due at once" in said
     assert not PolicyChange.objects.exists()
     assert f"changed; {0 if mode == 'keep' else 1} moved" in do(*arguments, "--reason", "holidays").out
     assert waits(order) == timedelta(minutes=minutes)
@@ -156,7 +156,7 @@ def test_the_policies_are_listed_with_what_is_in_force(do: Do) -> None:
     do("delayq_pause", UNPAID)
     lines = do("delayq_policies").out.splitlines()
     (line,) = [line for line in lines if line.startswith(UNPAID)]
-    assert line.split()[1:5] == ["0:45:00*", "paused", "2", "0"]
+    assert line.split()[1:6] == ["45", "min*", "paused", "2", "0"]
     found = {each["label"]: each for each in json.loads(do("delayq_policies", "--json").out)}
     assert found[UNPAID]["pending"] == {"value": 2, "is_capped": False}
     assert found[UNPAID]["state"]["after"] == found[UNPAID]["state"]["delay"] == 45 * 60

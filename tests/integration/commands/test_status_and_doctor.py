@@ -16,7 +16,7 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.models import PolicyChange, PolicyControl, Timeout, WorkerSeen
-from django_delayq.monitoring import doctor
+from django_delayq.monitoring import doctor, servers
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations import hold, pause
 from tests.docs.pages import ROOT
@@ -121,7 +121,7 @@ def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_fir
 def test_what_waits_for_too_long_is_found_unless_somebody_has_paused_it() -> None:
     row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
     level, words = worst("overdue")
-    assert (level, "1 of testapp.order.remind are overdue, the oldest for 5 minutes" in words) == (WARNING, True)
+    assert (level, "1 of testapp.order.remind are overdue, the oldest for 5 min" in words) == (WARNING, True)
     as_if(row, "pending", run_at=timezone.now() - HOUR)
     assert worst("overdue")[0] == ERROR
     pause(REMIND, by=BY, reason="outage")
@@ -130,7 +130,7 @@ def test_what_waits_for_too_long_is_found_unless_somebody_has_paused_it() -> Non
     PolicyControl.objects.update(stopped_at=timezone.now() - timedelta(days=3))
     level, words = worst("stopped")
     assert level == WARNING
-    assert "paused for 3 days, by admin:alice. outage" in words
+    assert "paused for 3 d, by admin:alice. outage" in words
 
 
 @pytest.mark.usefixtures("without_redis")
@@ -231,7 +231,7 @@ def test_a_missing_index_and_a_missing_migration_are_found() -> None:
 
 @pytest.mark.parametrize(("seconds", "level"), [(0.1, INFO), (-5, WARNING), (5, WARNING), (-300, ERROR)])
 def test_a_clock_that_is_off_is_found(seconds: float, level: int) -> None:
-    assert doctor.skew("clock", "This machine's clock", seconds).level == level
+    assert servers.skew("clock", "This machine's clock", seconds).level == level
 
 
 def test_the_clocks_of_the_test_servers_agree_with_this_one() -> None:
@@ -301,10 +301,10 @@ def test_the_documented_user_of_redis_is_enough_for_the_doctor(
 
 def test_an_old_or_full_redis_is_named() -> None:
     told = {"redis_version": "5.0.14", "maxmemory": 100, "used_memory": 95, "maxmemory_policy": "noeviction"}
-    levels = {finding.id: finding.level for finding in doctor.examine_redis_server(told)}
+    levels = {finding.id: finding.level for finding in servers.examine_redis_server(told)}
     assert (levels["redis.version"], levels["redis.memory"]) == (ERROR, WARNING)
     cluster = {"10.0.0.1:6379": told, "10.0.0.2:6379": told}
-    assert doctor.redis_servers(cluster) == [told, told]
+    assert servers.redis_servers(cluster) == [told, told]
 
 
 @pytest.mark.usefixtures("redis_client")
@@ -326,7 +326,7 @@ def test_the_status_says_how_things_stand(do: Do, settings: Settings) -> None:
     lines = dict(line.split(maxsplit=1) for line in do("delayq_status").out.splitlines()[1:])
     assert lines["workers"] == "1 alive, 4 threads, 3 under way"
     assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
-    assert lines["oldest"].startswith("due for 36")
+    assert lines["oldest"].startswith("due for 1 h")
     assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 - (the worst policy's)")
     assert lines["unknown"].startswith("testapp.order.forgotten is not declared: 1 pending")
     pause(REMIND, by=BY, reason="outage")

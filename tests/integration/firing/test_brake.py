@@ -66,7 +66,7 @@ def test_one_firing_too_many_pauses_the_policy(source: str, declare: Declare, ca
     assert (
         change.reason
         == policy_state(policy, "default").reason
-        == ("4 timeouts fired within 0:10:00; the brake allows 3.")
+        == ("4 timeouts fired within 10 min; the brake allows 3.")
     )
     assert change.details == {"until": None, "fired": 4, "most": 3, "per": 600.0}
     [record] = [each for each in caplog.records if each.levelno >= logging.ERROR]

@@ -79,7 +79,7 @@ def test_a_timeout_that_is_too_late_is_settled_without_its_handler(
     assert sorted(report.done) == [row.pk for row in rows]
     assert {state(row) for row in late} == {(settled, "late")}
     assert {state(row) for row in in_time} == {("fired", "due")}
-    assert all("more than 1:00:00 after its deadline" in row.reason and row.attempts == 0 for row in late)
+    assert all("more than 1 h after its deadline" in row.reason and row.attempts == 0 for row in late)
     expected = [(f"timeout_{settled}", row.pk) for row in late] + [("timeout_fired", row.pk) for row in in_time]
     assert sorted(sent) == sorted(expected)
 

@@ -312,8 +312,15 @@ def test_a_policy_tells_how_it_was_declared(viewer: APIClient) -> None:
     assert (shown["since"], shown["automatic"], shown["model"]) == ("created_at", True, "testapp.order")
     assert "unpaid" in shown["condition"]
     assert shown["handler"] == "tests.testapp.timeouts.cancel_unpaid"
+    assert shown["limits"] is None
     labels = [policy["label"] for policy in viewer.get("/api/policies/").json()]
     assert labels == sorted(policy.label for policy in dq.get_policies())
+
+
+def test_a_policy_shows_its_limits(viewer: APIClient, declare: Any) -> None:
+    declare(Order, name="text", limits=dq.Limits(rate=dq.Rate(20, per=timedelta(minutes=1)), snoozes=3))
+    shown = viewer.get("/api/policies/testapp.order.text/").json()["limits"]
+    assert shown == {"run_seconds": None, "rate": {"count": 20, "per_seconds": 60.0}, "snoozes": 3}
 
 
 def test_the_page_says_what_time_the_server_has(viewer: APIClient) -> None:

@@ -263,7 +263,7 @@ def test_extend_adds_to_the_deadline_up_to_the_limit(order: Order, declare: Any)
         extended = dq.extend_timeout(order, "hold", minutes=5)
         assert extended is not None
         assert (extended.due_at, extended.extensions) == (NOON + timedelta(minutes=15), 1)
-        with transaction.atomic(), pytest.raises(dq.ExtensionLimit) as limit:
+        with transaction.atomic(), pytest.raises(dq.ExtensionLimit, match="max_extensions=1 is used up") as limit:
             dq.extend_timeout(order, "hold", minutes=5)
     assert limit.value.timeout.due_at == Timeout.objects.get().due_at == NOON + timedelta(minutes=15)
     with pytest.raises(dq.InvalidDelay):

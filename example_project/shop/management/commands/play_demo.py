@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from shop.replay.arguments import REPLAY_DELAYS, add_tempo, read_files, tempo_of
+from shop.replay.arguments import REPLAY_DELAYS, add_tempo, read_files, refuse_unmigrated, tempo_of
 from shop.replay.checking import contradictions, forget
 from shop.replay.display import Observer, display
 from shop.replay.live import LivePlay, StillOpen
@@ -36,6 +36,7 @@ class Command(BaseCommand):
         add_tempo(parser, seconds=0.7)
 
     def handle(self, **options: Any) -> None:
+        refuse_unmigrated()
         play = self._prepare(options)
         observer = Observer(play)
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from shop.replay.arguments import REPLAY_DELAYS, add_tempo, read_files, tempo_of
+from shop.replay.arguments import REPLAY_DELAYS, add_tempo, read_files, refuse_unmigrated, tempo_of
 from shop.replay.checking import contradictions, forget
 from shop.replay.live import LivePlay, StillOpen
 from shop.replay.progress import progress
@@ -44,6 +44,7 @@ class Command(BaseCommand):
         add_tempo(live, seconds=1.0)
 
     def handle(self, **options: Any) -> None:
+        refuse_unmigrated()
         records = read_files(self, options["orders"], options["reviews"], options["limit"])
         if removed := forget((one.order_id for one in records), (one.customer_id for one in records)):
             self.stderr.write(f"Removed {removed} orders that an earlier run had left.")

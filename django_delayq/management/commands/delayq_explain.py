@@ -1,0 +1,150 @@
+"""`manage.py delayq_explain`: show what happened to timeouts, and why."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db.models import Model
+from django.utils import timezone
+
+from django_delayq.clock import database_now
+from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.ledger.controls import policy_state
+from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.subjects import Subject, about, kind_of, subject_of, tables_of
+from django_delayq.management.operating import ReportCommand
+from django_delayq.management.options import model_of, number
+from django_delayq.management.output import seconds
+from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.monitoring.snapshot import workers_alive
+from django_delayq.operations.selection import find_ids
+from django_delayq.policies import get_policies, registry, resolve_policy
+from django_delayq.scheduling.story import Story, story_of
+
+MAX_FOUND = 50
+DATETIME_WIDTH = 27
+"""Of an event, with the blanks around its datetime."""
+
+
+class Command(ReportCommand):
+    """Explains the timeouts of an object, or one timeout: what happened, when, why, who did it, and what follows.
+
+    For each policy of the object it shows all rounds, also if the object or the policy no longer exists.
+    """
+
+    help = __doc__
+    arguments = "[APP.MODEL OBJECT]"
+    examples = ("shop.order 1234", "shop.order 1234 --policy cancel_unpaid", "--search A-2026-0017", "--id 17 --json")
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("model", nargs="?", metavar="APP.MODEL", help="the model of the object")
+        parser.add_argument("object", nargs="?", metavar="OBJECT", help="its primary key")
+        parser.add_argument("--id", metavar="N", help="only the timeout with this id")
+        parser.add_argument("--search", metavar="TEXT", help="what has this object id, key, or field of a policy")
+        parser.add_argument("--policy", metavar="NAME", help="only this policy: its name or label")
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        ways = {"id": _by_id, "search": _by_search, "model": _by_object}
+        given = [name for name in ways if options[name] is not None]
+        if len(given) != 1:
+            raise CommandError("Which timeouts? Give an object, such as shop.order 1234, or --search, or --id.")
+        found = ways[given[0]](options)
+        stories = [(story_of(subject), _why_late(subject)) for subject in found]
+        values = [
+            {"title": story.title, "events": story.events, "outlook": story.outlook, "late": late}
+            for story, late in stories
+        ]
+        self.print(values, self._lines(stories), options)
+
+    def _lines(self, stories: list[tuple[Story, str]]) -> Iterator[str]:
+        yield f"Times are in the zone {timezone.get_current_timezone_name()}."
+        for story, late in stories:
+            yield ""
+            yield self.style.MIGRATE_LABEL(story.title)
+            for event in story:
+                paint = self.style.ERROR if event.what in {"failed", "dead"} else str
+                yield from self.wrapped(str(event), paint, indent=DATETIME_WIDTH)
+            yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
+            if late:
+                yield from self.wrapped(late, self.style.WARNING)
+
+
+def _by_id(options: dict[str, Any]) -> Iterator[Subject]:
+    row = Timeout.objects.using(database_of(Timeout)).filter(pk=number("--id", options["id"])).first()
+    if row is None:
+        raise CommandError(f"There is no timeout {options['id']}. Settled ones are deleted after RETENTION.")
+    yield subject_of(row, None)
+
+
+def _by_search(options: dict[str, Any]) -> Iterator[Subject]:
+    rows: TimeoutQuerySet = Timeout.objects.using(database_of(Timeout))
+    ids = find_ids(rows, options["search"])
+    found = _subjects(rows.filter(pk__in=ids), options["policy"])
+    if not found:
+        raise CommandError(f"No timeout is found by {options['search']!r}.")
+    if len(found) > MAX_FOUND:
+        raise CommandError(f"{options['search']!r} finds timeouts of more than {MAX_FOUND} objects or policies.")
+    yield from found.values()
+
+
+def _by_object(options: dict[str, Any]) -> Iterator[Subject]:
+    """Yield the subjects of the object that have rows, and then the other policies of its model."""
+    if options["object"] is None:
+        raise CommandError("Which object? Give its model and its primary key, such as shop.order 1234.")
+    model = model_of(options["model"])
+    using, rows = database_of(model), Timeout.objects.using(database_of(model))
+    try:
+        object_id = object_id_of(model, options["object"])
+        pk = pk_of(model, object_id)
+    except Exception as error:
+        raise CommandError(f"{options['object']} is not a key of {model.__name__}.") from error
+    obj = model._base_manager.using(using).filter(pk=pk).first()
+    if obj is None:
+        rows = rows.filter(content_type=kind_of(model, using), object_id=object_id)
+        if not rows.exists():
+            raise CommandError(f"There is no {model.__name__} {options['object']}, and no timeout of it.")
+    else:
+        rows = rows.filter(about(tables_of(model), [obj], using))
+    name = options["policy"] and _label(options["policy"], model, rows)
+    found = _subjects(rows, name)
+    yield from found.values()
+    known = {label for label, *_ in found}
+    if obj is not None:
+        others = [policy for policy in get_policies(model) if policy.label not in known]
+        yield from (subject_of(obj, policy) for policy in others if name in (None, policy.label))
+
+
+def _subjects(rows: TimeoutQuerySet, name: str | None) -> dict[tuple[Any, ...], Subject]:
+    """Return the policies, objects and keys of `rows`, with all their rounds; with `name`, only of that policy."""
+    found = {}
+    for row in rows.order_by("id").defer("history", "payload"):
+        policy = registry.get(row.policy)
+        label = policy.label if policy else row.policy
+        if name in (None, label, policy and policy.name):
+            place = (label, row.content_type_id, row.object_id, row.key)
+            found[place] = replace(subject_of(row, None), row_id=None)
+    return found
+
+
+def _label(name: str, model: type[Model], rows: TimeoutQuerySet) -> str:
+    """Return the present label of a policy; that of an undeclared one must be in `rows`. Raises UnknownPolicy."""
+    if registry.get(name) is None and rows.filter(policy=name).exists():
+        return name
+    return resolve_policy(name, model).label
+
+
+def _why_late(subject: Subject) -> str:
+    """Return why a due timeout has not fired, if its policy is not stopped; empty: it is not due."""
+    row, now = subject.pending().first(), database_now(subject.using)
+    is_stopped = subject.policy is not None and policy_state(subject.policy, subject.using).is_stopped
+    if row is None or row.run_at > now or is_stopped:
+        return ""
+    text = f"It has been due for {seconds((now - row.run_at).total_seconds())}."
+    workers = workers_alive(subject.using)
+    if not workers:
+        return f"{text} No worker is running. Start one: manage.py delayq_worker."
+    if not any(worker.queues is None or row.queue in worker.queues for worker in workers):
+        return f"{text} No worker serves its queue. Start one: manage.py delayq_worker --queue {row.queue}."
+    return f"{text} Workers are running: manage.py delayq_status and delayq_doctor show what delays them."

@@ -1,0 +1,194 @@
+"""Output of the commands: tables that fit the terminal, frames of `--watch`, datetimes, durations and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, Final
+
+from django.core.management.base import OutputWrapper
+from django.utils import timezone
+
+from django_delayq.delays import duration_text
+from django_delayq.guard_rails import Rate
+from django_delayq.ledger.controls import PolicyState
+
+Paint = Callable[[str], str]
+GAP: Final = "  "
+_PIECES = re.compile(r"[^\s.-]*[\s.-]?")
+
+
+class Painted(str):
+    """A string that a table prints in a colour."""
+
+    __slots__ = ("paint",)
+    paint: Paint
+
+    def __new__(cls, text: object, paint: Paint = str) -> Painted:
+        painted = super().__new__(cls, text)
+        painted.paint = paint
+        return painted
+
+
+def terminal_width(out: OutputWrapper) -> int | None:
+    """Return the columns of the terminal; None: the output is a file or a pipe, and lines may have any length."""
+    return shutil.get_terminal_size().columns if out.isatty() else None
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    width: int | None = None,
+    *,
+    optional: Sequence[str] = (),
+    paint_head: Paint = str,
+) -> list[str]:
+    """Return the lines of a table with aligned columns.
+
+    Args:
+        head: the headings, each different.
+        rows: the cells, which may be `Painted`.
+        width: columns of the terminal. In a wider table, cells continue on the next line, at blanks, dots and hyphens.
+            Words are never cut, so a very narrow terminal wraps the lines. None: no limit.
+        optional: headings of columns that are omitted first, in this order; the last line names them.
+        paint_head: the colour of the headings.
+    """
+    cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in rows]
+    columns = dict(zip(head, zip(*cells, strict=True) if cells else [()] * len(head), strict=True))
+    omitted = []
+    for name in optional:
+        if width is not None and _width_of([max(map(len, (name, *cells))) for name, cells in columns.items()]) > width:
+            omitted.append(name)
+            del columns[name]
+    filled = [[Painted(name, paint_head), *cells] for name, cells in columns.items()]
+    widths = _widths(filled, width)
+    lines = [line for row in zip(*filled, strict=True) for line in _lines_of(row, widths)]
+    return [*lines, f"Too wide for this terminal: {', '.join(omitted)}"] if omitted else lines
+
+
+def _width_of(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _widths(columns: Sequence[Sequence[str]], limit: int | None) -> list[int]:
+    """Return the widths of `columns`: of the widest, line by line, until all fit or no cell can be divided any more."""
+    widths = [max(map(len, column)) for column in columns]
+    divisible = set(range(len(columns)))
+    while limit is not None and divisible and (excess := _width_of(widths) - limit) > 0:
+        widest = max(divisible, key=lambda place: widths[place])
+        second = max((widths[place] for place in divisible - {widest}), default=0)
+        wanted = max(widths[widest] - excess, min(second, widths[widest]) - 1)
+        folded = max(len(line) for cell in columns[widest] for line in fold(cell, wanted))
+        if folded >= widths[widest]:
+            divisible.discard(widest)
+        widths[widest] = min(folded, widths[widest])
+    return widths
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Return `text` as lines of at most `width` characters, divided after blanks, dots and hyphens only."""
+    lines = [""]
+    for piece in _PIECES.findall(text):
+        if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def _lines_of(row: Sequence[Painted], widths: Sequence[int]) -> Iterable[str]:
+    folded = [fold(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for parts in zip_longest(*folded, fillvalue=""):
+        padded = (
+            (cell.paint(part) if part else "") + " " * (width - len(part))
+            for cell, part, width in zip(row, parts, widths, strict=True)
+        )
+        yield GAP.join(padded).rstrip()
+
+
+class Screen:
+    """Draw frame after frame: on a terminal in the same place, otherwise one below the other."""
+
+    def __init__(self, out: OutputWrapper) -> None:
+        self.out = out
+        self._drawn = 0
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Draw the next frame; of one that is higher than the terminal, its first lines."""
+        if not self.out.isatty():
+            self.out.write("\n".join([*lines, "", ""]))
+        else:
+            height = shutil.get_terminal_size().lines - 1  # the cursor is below the last line
+            if len(lines) > height:
+                lines = [*lines[: height - 1], f"... and {len(lines) - height + 1} more lines"]
+            body = "".join(f"{line}\x1b[K\n" for line in lines)
+            # Up to the first line; without wrapping, so that a long line remains one; then clear what is below.
+            begin = f"\x1b[{self._drawn}F" if self._drawn else ""
+            self.out.write(f"{begin}\x1b[?7l{body}\x1b[J\x1b[?7h", ending="")
+            self._drawn = len(lines)
+        self.out.flush()
+
+
+def local(at: datetime | None) -> str:
+    """Return local time to the second with its zone; empty for None."""
+    if at is None:
+        return ""
+    return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S %Z}".rstrip()
+
+
+def seconds(value: float | None) -> str:
+    """Return a number of seconds as a duration; "-" for None."""
+    return "-" if value is None else duration_text(timedelta(seconds=value), is_exact=False)
+
+
+def rate_text(rate: Rate) -> str:
+    """Return `20 in 1 s`."""
+    return f"{rate.count} in {duration_text(rate.per)}"
+
+
+def guard_of(state: PolicyState, guard: str) -> str:
+    """Return `skip after 6 h`, `500 in 10 min` or `10 %`; empty if the guard rail is off."""
+    late, brake = state.late, state.brake
+    texts = {
+        "late": late and f"{late.then} after {duration_text(late.after)}",
+        "brake": brake and f"{brake.most} in {duration_text(brake.per)}",
+        "shadow": f"{state.shadow} %" if state.shadow else "",
+    }
+    return texts[guard] or ""
+
+
+def stop_of(state: PolicyState) -> str:
+    """Return `paused until 2026-03-01 18:00:00 UTC: outage`, or `running`."""
+    if not state.is_stopped:
+        return "running"
+    until = f" until {local(state.until)}" if state.until else ""
+    return f"{state.stop}{until}{f': {state.reason}' if state.reason else ''}"
+
+
+def as_json(value: Any) -> str:
+    """Return JSON: datetimes in ISO format, durations in seconds, dataclasses and named tuples as objects."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if isinstance(value, PolicyState):
+            policy = fields.pop("policy")
+            in_force = {name: getattr(value, name) for name in ("delay", "late", "brake", "shadow", "is_braked")}
+            declared = {"label": value.label, "model": policy.concrete_model._meta.label, "limits": policy.limits}
+            fields = {**declared, **in_force, **fields}
+        value = fields
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

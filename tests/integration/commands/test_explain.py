@@ -1,0 +1,125 @@
+"""`delayq_explain`: the story of an object's timeouts, also of objects and policies that no longer exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError
+from django.utils import timezone
+
+from django_delayq import cancel_timeout, operations, schedule_timeout
+from django_delayq.models import Timeout, WorkerSeen
+from tests.integration.commands.conftest import Do
+from tests.integration.commands.test_status_and_doctor import a_worker
+from tests.integration.commands.test_verbs import REMIND
+from tests.integration.operations.conftest import BY, as_if, dead, pending
+from tests.testapp.models import Order
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
+
+
+def stories(text: str) -> dict[str, list[str]]:
+    """Return the lines of each story by its title."""
+    parts = [part.splitlines() for part in text.split("\n\n")[1:]]
+    return {title: [line.strip() for line in lines] for title, *lines in parts}
+
+
+def test_every_policy_and_key_of_an_object_is_explained(do: Do) -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    schedule_timeout(order, "remind", hours=1, key="second")
+    cancel_timeout(order, "remind", key="second", reason="paid by phone")
+    other = pending(Order.objects.create())
+    report = do("delayq_explain", "testapp.order", str(order.pk)).out
+    assert report.startswith("Times are in the zone America/Sao_Paulo.\n")
+    found = stories(report)
+    assert "It is due at" in found[f"testapp.order.cancel_unpaid of {order.pk}"][-1]
+    assert "paid by phone" in found[f"{REMIND} of {order.pk} (second)"][1]
+    assert found[f"testapp.order.linger of {order.pk}"] == ["Nothing is pending: this policy is scheduled by hand."]
+    assert f"{REMIND} of {order.pk}" not in found, "it has a round with a key"
+    assert not any(title.endswith(f"of {other.object_id}") for title in found)
+    only = stories(do("delayq_explain", "testapp.order", str(order.pk), "--policy", "cancel_unpaid").out)
+    assert [*only] == [f"testapp.order.cancel_unpaid of {order.pk}"]
+
+
+def test_all_rounds_of_an_object_or_one_round(do: Do) -> None:
+    order = Order.objects.create()
+    first = pending(order)
+    cancel_timeout(order, "remind")
+    second = pending(order)
+    whole = stories(do("delayq_explain", "testapp.order", str(order.pk), "--policy", REMIND).out)
+    assert len(whole[f"{REMIND} of {order.pk}"]) == 4
+    one = stories(do("delayq_explain", "--id", str(first.pk)).out)
+    assert len(one[f"{REMIND} of {order.pk}"]) == 3
+    (value,) = json.loads(do("delayq_explain", "--id", str(second.pk), "--json").out)
+    assert [event["what"] for event in value["events"]] == ["scheduled"]
+
+
+def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callable[..., Any]) -> None:
+    declare(Order, name="noted", search="note")
+    wanted, other = (Order.objects.create(note=note) for note in ("N-4", "N-5"))
+    pending(wanted, "noted")
+    cancel_timeout(wanted, "noted")
+    pending(wanted, "noted"), pending(wanted, "remind"), pending(other, "noted")
+    found = stories(do("delayq_explain", "--search", "N-4").out)
+    assert [*found] == [f"testapp.order.noted of {wanted.pk}", f"{REMIND} of {wanted.pk}"]
+    assert len(found[f"testapp.order.noted of {wanted.pk}"]) == 4, "all rounds"
+    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [f"{REMIND} of {wanted.pk}"]
+
+
+def test_objects_and_policies_that_are_gone_are_explained(do: Do) -> None:
+    order = Order.objects.create()
+    pk = order.pk
+    row = pending(order)
+    order.delete()
+    assert "cancelled" in do("delayq_explain", "testapp.order", str(pk)).out
+    order = Order.objects.create()
+    row = dead(order)
+    Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
+    found = do("delayq_explain", "testapp.order", str(order.pk), "--policy", "testapp.order.forgotten").out
+    assert "the policy is no longer declared" in found
+
+
+def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
+    row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
+
+    def last() -> str:
+        return do("delayq_explain", "--id", str(row.pk)).out.splitlines()[-1]
+
+    assert "It has been due for 5 min" in last() and "No worker is running." in last()
+    a_worker(queues=["mail"])
+    assert "No worker serves its queue. Start one: manage.py delayq_worker --queue default." in last()
+    a_worker()
+    assert "delayq_status and delayq_doctor show what delays them" in last()
+    operations.pause(REMIND, by=BY, reason="outage")
+    assert last().strip() == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
+    WorkerSeen.objects.all().delete()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Which timeouts"),
+        (["testapp.order"], "Which object"),
+        (["testapp.ordr", "1"], "no model"),
+        (["testapp.order", "one"], "one is not a key of Order"),
+        (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),
+        (["testapp.order", "1", "--id", "1"], "Which timeouts"),
+        (["--search", "nothing"], "No timeout is found by 'nothing'"),
+        (["--id", "123456"], "There is no timeout 123456"),
+        (["--id", "x"], "is not a number"),
+    ],
+)
+def test_a_wrong_question_is_refused(do: Do, arguments: list[Any], words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        do("delayq_explain", *arguments)
+
+
+def test_a_wrong_policy_is_refused_with_a_near_one(do: Do) -> None:
+    order = Order.objects.create()
+    for name in ("remnd", "testapp.order.remnd"):
+        with pytest.raises(CommandError, match="Did you mean"):
+            do("delayq_explain", "testapp.order", str(order.pk), "--policy", name)
