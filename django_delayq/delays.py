@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from django_delayq.exceptions import InvalidDelay
 
 UNITS = ("weeks", "days", "hours", "minutes", "seconds")
-UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 LATEST_YEAR = 2108
 """Redis scores represent datetimes to the millisecond until 2109."""
 
@@ -131,25 +130,11 @@ def duration_text(value: timedelta, *, is_exact: bool = True) -> str:
     return f"{'-' if value < timedelta(0) else ''}{' '.join(filter(None, shown))}"
 
 
-def largest_units(seconds: int) -> dict[str, int]:
-    """Split a duration into its two largest units, without seconds from ten minutes on."""
-    counts, rest = {}, seconds
-    for unit, size in UNIT_SECONDS.items():
-        counts[unit], rest = divmod(rest, size)
-    units = [unit for unit in counts if unit != "seconds" or seconds < 600]
-    first = next((place for place, unit in enumerate(units) if counts[unit]), len(units) - 1)
-    return {unit: counts[unit] for unit in units[first : first + 2]}
-
-
 def brief(seconds: float) -> str:
-    """Return a duration for logs and commands, in English: `4 ms`, `1.2 s`, `30 min`, `1 d 6 h`, `-5 min`."""
-    sign, size = "-" if seconds < 0 else "", abs(seconds)
-    if 0 < size < 0.9995:
-        return f"{sign}{size * 1000:.0f} ms"
-    if size < 10:
-        return f"{sign}{size:.1f}".removesuffix(".0") + " s"
-    names = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s"}
-    return sign + " ".join(f"{count} {names[unit]}" for unit, count in largest_units(round(size)).items() if count)
+    """Return a duration for logs: `4 ms`, or as `duration_text` in its two largest units."""
+    if 0 < abs(seconds) < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return duration_text(timedelta(seconds=round(seconds, 1)), is_exact=False)
 
 
 def check_moment(value: Any, name: str) -> datetime:

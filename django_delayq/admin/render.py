@@ -19,7 +19,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_delayq import clock
-from django_delayq.delays import UNIT_SECONDS, largest_units
 from django_delayq.guard_rails import Limits
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
@@ -37,6 +36,7 @@ from django_delayq.scheduling.story import (
 Stop = PolicyControl.Stop
 SIGNS = {"pending": "◷", "firing": "▶", "fired": "✓", "skipped": "↷", "cancelled": "✕", "dead": "!"}
 """A sign for each state, so that states do not differ by colour alone."""
+UNIT_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def duration_parts() -> dict[str, str]:
@@ -54,8 +54,17 @@ def duration_parts() -> dict[str, str]:
 
 def duration(seconds: int) -> str:
     """Render a duration in its two largest units, without seconds from ten minutes on."""
-    parts, shown = duration_parts(), largest_units(abs(seconds))
+    parts, shown = duration_parts(), _largest_units(abs(seconds))
     return " ".join(parts[unit].format(n=count) for unit, count in shown.items() if count or len(shown) == 1)
+
+
+def _largest_units(seconds: int) -> dict[str, int]:
+    counts, rest = {}, seconds
+    for unit, size in UNIT_SECONDS.items():
+        counts[unit], rest = divmod(rest, size)
+    units = [unit for unit in counts if unit != "seconds" or seconds < 600]
+    first = next((place for place, unit in enumerate(units) if counts[unit]), len(units) - 1)
+    return {unit: counts[unit] for unit in units[first : first + 2]}
 
 
 def until(at: datetime, now: datetime) -> str:
@@ -228,7 +237,7 @@ def delay(value: timedelta) -> str:
         return _("{delay} before").format(delay=delay(-value))
     seconds = value.total_seconds()
     shown = duration(int(seconds))
-    if seconds == sum(count * UNIT_SECONDS[unit] for unit, count in largest_units(int(seconds)).items()):
+    if seconds == sum(count * UNIT_SECONDS[unit] for unit, count in _largest_units(int(seconds)).items()):
         return shown
     number = int(seconds) if seconds.is_integer() else 2  # the plural of a fraction
     rest = ngettext("{n} second", "{n} seconds", number).format(

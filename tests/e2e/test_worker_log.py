@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,9 +205,19 @@ def test_with_autoreload_a_change_of_the_code_starts_the_worker_again(shop: Path
     worker = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json")
     first = next_line(worker, "worker_started")
     next_line(worker, "timeout_dead")
-    later = time.time() + 5
-    os.utime(shop / "shop" / "timeouts.py", (later, later))
+    stopped = threading.Event()
+
+    def change() -> None:  # again and again: the reloader does not notice a change before it has read the files
+        for number in itertools.count(5):
+            os.utime(shop / "shop" / "timeouts.py", (time.time() + number,) * 2)
+            if stopped.wait(0.5):
+                return
+
+    changing = threading.Thread(target=change, daemon=True)
+    changing.start()
     assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
+    stopped.set()
+    changing.join()
     assert next_line(worker, "worker_started")["process"] != first["process"]
     os.killpg(worker.pid, signal.SIGINT)
     next_line(worker, "worker_stopped")

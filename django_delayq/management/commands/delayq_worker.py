@@ -20,7 +20,7 @@ from django.utils import autoreload
 
 from django_delayq import __version__
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
-from django_delayq.delays import brief
+from django_delayq.delays import duration_text
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_errors import unapplied_migrations
@@ -228,8 +228,8 @@ def _delay(policy: TimeoutPolicy[Any]) -> str:
     if not isinstance(policy.after, timedelta):
         words = f"a computed delay after {since}" if since else "a computed delay"
     elif not since:
-        words = brief(policy.after.total_seconds())
+        words = duration_text(policy.after)
     else:
         before = policy.after < timedelta(0)
-        words = f"{brief(abs(policy.after).total_seconds())} {'before' if before else 'after'} {since}"
+        words = f"{duration_text(abs(policy.after))} {'before' if before else 'after'} {since}"
     return words if policy.is_automatic else f"{words}, by hand"

@@ -87,13 +87,13 @@ def test_keywords_may_be_typed_values(rows: dict[str, Timeout]) -> None:
 
 
 def test_one_queue_is_one_queue_and_not_its_letters() -> None:
-    assert "serves default of" in call("delayq_worker", queue="default", burst=True)
+    assert "queues    default\n" in call("delayq_worker", queue="default", burst=True)
 
 
 def test_queues_stand_in_a_row_or_one_by_one() -> None:
     for arguments in (["--queue", "default", "other"], ["--queue", "default", "--queue", "other"]):
-        assert "serves default, other of" in call("delayq_worker", *arguments, "--burst")
-    assert "serves default, other of" in call("delayq_worker", queue=["default", "other"], burst=True)
+        assert "queues    default, other\n" in call("delayq_worker", *arguments, "--burst")
+    assert "queues    default, other\n" in call("delayq_worker", queue=["default", "other"], burst=True)
 
 
 @pytest.mark.parametrize(
