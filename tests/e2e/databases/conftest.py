@@ -91,7 +91,7 @@ def start_worker(own_database: OwnDatabase, tmp_path: Path) -> Iterator[Callable
 
     def start() -> tuple[int, Path]:
         with log.open("wb") as output:
-            command = [sys.executable, "-m", "django", "delayq_worker"]
+            command = [sys.executable, "-m", "django", "delayq_worker", "-v0", "--log-level", "warning"]
             worker = processes.start(command, env=own_database.environment, cwd=ROOT, stdout=output, stderr=output)
         started.append(worker)
         return worker.pid, log

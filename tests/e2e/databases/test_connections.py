@@ -43,7 +43,7 @@ def start(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path)
     def start(**environment: str) -> tuple[subprocess.Popen[bytes], Path]:
         environment = {"DELAYQ_TEST_SECONDS": json.dumps(SHORT), **environment}
         with log.open("wb") as output:
-            arguments = ("delayq_worker", "--concurrency", "4")
+            arguments = ("delayq_worker", "-v0", "--log-level", "warning", "--concurrency", "4")
             return start_command(*arguments, env=environment, stdout=output, stderr=output), log
 
     return start

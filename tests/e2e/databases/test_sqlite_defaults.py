@@ -52,7 +52,7 @@ def worker_log(plain_file: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     """Run a worker until the test ends; yield its log. It must stop gracefully."""
     log = tmp_path / "worker.log"
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "django", "delayq_worker"]
+        command = [sys.executable, "-m", "django", "delayq_worker", "-v0", "--log-level", "warning"]
         worker = processes.start(command, env=plain_file, cwd=ROOT, stdout=output, stderr=output)
     try:
         yield log
