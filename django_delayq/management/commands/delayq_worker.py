@@ -216,7 +216,8 @@ def _redis(redis: RedisHealth) -> str:
         return "not reached: until it answers, due timeouts are read from the database once a second"
     pool: Any = getattr(redis.engine.client, "connection_pool", None)
     address = getattr(pool, "connection_kwargs", {})
-    place = f" at {address['host']}:{address.get('port')}/{address.get('db') or 0}" if address.get("host") else ""
+    # A Sentinel's service is a host without a port.
+    place = f" at {address['host']}:{address['port']}/{address.get('db') or 0}" if address.get("port") else ""
     return f"reached{place}, prefix {redis.engine.prefix!r}"
 
 

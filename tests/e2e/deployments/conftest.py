@@ -87,7 +87,7 @@ class Stage:
         assert self.worker is not None
         self.worker.send_signal(signal.SIGTERM)
         assert self.worker.wait(60) == 0
-        lines = [line for line in self.log_text().splitlines() if "Redis" in line]
+        lines = [line for line in self.log_text().splitlines() if "Redis" in line and "woken by" not in line]
         return [line for line in lines if "had lost entries" not in line]  # a master may have lost the newest
 
     def log_text(self) -> str:
