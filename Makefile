@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 export DELAYQ_VENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix matrix guarantees lint docs docs-links bench chaos mutants messages screenshots clean
+.PHONY: help demo test test-matrix matrix guarantees lint docs docs-links bench chaos coverage mutants messages screenshots clean
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
@@ -49,6 +49,14 @@ chaos: ## Real processes under seeded faults, and a verdict (MINUTES=1, RUNS=1, 
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python -m tests.e2e.chaos.run --minutes $(or $(MINUTES),1) --runs $(or $(RUNS),1) --db $(or $(DB),postgresql) $(if $(SEED),--seed $(SEED))
 
+coverage: ## Which lines and branches the tests run, on SQLite and PostgreSQL (about a quarter of an hour)
+	@$(PYTHON) tools/environment.py test
+	@$(BIN)/coverage erase
+	@DELAYQ_TEST_DB=sqlite $(BIN)/python tests/servers.py run -- $(BIN)/coverage run -m pytest -q -n 2 -p no:randomly -m "not browser and not real_orders" tests/unit tests/engine tests/integration tests/e2e/crashes tests/e2e/test_worker_log.py
+	@DELAYQ_TEST_DB=postgresql $(BIN)/python tests/servers.py run -- $(BIN)/coverage run -m pytest -q -n 2 -p no:randomly -m "not browser and not real_orders" tests/integration
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage report
+
 mutants: ## Plant small faults in the Python core: each must fail a test of its room (ONLY=..., a few minutes)
 	@$(PYTHON) tools/environment.py test
 	@$(BIN)/python tests/servers.py run -- $(BIN)/python tools/mutants.py $(if $(ONLY),--only "$(ONLY)")
@@ -62,5 +70,5 @@ screenshots: ## Take the pictures of README and docs again (needs Chromium)
 	@$(BIN)/pytest -n 0 tests/e2e/admin/screenshots.py
 
 clean: ## Remove what the other commands created
-	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-newest .venv-bench .demo .results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

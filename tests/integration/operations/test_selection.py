@@ -42,7 +42,7 @@ def row(note: str = "", customer: Customer | None = None, policy: str = "remind"
 
 
 def found(text: str) -> list[int]:
-    return selection.find_ids(Timeout.objects.all(), text)
+    return selection.find_ids(Timeout.objects.using("default"), text)
 
 
 def listed(client: Client, **query: str) -> list[int]:
