@@ -142,7 +142,7 @@ def test_a_coroutine_is_cancelled_and_may_clean_up(order: Order, declare: Declar
     row = due(order, declare(Order, handler, name="awaits", limits=LIMITS, retry=RETRY, **options))
     fire(row)
     assert (overrun(row), seen) == (FAILED, ["cancelled"])
-    assert firing_state.stuck_threads == 0
+    wait_until(lambda: firing_state.stuck_threads == 0, "its thread has ended")
 
 
 def test_a_coroutine_that_blocks_its_event_loop_is_interrupted(order: Order, declare: Declare) -> None:
