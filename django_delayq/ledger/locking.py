@@ -204,7 +204,7 @@ def _with_keys(model: type[M], pks: Collection[Any], using: str) -> QuerySet[M]:
     elements = None if refusal(model) else dialect_of(connections[using]).key_arrays.get(key_type(model).name)
     if elements is None or not pks:  # without a key, Django executes no statement
         return rows.filter(pk__in=pks)
-    keys = Value("{%s}" % ",".join(map(str, map(root_of_key(model).to_python, pks))))
+    keys = Value("{" + ",".join(map(str, map(root_of_key(model).to_python, pks))) + "}")
     template = f"%(expressions)s::{elements}[])"
     return rows.filter(Func(F("pk"), keys, template=template, arg_joiner=" = ANY(", output_field=BooleanField()))
 
