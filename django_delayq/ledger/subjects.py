@@ -51,7 +51,7 @@ class Subject:
     key: str
     using: str
     slots: tuple[str, ...]
-    """The slots under the present and all former labels of the policy; new rows get the first."""
+    """The slots, see `slot_of`, under the present and all former labels of the policy; new rows get the first."""
     row_id: int | None = None
 
     def rounds(self) -> TimeoutQuerySet:
@@ -246,7 +246,8 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
         if rows is not None and not rows.query.is_sliced:
             ids = rows.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
         else:  # MySQL refuses a slice as a subquery
-            keys = [getattr(obj, key.attname) for obj in (objects if rows is None else rows)]
+            keys: Any = (getattr(obj, key.attname) for obj in objects)
+            keys = keys if rows is None else rows.values_list(key.name, flat=True)
             ids = [object_id_of(table, each) for each in keys if each is not None]
         wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted
