@@ -1,6 +1,6 @@
 """Each promised bound on lateness holds, with an allowance of six times the bound for a slow machine.
 
-A recovery that takes twenty times as long as promised fails here; the other suites only wait until it has happened. The
+A recovery that takes ten times as long as promised fails here; the other suites only wait until it has happened. The
 bounds are those of docs/guarantees.md. Lateness is measured by the database: `settled_at` against the promised time.
 """
 
