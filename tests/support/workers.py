@@ -45,7 +45,7 @@ class RunningWorker:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def join(self, seconds: float = 30.0) -> None:
+    def join(self, seconds: float = 60.0) -> None:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the worker did not end"
         if self.error is not None:
