@@ -171,6 +171,18 @@ def test_whatever_is_searched_for_there_is_an_answer(viewer: Client, query: str)
     assert viewer.get(f"{reverse(LIST)}{query}").status_code == 200
 
 
+def test_the_filter_by_object_also_finds_rows_of_a_removed_model_and_nothing_for_what_is_no_key(viewer: Client) -> None:
+    order = Order.objects.create(status="new")
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    assert shown(viewer, f"?object=testapp.order:{order.pk}") == [row.pk]
+    for other in ("testapp.order:x", "testapp.order:%00", f"testapp.parcel:{order.pk}", f"no.model:{order.pk}"):
+        assert shown(viewer, f"?object={other}") == []
+    removed = ContentType.objects.create(app_label="former", model="invoice")
+    Timeout.objects.filter(pk=row.pk).update(content_type=removed, object_id="7")
+    assert shown(viewer, "?object=former.invoice:7") == [row.pk]
+    assert shown(viewer, "?object=former.invoice:8") == []
+
+
 def test_what_wants_attention(viewer: Client) -> None:
     now = timezone.now()
     soon, late, far, retried = fill(4)

@@ -182,6 +182,23 @@ def test_a_redis_that_the_former_installation_does_not_use_any_more_can_be_taken
     assert redis_client.get(f"{prefix}:installation") == b"staging"
 
 
+def test_a_redis_that_does_not_answer_does_not_prevent_the_adoption(
+    settings: Settings, order: Order, caplog: pytest.LogCaptureFixture
+) -> None:
+    pending(order)
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    assert adopt(by=BY, pending="cancel") == Adoption("production", "staging", cancelled=1)
+    assert "redis_unchecked" in [getattr(record, "event", "") for record in caplog.records]
+
+
+def test_an_unknown_option_is_refused_and_changes_nothing(order: Order) -> None:
+    pending(order)
+    before = ledger()
+    with pytest.raises(ValueError, match="not 'drop'"):
+        adopt(by=BY, pending="drop")  # type: ignore[arg-type]
+    assert ledger() == before and Installation.objects.get().name == "production"
+
+
 def test_without_redis_the_ledger_is_adopted(without_redis: None, order: Order) -> None:
     assert get_engine() is None and get_worker_engine() is None
     pending(order)

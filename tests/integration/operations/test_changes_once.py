@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from django_delayq import operations, pending_timeouts, schedule_timeout
-from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange
 from tests.integration.operations.conftest import BY
 from tests.testapp.models import Order
@@ -42,6 +42,20 @@ def test_what_is_scheduled_after_the_change_and_before_its_move_is_left_alone() 
         row = schedule_timeout(later, "cancel_unpaid", minutes=20)
     assert pending_timeouts(earlier).get().due_at == before + 15 * MINUTE
     assert pending_timeouts(later).get().due_at == row.due_at
+
+
+def test_until_an_earlier_change_has_moved_all_rows_another_one_is_refused() -> None:
+    order = unpaid()
+    before = pending_timeouts(order).get().due_at
+    with transaction.atomic():
+        operations.change_delay(UNPAID, 45 * MINUTE, by=BY, mode="shift")  # its rows are moved after the commit
+        for refused in (operations.pause, operations.hold):
+            with pytest.raises(operations.PolicyConflict, match="still moving"):
+                refused(UNPAID, by=BY)
+    assert [change.what for change in PolicyChange.objects.all()] == ["delay"]
+    assert not policy_state(UNPAID, connection.alias).is_stopped
+    assert pending_timeouts(order).get().due_at == before + 15 * MINUTE
+    assert operations.pause(UNPAID, by=BY) is not None
 
 
 def test_a_stop_by_another_process_is_seen_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

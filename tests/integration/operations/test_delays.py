@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +11,15 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import InvalidDelay, clock, get_policy, pending_timeouts, schedule_timeout, sync_timeouts
+from django_delayq import (
+    InvalidDelay,
+    clock,
+    get_policy,
+    pending_timeouts,
+    reschedule_timeout,
+    schedule_timeout,
+    sync_timeouts,
+)
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, Timeout
@@ -123,6 +131,15 @@ def test_pending_deadlines_follow_as_they_are_told(mode: Any, expected: list[tim
     for order in (plain, by_hand):
         order.save()
     assert [waits(plain), waits(by_hand)] == expected
+
+
+def test_a_deadline_that_would_be_too_far_in_the_future_stays_and_is_counted() -> None:
+    near, far = unpaid(), unpaid()
+    latest = reschedule_timeout(far, "cancel_unpaid", at=datetime(2108, 6, 1, tzinfo=UTC))
+    change = change_delay(UNPAID, timedelta(days=365), by=BY, mode="shift")
+    assert (change.moved, change.unmoved, change.finished_at is None) == (1, 1, False)
+    assert waits(near) == timedelta(days=365)
+    assert latest is not None and pending_timeouts(far).get().due_at == latest.due_at
 
 
 def test_a_retry_that_waits_for_longer_goes_on_waiting() -> None:

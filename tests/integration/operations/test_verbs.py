@@ -39,6 +39,11 @@ def refused(result: Result) -> dict[int, str]:
     return {row_id: str(why) for row_id, why in result.refusals}
 
 
+def test_a_row_that_was_never_stored_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a row of the ledger"):
+        cancel(Timeout(), by=BY)
+
+
 def test_cancel_says_by_whom_and_why(order: Order) -> None:
     row = pending(order)
     result = cancel(row, by=BY, reason="the customer called")
