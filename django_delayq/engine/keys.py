@@ -75,7 +75,7 @@ def installation_key(prefix: str) -> str:
 
 def shard_of(id: int, shards: int) -> int:
     """Return the shard of an id. It depends only on the number of shards."""
-    return crc32(b"%d" % id) % shards
+    return crc32(b"%d" % id) % shards if shards > 1 else 0
 
 
 def _quoted(text: str, safe: str) -> str:

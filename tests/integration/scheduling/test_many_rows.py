@@ -54,12 +54,12 @@ def test_a_row_scheduled_in_bulk_is_the_row_scheduled_alone(model: Any, now: dat
     assert {len(key) for key in keys_of_rows} == {32}
 
 
-@pytest.mark.parametrize("by_callable", [False, True])
-def test_a_round_counts_from_since_as_for_one(now: datetime, declare: Any, by_callable: bool) -> None:
+@pytest.mark.parametrize(("by_callable", "apart"), [(False, 0), (False, 1), (True, 1)])
+def test_a_round_counts_from_since_as_for_one(now: datetime, declare: Any, by_callable: bool, apart: int) -> None:
     since: Any = (lambda order: order.created_at) if by_callable else "created_at"
     after: Any = (lambda order: timedelta(hours=order.pk % 3)) if by_callable else timedelta(hours=1)
     policy = declare(Order, name="bulky", since=since, after=after)
-    orders = [Order.objects.create(status="new", created_at=now - timedelta(minutes=n)) for n in range(4)]
+    orders = [Order.objects.create(status="new", created_at=now - timedelta(minutes=n * apart)) for n in range(4)]
     for order in orders:
         dq.schedule_timeout(order, policy)
     alone = columns()
@@ -106,6 +106,13 @@ def test_rows_written_together_are_as_those_written_alone(now: datetime) -> None
     assert all(same[1][name] == value for name, value in values.items() if name not in DIFFERENT)
     fired.refresh_from_db()
     assert (fired.state, fired.attempts) == ("fired", 0), "it was settled meanwhile"
+
+
+def test_an_object_made_with_a_string_key_is_the_same_object() -> None:
+    order, other = (Order.objects.create(status="new") for _ in range(2))
+    same = Order.from_db("default", ["id", "status"], [str(order.pk), "new"])
+    assert dq.schedule_timeouts([same, other, order], "remind", hours=1) == 2
+    assert {*Timeout.objects.values_list("object_id", flat=True)} == {str(order.pk), str(other.pk)}
 
 
 def statements(call: Callable[[], object]) -> int:
