@@ -228,7 +228,7 @@ def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
             entries = dict(chunk)
             if len(entries) > 1:  # in the order of their slots, as everywhere
                 lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1), using)
-            writing.cancel(entries, using, cause)
+            writing.cancel_ids(entries, using, cause)
 
 
 def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
@@ -244,5 +244,5 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> i
             gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
             rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
             found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
-            cancelled += writing.cancel({row.pk: row.queue for row in found}, using, Cause.GONE)
+            cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
     return cancelled

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound=Model)
 LOCKING = "WITH locked AS MATERIALIZED "
-"""How a statement begins that locks an object, and writes only the row of the ledger in its slot."""
+"""How a statement begins that locks an object, and writes only the row of the ledger in its slot: see `lock_clause`."""
 
 
 def database_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -> str:
@@ -243,7 +243,7 @@ def _locked(using: str, model: type[Model], only_key: bool) -> QuerySet[Any, Any
 
 
 def can_lock_and_write(model: type[Model], using: str) -> bool:
-    """Return whether `locking_object` can lock a row of `model` in the statement that writes the ledger.
+    """Return whether `lock_clause` can lock a row of `model` in the statement that writes the ledger.
 
     Not for multi-table children, whose parents are locked first, and not if the base manager may hide the row. Outside
     a transaction not under REPEATABLE READ, for the reason given in `transaction_of`.
@@ -259,7 +259,7 @@ def can_lock_and_write(model: type[Model], using: str) -> bool:
     )
 
 
-def locking_object(model: type[Model], using: str, **columns: Any) -> tuple[str, tuple[Any, ...]]:
+def lock_clause(model: type[Model], using: str, **columns: Any) -> tuple[str, tuple[Any, ...]]:
     """Return a WITH clause that locks the object `pk`, and selects `columns` of it as `locked`; and its parameters."""
     rows = rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk")).annotate(**columns)
     sql, parameters = sql_of(rows.values_list("pk", *columns), using)

@@ -51,7 +51,7 @@ class Subject:
     key: str
     using: str
     slots: tuple[str, ...]
-    """The slots under the present and all former labels of the policy; new rows get the first."""
+    """The slots, see `slot_of`, under the present and all former labels of the policy; new rows get the first."""
     row_id: int | None = None
 
     def rounds(self) -> TimeoutQuerySet:

@@ -23,8 +23,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger.braking import is_stop_in_force, lock_control
-from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache
+from django_delayq.ledger.controls import PolicyState, is_stop_in_force, lock_control, policy_state, stop_cache
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import count_each

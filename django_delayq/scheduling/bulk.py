@@ -77,7 +77,7 @@ def schedule_timeouts(
                 rounds = [each for each in rounds if each.object_id not in former]
             else:
                 for object_id in former:
-                    writing.adopt(subject_at(resolved, object_id, key, using))
+                    writing.relabel_pending(subject_at(resolved, object_id, key, using))
         replace = on_conflict == "replace"
         return many.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
 
@@ -158,7 +158,7 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     """
 
     def change(page: Page) -> int:
-        return writing.cancel({row.pk: row.queue for row in page.rows}, page.using, Timeout.Cause.HAND, reason)
+        return writing.cancel_ids({row.pk: row.queue for row in page.rows}, page.using, Timeout.Cause.HAND, reason)
 
     return sum(each_page(rows, change, columns=("queue",)))
 
