@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -275,11 +276,20 @@ class MariadbServer(Server):
         return [_which("mariadbd") or "mariadbd", "--no-defaults", *flags, "--skip-log-bin", "--skip-name-resolve"]
 
 
-def free_port() -> int:
-    """Return a TCP port that is free now; another process may use it later."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(second: int = 0) -> int:
+    """Return a TCP port that is free now, and whose `second` one, so much above, is free too.
+
+    Both are below those that the kernel uses for outgoing connections, one of which could take the port of a server
+    that restarts.
+    """
+    luck = random.SystemRandom()  # what is seeded for each test may give the same numbers to tests side by side
+    while True:
+        port = luck.randrange(11_000, 32_000 - second)
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            if second:
+                other.bind(("127.0.0.1", port + second))
+            return port
 
 
 def _is_user(name: str) -> bool:

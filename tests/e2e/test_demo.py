@@ -56,7 +56,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_ended(pids: set[int], seconds: float = 30) -> set[int]:
+def wait_until_ended(pids: set[int], seconds: float = 60) -> set[int]:
     """Those that still live when the time is over."""
     deadline = time.monotonic() + seconds
     while (living := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < deadline:

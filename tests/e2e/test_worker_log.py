@@ -114,7 +114,7 @@ def begin() -> Iterator[Start]:
 
 def manage(home: Path, *arguments: str, code: int = 0, **variables: Any) -> str:
     process = start(home, *arguments, **variables)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=100)
     assert process.returncode == code, out
     return str(out)
 
@@ -199,7 +199,7 @@ def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -
     next_line(worker, "database_back")
     next_line(worker, "worker_started")
     worker.send_signal(signal.SIGTERM)
-    out, _ = worker.communicate(timeout=30)
+    out, _ = worker.communicate(timeout=60)
     assert "Traceback" not in out
     assert worker.returncode == 0
 

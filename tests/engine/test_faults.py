@@ -14,8 +14,9 @@ from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
 from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.fault_proxy import FaultProxy
-from tests.engine.redis_process import RedisProcess, binaries, free_port
+from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import VirtualQueue, virtual_texts
+from tools.servers import free_port
 
 FAR_MS = 2**41
 

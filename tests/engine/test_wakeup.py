@@ -157,12 +157,12 @@ def test_a_silent_connection_ends_the_wait_at_its_cap(own_server: RedisProcess) 
 def test_a_connection_that_stays_silent_is_renewed(
     own_server: RedisProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wakeup_module, "PULSE_SECONDS", 0.1)
-    with FaultProxy(own_server.socket) as proxy, redis.Redis(port=proxy.port, socket_timeout=0.5) as client:
+    monkeypatch.setattr(wakeup_module, "PULSE_SECONDS", 0.5)
+    with FaultProxy(own_server.socket) as proxy, redis.Redis(port=proxy.port, socket_timeout=5) as client:
         wakeup = Wakeup(client, ["w"])
         wakeup.start()
         assert wakeup.wait(LONG)
-        assert not wakeup.wait(0.5), "a server that answers is left alone, however little it has to say"
+        assert not wakeup.wait(1.2), "a server that answers is left alone, however little it has to say"
         with caplog.at_level(logging.INFO, "django_delayq.engine"):
             proxy.mute()
             assert wakeup.wait(LONG)
@@ -241,7 +241,7 @@ def test_the_subscriber_takes_no_connection_of_the_pool(shared_server: RedisProc
 
 
 @pytest.mark.parametrize(
-    "options", [{"decode_responses": True}, {"protocol": 3}, {"protocol": 2}, {"socket_timeout": 0.1}]
+    "options", [{"decode_responses": True}, {"protocol": 3}, {"protocol": 2}, {"socket_timeout": 1.0}]
 )
 def test_any_client_is_woken(shared_server: RedisProcess, options: dict[str, Any]) -> None:
     with shared_server.client(**options) as client:
@@ -250,7 +250,7 @@ def test_any_client_is_woken(shared_server: RedisProcess, options: dict[str, Any
         wakeup = engine.wakeup(["default", "ü", "default"])
         wakeup.start()
         assert wakeup.wait(LONG)
-        assert not wakeup.wait(0.4)
+        assert not wakeup.wait(0.4 + options.get("socket_timeout", 0.0))
         for name in ["ü", "default"]:
             engine.apply([Change(name, 1, FAR_MS)])
             assert wakeup.wait(LONG)

@@ -59,7 +59,7 @@ class Visitor:
         assert page.status == 200, page.text[:2000]
         return urllib.parse.urlsplit(page.url).path
 
-    def wait_for(self, path: str, condition: Callable[[Page], bool], seconds: float = 30) -> Page:
+    def wait_for(self, path: str, condition: Callable[[Page], bool], seconds: float = 60) -> Page:
         """Return the page as soon as it fulfils the condition."""
         deadline = time.monotonic() + seconds
         while not condition(page := self.get(path)):
@@ -79,12 +79,12 @@ class Visitor:
         return page
 
 
-def wait_until_served(url: str, seconds: float = 30) -> None:
+def wait_until_served(url: str, seconds: float = 60) -> None:
     """Return when the server answers."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            urllib.request.urlopen(url, timeout=5).close()
+            urllib.request.urlopen(url, timeout=30).close()
         except (urllib.error.URLError, ConnectionError):
             assert time.monotonic() < deadline, f"{url} did not answer"
             time.sleep(0.1)

@@ -21,7 +21,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
 __all__ = ["calm_shop", "shop", "shop_database"]
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 60
 DESKTOP, PHONE = 1280, 390
 SCREENS = os.environ.get("DELAYQ_TEST_SCREENS", "")
 STOCK = """

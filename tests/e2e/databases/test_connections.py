@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("redis_client")]
 on_postgresql = pytest.mark.skipif(connection.vendor != "postgresql", reason="of PostgreSQL")
 SHORT = {"HORIZON": 2, "SWEEP_INTERVAL": 1, "SYNC_INTERVAL": 2, "LEASE": 3}
-LATE = timedelta(seconds=10)
+LATE = timedelta(seconds=20)
 Start = Callable[..., tuple["subprocess.Popen[bytes]", Path]]
 
 
@@ -89,7 +89,7 @@ def worker_connections() -> int:
 def stop(worker: subprocess.Popen[bytes], log: Path) -> str:
     """Stop the worker, which must end well; returns its log."""
     worker.terminate()
-    assert worker.wait(30) == 0, log.read_text()
+    assert worker.wait(60) == 0, log.read_text()
     return log.read_text()
 
 
@@ -116,7 +116,7 @@ def test_with_few_connections_everything_goes_on_in_time(few: Any, most: int, th
     effects = Counter(Effect.objects.values_list("timeout_id", flat=True))
     assert effects == Counter(fired.values_list("pk", flat=True)), "each had its effect once"
     assert max(counts) <= most
-    assert max(beats) < 8, "the heartbeat is written every 5 s"
+    assert max(beats) < 16, "the heartbeat is written every 5 s"
     assert f"This worker runs {threads} of them" in text
     assert "failed" not in text, "nothing was refused a connection"
     assert not WorkerSeen.objects.exists(), "a worker that exits deletes its row"
@@ -172,7 +172,7 @@ def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: d
 def test_a_worker_that_cannot_run_one_handler_refuses_to_start(few: Any, start: Start) -> None:
     with few() as environment:
         worker, log = start(**environment)
-        assert worker.wait(30) == 1
+        assert worker.wait(60) == 1
     assert "connections. A worker needs at least" in log.read_text()
 
 

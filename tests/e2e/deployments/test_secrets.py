@@ -18,8 +18,9 @@ from django_delayq.engine import Change
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.worker import Worker
 from tests.e2e.deployments.conftest import Stage
-from tests.engine.redis_process import RedisProcess, free_port
+from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
+from tools.servers import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 SHORT = {"LEASE": 9.0, "SWEEP_INTERVAL": 2.0}
-ON_TIME = timedelta(seconds=3)
+ON_TIME = timedelta(seconds=6)
 
 
 def both(start_worker: StartWorker, source: dict[str, str], old: str, new: str) -> None:
@@ -48,7 +48,7 @@ def test_a_new_policy_of_a_new_release_is_hardly_late(
     for _ in range(12):
         rows.append(schedule_timeout(Order.objects.create(), novel, seconds=0.2))
         time.sleep(0.2)
-    wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired", 20)
+    wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired")
     assert max(lateness(rows)) < ON_TIME
 
 
@@ -64,7 +64,7 @@ def test_a_renamed_policy_fires_under_both_names(
         rows.append(schedule_timeout(Order.objects.create(), former, seconds=0.2))
         rows.append(schedule_timeout(Order.objects.create(), current, seconds=0.2))
         time.sleep(0.2)
-    wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired", 20)
+    wait_until(lambda: len(lateness(rows)) == len(rows), "all have fired")
     assert max(lateness(rows)) < ON_TIME
 
 
@@ -81,9 +81,9 @@ def test_an_old_worker_alone_leaves_the_rows_and_does_not_spin(
     assert cpu_seconds(worker.pid) - before < 1.5
     assert Timeout.objects.pending().filter(attempts=0).count() == len(rows)
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(60) == 0
     start_worker(POLICIES="novel", seconds=SHORT, **source)
-    wait_until(lambda: len(lateness(rows)) == len(rows), "a worker that knows them has fired them", 20)
+    wait_until(lambda: len(lateness(rows)) == len(rows), "a worker that knows them has fired them")
 
 
 def cpu_seconds(pid: int) -> float:

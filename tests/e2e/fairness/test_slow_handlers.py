@@ -25,9 +25,9 @@ pytestmark = [
     pytest.mark.skipif(DB != "postgresql", reason="which thread is free does not depend on the database"),
 ]
 
-SECONDS_SLOW = 3.0
-ON_TIME = {"redis": timedelta(seconds=1), "ledger": timedelta(seconds=2)}
-"""The maximum lateness of a fast timeout. Without Redis a worker polls once a second."""
+SECONDS_SLOW = 4.0
+ON_TIME = timedelta(seconds=3)
+"""The maximum lateness of a fast timeout: less than it would have to wait for a slow handler."""
 
 
 def trickle(seconds: float) -> Iterator[None]:
@@ -59,10 +59,10 @@ def test_slow_handlers_do_not_make_quick_ones_late(
     seconds = {"LEASE": 9.0, "SWEEP_INTERVAL": 1.0}
     worker = start_worker(POLICIES=" ".join(policies), DAWDLE=str(SECONDS_SLOW), seconds=seconds, **source)
     wait_until(is_begun, "slow handlers run")
-    for _ in trickle(2.5 * SECONDS_SLOW):
+    for _ in trickle(2 * SECONDS_SLOW):
         pass
     wait_until(lambda: None not in lateness(), "the quick ones have fired")
-    assert max(filter(None, lateness())) < ON_TIME["ledger" if source else "redis"]
+    assert max(filter(None, lateness())) < ON_TIME
     assert Timeout.objects.exclude(policy__endswith=".chase").exclude(state="fired").exists(), "there was no backlog"
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(60) == 0

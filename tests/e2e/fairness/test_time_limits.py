@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.django_db(t
 # With SQLite a handler inside a transaction holds the whole database.
 MODES = ["hang_outside"] if DB == "sqlite" else ["hang", "hang_outside", "hang_many", "ahang"]
 LIMIT_SECONDS = 2.0
-MOST_LATE = {"redis": timedelta(seconds=LIMIT_SECONDS + 1), "ledger": timedelta(seconds=LIMIT_SECONDS + 2)}
-"""Without Redis a worker polls once a second."""
+MOST_LATE = timedelta(seconds=3 * LIMIT_SECONDS)
+"""All that hang, one after the other on these threads, would delay others by at least four times the limit."""
 QUICK = 200
 MAX_STUCK = 16
 """Four times the threads of the worker."""
@@ -82,7 +82,7 @@ def test_handlers_that_hang_in_each_mode_delay_others_by_their_limit_at_most(
     quick = Timeout.objects.filter(policy__endswith=".chase")
     wait_until(lambda: quick.filter(state="fired").count() == QUICK, "the quick ones have fired")
     late = [settled_at - due_at for due_at, settled_at in quick.values_list("due_at", "settled_at") if settled_at]
-    assert max(late) < MOST_LATE["ledger" if source else "redis"]
+    assert max(late) < MOST_LATE
     wait_until(lambda: hung.filter(state="dead").count() == 2 * len(MODES), "the hanging ones are dead")
     for row in hung:
         assert (row.attempts, {each["error"] for each in row.errors}) == (2, {"TimeLimitExceeded"})
@@ -93,7 +93,7 @@ def test_handlers_that_hang_in_each_mode_delay_others_by_their_limit_at_most(
     stuck_in = {"hang": 4, "hang_outside": 4, "hang_many": 5, "ahang": 0}
     wait_until(lambda: stuck() == sum(stuck_in[name] for name in MODES), "the worker counts its stuck threads")
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) == 0
+    assert worker.wait(60) == 0
 
 
 def threads_of(pid: int) -> int:
@@ -126,7 +126,7 @@ def test_processes_whose_threads_are_stuck_are_replaced_and_none_of_them_grows(
     first = min(memory for _, memory in most.values())
     assert max(memory for _, memory in most.values()) < first + 40
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(30) in {0, 1}
+    assert worker.wait(60) in {0, 1}
 
 
 def test_a_worker_without_a_supervisor_of_its_own_exits_with_1(

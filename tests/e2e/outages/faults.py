@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 import redis
 
 from tests.e2e.outages.wire import Wire
-from tests.engine.redis_process import RedisProcess, free_port
+from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tools import processes
+from tools.servers import free_port
 
 Fault = Callable[[], AbstractContextManager[Wire]]
 

@@ -1,4 +1,4 @@
-"""Each promised bound on lateness holds, with an allowance of three times the bound for a slow machine.
+"""Each promised bound on lateness holds, with an allowance of six times the bound for a slow machine.
 
 A recovery that takes ten times as long as promised fails here; the other suites only wait until it has happened. The
 bounds are those of docs/guarantees.md. Lateness is measured by the database: `settled_at` against the promised time.
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("redis_client"),
 ]
-ALLOWANCE = 3
+ALLOWANCE = 6
 LEASE, SWEEP = 2.0, 2.0
 SECONDS = {"LEASE": LEASE, "SWEEP_INTERVAL": SWEEP}
 RARE_SWEEPS = {"LEASE": 60.0, "SWEEP_INTERVAL": 60.0}
@@ -70,7 +70,7 @@ def test_after_a_kill_the_other_worker_fires_within_a_lease_and_a_second(start_w
     heir = paused(at_work(start_worker(seconds=SECONDS)))
     doomed = start_worker(seconds=SECONDS, KILL_AT=step)
     rows = due_now("remind", 3)
-    assert doomed.wait(30) == -signal.SIGKILL
+    assert doomed.wait(90) == -signal.SIGKILL
     killed_at = database_now("default")
     heir.send_signal(signal.SIGCONT)
     wait_until(settled(4), "the other worker has fired the rest")
@@ -85,7 +85,7 @@ def test_what_a_terminated_worker_had_not_begun_is_free_at_once(start_worker: St
     rows = soon(10, 0.0, "linger")
     wait_until(lambda: len(effects("linger")) >= 2, "the first worker is in the middle of its work")
     first.send_signal(signal.SIGTERM)
-    assert first.wait(30) == 0
+    assert first.wait(90) == 0
     released_at = database_now("default")
     heir.send_signal(signal.SIGCONT)
     wait_until(settled(11), "the other worker has fired the rest")

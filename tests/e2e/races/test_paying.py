@@ -21,7 +21,7 @@ PER_SECOND = {"sqlite": 40, "postgresql": 50, "mysql": 50}
 """The load that two cores can handle: payers that are late for every order do not race."""
 FAIR = 0.1
 """The least fraction that each side must win, otherwise there was no race."""
-ATTEMPTS = 5
+ATTEMPTS = 8
 STEP = 0.015
 """Seconds by which the payers move at first: then by twice as many, and by half as many once they went too far."""
 _fair_shifts = [0.0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from django.db.models import BooleanField, Exists, F, Func, OuterRef, Q
 
 import django_delayq as dq
 from tests.integration.firing.conftest import due, fire, state
+from tests.support.waiting import wait_until
 from tests.testapp.models import Customer, Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -106,10 +106,16 @@ def test_members_of_a_group_are_checked_each_by_itself(orders: list[Order]) -> N
     ]
 
 
-class SleepsOnPostgreSQL(Func):
-    """True, half a second after it was asked."""
+def is_asleep() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'")
+        return cursor.fetchone() is not None
 
-    template = "(SELECT 1 FROM pg_sleep(0.5)) = 1"
+
+class SleepsOnPostgreSQL(Func):
+    """True, two seconds after it was asked."""
+
+    template = "(SELECT 1 FROM pg_sleep(2)) = 1"
     output_field = BooleanField()
 
 
@@ -120,7 +126,7 @@ def test_a_condition_that_is_read_with_the_lock_is_that_of_the_locked_row(order:
 
     def pay() -> None:
         try:
-            time.sleep(0.2)  # the firing has seen "unpaid", and has yet to lock the row
+            wait_until(is_asleep)  # the firing has seen "unpaid", and has yet to lock the row
             Order.objects.filter(pk=order.pk).update(status="paid")
         finally:
             connections.close_all()

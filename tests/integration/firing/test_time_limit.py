@@ -248,7 +248,7 @@ def test_the_setting_is_the_limit_of_policies_that_declare_none(
     quick, slow = threading.Event(), threading.Event()
     rows = [
         due(orders[0], declare(Order, lambda *_: quick.wait(WAIT), name="default", retry=RETRY)),
-        due(orders[1], declare(Order, lambda *_: slow.wait(0.5), name="own", limits=dq.Limits(run=2 * LIMIT))),
+        due(orders[1], declare(Order, lambda *_: slow.wait(0.5), name="own", limits=dq.Limits(run=100 * LIMIT))),
     ]
     fire(rows[0])
     quick.set()

@@ -24,6 +24,7 @@ from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
+from tools.servers import free_port
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "django_delayq.contrib.prometheus"
@@ -212,16 +213,10 @@ def test_the_app_connects_itself() -> None:
     assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
 
 
-def a_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def page(port: int) -> str:
     """Return the page of metrics, or "" if no process serves it."""
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
     except OSError:
         return ""
@@ -229,7 +224,7 @@ def page(port: int) -> str:
 
 def test_a_worker_serves_what_it_has_done(start_command: Callable[..., Any]) -> None:
     dq.schedule_timeout(Order.objects.create(), "remind", seconds=0)
-    port = a_free_port()
+    port = free_port()
     start_command("delayq_worker", env={"DELAYQ_TEST_APPS": APP, "DELAYQ_METRICS_ADDRESS": f"127.0.0.1:{port}"})
     wait_until(lambda: 'delayq_fired_total{policy="testapp.order.remind"} 1.0' in page(port))
     wait_until(lambda: "\ndelayq_workers " in page(port))

@@ -146,7 +146,7 @@ def scheduled_earlier(count: int, ago: timedelta, **delay: float) -> list[Timeou
 def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
 ) -> None:
-    scheduled_earlier(12, timedelta(minutes=1), seconds=4)
+    scheduled_earlier(12, timedelta(minutes=1), seconds=9)
     workers = [Sweep(engine, "default", ClockSkew("default")) for _ in range(2)]
     workers[0].run_once(everything=True)
     assert (restored(caplog), counted) == ([], [])
@@ -165,8 +165,8 @@ def test_loading_what_comes_within_the_horizon_and_few_losses_are_not_logged(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int], lost: int
 ) -> None:
     due_orders("remind", 30, hours=3)
-    Timeout.objects.update(run_at=clock.now() + timedelta(seconds=3), created_at=clock.now() - timedelta(hours=3))
-    near = scheduled_earlier(lost, timedelta(minutes=1), seconds=3)
+    Timeout.objects.update(run_at=clock.now() + timedelta(seconds=9), created_at=clock.now() - timedelta(hours=3))
+    near = scheduled_earlier(lost, timedelta(minutes=1), seconds=9)
     engine.queue("default", 0).remove([row.pk for row in near])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30 + lost
@@ -177,7 +177,7 @@ def test_loading_what_comes_within_the_horizon_and_few_losses_are_not_logged(
 def test_a_row_that_was_just_committed_may_still_be_on_its_way_to_redis(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int]
 ) -> None:
-    rows = due_orders("remind", 30, seconds=4)
+    rows = due_orders("remind", 30, seconds=9)
     engine.queue("default", 0).remove([row.pk for row in rows])
     Sweep(engine, "default", ClockSkew("default")).run_once()
     assert len(in_redis(engine)) == 30
@@ -188,7 +188,7 @@ def test_entries_that_workers_remove_or_defer_themselves_are_not_lost(
     engine: Engine, caplog: pytest.LogCaptureFixture, counted: list[int], declare: Any
 ) -> None:
     declare(Order, name="paced", limits=Limits(rate=Rate(5)))
-    rows = [*due_orders("paced", 20, seconds=4), *due_orders("remind", 20, seconds=4)]
+    rows = [*due_orders("paced", 20, seconds=9), *due_orders("remind", 20, seconds=9)]
     Timeout.objects.filter(policy="testapp.order.remind").update(policy="testapp.order.of_another_release")
     Timeout.objects.update(created_at=clock.now() - timedelta(minutes=1))
     engine.queue("default", 0).remove([row.pk for row in rows])
@@ -260,8 +260,10 @@ def test_the_turn_of_the_full_sweep_ends_within_a_minute(engine: Engine, forgott
 
 
 def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
-    engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, forgotten: list[Timeout], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(minutes=10)}
+
     def fail(*_: object) -> None:
         raise RuntimeError("the database went away")
 
@@ -269,7 +271,7 @@ def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(
     with monkeypatch.context() as patched, pytest.raises(RuntimeError):
         patched.setattr(sweep, "page_of", fail)
         own.run_once()
-    wait_until(lambda: own.run_once().checked > 0, seconds=2)
+    wait_until(lambda: own.run_once().checked > 0)
 
 
 def test_the_missing_entry_of_a_stopped_policy_is_restored_for_later(engine: Engine, forgotten: list[Timeout]) -> None:

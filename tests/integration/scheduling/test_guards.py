@@ -126,7 +126,7 @@ def test_two_payments_at_once_wait_for_each_other(order: Order) -> None:
 
     def second() -> None:
         mine = Order.objects.get(pk=order.pk)
-        inside.wait(10)
+        inside.wait(60)
         with dq.before_deadline(mine, "cancel_unpaid"):
             seen.append(mine.status)
         connections.close_all()
@@ -137,7 +137,7 @@ def test_two_payments_at_once_wait_for_each_other(order: Order) -> None:
         inside.set()
         order.status = "paid"
         order.save()
-    thread.join(10)
+    thread.join(60)
     assert seen == ["paid"]
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import redis
 
-from tests.engine.redis_process import RedisProcess, cluster_port, free_port
+from tests.engine.redis_process import RedisProcess, cluster_port
 from tests.support.waiting import wait_until
 from tools import processes
+from tools.servers import free_port
 
 START_SECONDS = 30.0
 

@@ -122,7 +122,7 @@ def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(
     start = threading.Barrier(8)
 
     def ask() -> None:
-        start.wait(10)
+        start.wait(60)
         for _ in range(20):
             assert refused(breaker, server)
 
@@ -211,8 +211,8 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: 
 
     def late(error: Exception | None) -> None:
         def work() -> None:
-            began.wait(10)
-            go.wait(10)
+            began.wait(60)
+            go.wait(60)
             if error:
                 raise error
 
@@ -222,7 +222,7 @@ def test_what_began_before_it_opened_changes_nothing(breaker: Breaker, seconds: 
     threads = [threading.Thread(target=late, args=(error,)) for error in errors]
     for thread in threads:
         thread.start()
-    began.wait(10)
+    began.wait(60)
     failing = Server()
     fail(breaker, failing)
     go.set()

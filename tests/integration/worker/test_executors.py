@@ -253,7 +253,7 @@ def test_without_time_zones_a_report_survives_json_and_a_snoozed_timeout_comes_a
     running = RunningWorker()
     try:
         row = schedule_timeout(Order.objects.create(), "snoozed", seconds=0)
-        wait_until(lambda: Timeout.objects.get(pk=row.pk).state == "fired", seconds=20)  # a lease is a minute
+        wait_until(lambda: Timeout.objects.get(pk=row.pk).state == "fired", seconds=40)  # a lease is a minute
     finally:
         running.stop()
     assert len(calls) == 2

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -147,15 +148,23 @@ def test_a_coroutine_that_waits_is_logged_with_its_place(
 ) -> None:
     caplog.set_level(logging.INFO, logger="django_delayq.firing")
 
+    ends: list[Callable[[], object]] = []
+
     async def deep_inside() -> None:
-        await asyncio.sleep(2)
+        end = asyncio.Event()
+        ends.append(partial(asyncio.get_running_loop().call_soon_threadsafe, end.set))
+        await end.wait()
 
     async def waits(order: Order, timeout: Timeout) -> None:
         await deep_inside()
 
     due_orders(declare(Order, waits, name="waits", atomic=False))
     start_worker(concurrency=2)
-    wait_until(lambda: slow(caplog))
+    try:
+        wait_until(lambda: slow(caplog))
+    finally:
+        for end in ends:
+            end()
     assert "in waits > worker/test_long_runs.py" in slow(caplog)[0].getMessage()
     assert "in deep_inside" in slow(caplog)[0].getMessage()
 
@@ -169,7 +178,7 @@ def test_a_statement_that_takes_long_is_named_without_its_values(
 
     def asks(order: Order, timeout: Timeout) -> None:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_sleep(2)" if connection.vendor == "postgresql" else "SELECT sleep(2)")
+            cursor.execute("SELECT pg_sleep(4)" if connection.vendor == "postgresql" else "SELECT sleep(4)")
 
     due_orders(declare(Order, asks, name="asks"))
     start_worker(concurrency=2)

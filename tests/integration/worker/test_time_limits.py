@@ -87,7 +87,7 @@ def test_a_statement_that_runs_on_the_server_is_ended_there(
     due_orders(declare(Order, handler, name="sleeps", **OPTIONS, **MODES[mode]))
     start_worker(concurrency=2)
     wait_until(all_are("dead"), "it is dead")
-    wait_until(is_free, "its locks are released", seconds=5)
+    wait_until(is_free, "its locks are released", seconds=30)
     wait_until(lambda: firing_state.stuck_threads == 0, "its threads have ended")
 
 
