@@ -55,16 +55,15 @@ def mark_at_once(
     An empty list if one statement cannot do this for `policy`, or if a forged work names an object twice. `late`: not
     those whose first attempt would begin later than that.
     """
-    pks = {pk for candidate in candidates if (pk := _readable_pk(policy, candidate.object_id)) is not None}
-    if not candidates or len(pks) < len(candidates) or not settling.can_mark_at_once(policy, using):
+    pks = {each.id: pk for each in candidates if (pk := _readable_pk(policy, each.object_id)) is not None}
+    if not candidates or len(set(pks.values())) < len(candidates) or not settling.can_mark_at_once(policy, using):
         return []
-    ids = [candidate.id for candidate in candidates]
-    found = settling.mark_at_once(policy, pks, ids, using, counted=counted, late=late)
+    found = settling.mark_at_once(policy, pks, using, counted=counted, late=late)
     members = {row.pk: Member(row, obj) for row, obj in found}
     if not counted:
         for member in members.values():
             member.seen["attempts"] -= 1
-    return [members[timeout_id] for timeout_id in ids if timeout_id in members]
+    return [members[timeout_id] for timeout_id in pks if timeout_id in members]
 
 
 def lock_objects_of(

@@ -163,5 +163,5 @@ def test_members_that_cannot_be_marked_at_once_are_reported_with_their_reason(or
     assert report.fired == (rows[3].pk, rows[4].pk)
     assert [state(row) for row in rows[:3]] == [("skipped", "condition"), ("skipped", "gone"), ("pending", "")]
     assert report.again[rows[2].pk] - rows[2].due_at < timedelta(seconds=1)
-    assert sum(query["sql"].startswith("WITH locked (") for query in queries) == 1
+    assert sum(query["sql"].startswith("WITH due AS ") for query in queries) == 1
     assert sum(query["sql"] == "COMMIT" for query in queries) == 1
