@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.contenttypes.admin import GenericTabularInline
 from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
+from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -19,11 +20,12 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq.admin import render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
 from django_delayq.admin.changelist import ReadOnlyAdmin, column, related_links
-from django_delayq.admin.filters import due_condition, rows_about
+from django_delayq.admin.filters import due_condition
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import about_each, kind_of, tables_of
+from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout
+from django_delayq.operations import selection
 from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ class TimeoutAdminMixin(_Mixin):
 
 
 class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
-    """The newest rows of one object, read-only.
+    """The newest rows of one object and of those that it owns, read-only.
 
     It ignores posted data: the rows may have changed since the page was rendered, and a payment that arrives meanwhile
     must not prevent the object's own form from being saved.
@@ -153,10 +155,15 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
 
     def get_queryset(self) -> Any:
         if not hasattr(self, "_queryset"):
-            saved = self.instance is not None and self.instance.pk is not None
-            rows: Any = rows_about([self.instance]) if saved else Timeout.objects.none()
+            rows = Timeout.objects.none() if self.instance is None or self.instance.pk is None else self._rows()
             self._queryset = rows.defer("history", "payload").order_by("-id")[: self.shown]
         return self._queryset
+
+    def _rows(self) -> QuerySet[Any]:
+        obj, model = self.instance, type(self.instance)
+        using = database_of(model, obj)
+        wanted = about(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
+        return Timeout.objects.using(using).filter(wanted)
 
     def is_valid(self) -> bool:
         return True
@@ -169,7 +176,7 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     """Show the newest timeouts of the object, with links to their pages: `inlines = [TimeoutInline]`. Read-only.
 
     `shown` is their number, 10 by default. Visitors who may not view timeouts do not see it. Timeouts of the object's
-    parents (multi-table inheritance) are included.
+    parents (multi-table inheritance) are included, and those of the objects whose policies name it as their `owner`.
     """
 
     model = Timeout
@@ -177,10 +184,15 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     template = "admin/django_delayq/timeouts_inline.html"
     shown = NewestTimeouts.shown
     fields = ("policy_name", "key", "state_badge", "deadline_shown", "attempts", "reason_shown")
-    readonly_fields = fields
+    readonly_fields: ClassVar[Any] = ("object_shown", *fields)
     verbose_name_plural = _("timeouts, newest first")
     extra = max_num = 0
     can_delete = False
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Return the columns, for an owner with the object of each timeout."""
+        is_owner = obj is not None and selection.is_owner(type(obj))
+        return ("object_shown", *self.fields) if is_owner else self.fields
 
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         made = super().get_formset(request, obj, **kwargs)
@@ -188,6 +200,11 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
         saved = obj is not None and obj.pk is not None
         made.links = related_links(request, self.admin_site, type(obj), obj.pk) if saved else []  # type: ignore[attr-defined]
         return made
+
+    @admin.display(description=_("object"))
+    def object_shown(self, row: Timeout) -> str:
+        kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
+        return f"{kind.name} {row.object_id}"
 
     @admin.display(description=_("policy"))
     def policy_name(self, row: Timeout) -> str:

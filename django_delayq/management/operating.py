@@ -38,6 +38,18 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
+def check_refusals(result: Result, absent: Sequence[int] = ()) -> None:
+    """Raise CommandError if rows were refused, or not found: with a line for each reason, and the first ids."""
+    lines = []
+    for why, number in result.refused.items():
+        ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
+        lines.append(f"{number} left as they are: {Refusal(why).label}{f' ({ids})' if ids else ''}")
+    if absent:
+        lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
+    if lines:
+        raise CommandError("\n".join(lines))
+
+
 class _HelpFormatter(DjangoHelpFormatter):
     """Prints the examples as they are: one command a line."""
 
@@ -163,9 +175,6 @@ class TimeoutCommand(OperatorCommand):
         add_selection(parser, states, default=states[:1])
         super().add_arguments(parser)
 
-    def explain(self, line: str) -> None:
-        self.stderr.write(line, style_func=self.style.WARNING if self.stderr.isatty() else str)
-
     def handle(self, *args: Any, **options: Any) -> None:
         selection = Selection.of(options)
         rows, absent = selection.rows, selection.absent()
@@ -180,12 +189,8 @@ class TimeoutCommand(OperatorCommand):
 
         result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
         self.end_progress()
-        for why, number in result.refused.items():
-            ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-            self.explain(f"{number} left as they are: {Refusal(why).label}{f' ({ids})' if ids else ''}")
-        if absent:
-            self.explain(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
         self.report(f"{result.changed} {self.done}", options)
+        check_refusals(result, absent)
 
 
 class PolicyCommand(OperatorCommand):

@@ -72,11 +72,12 @@ class StoryEvent:
     details: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [f"{_local(self.at)}  {EVENT_LABELS.get(self.what, self.what)}"]
+        parts = [f"{_local(self.at, 'milliseconds')}  {EVENT_LABELS.get(self.what, self.what)}"]
         if "timeout" in self.details:
             parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
-            parts.append(_("to {moment}").format(moment=_local(_datetime(self.details["to"]))))
+            at = _local(_datetime(self.details["to"]), "milliseconds")
+            parts.append(_("to {moment}").format(moment=at))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
@@ -247,6 +248,7 @@ def _datetime(text: Any) -> datetime:
     return found if found is not None else clock.now()
 
 
-def _local(at: datetime) -> str:
+def _local(at: datetime, precision: str = "seconds") -> str:
+    """Return local time: events show milliseconds, sentences about the present show seconds, as the admin does."""
     shown = timezone.localtime(at) if timezone.is_aware(at) else at
-    return f"{shown:%Y-%m-%d %H:%M:%S.%f}"[:-3]
+    return shown.replace(tzinfo=None).isoformat(" ", precision)

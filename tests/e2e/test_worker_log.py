@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ schedule_timeout(order, "send_reminder", seconds=0)
 schedule_timeout(order, "ask_for_review", seconds=0)
 """
 FIXED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d|[\d.]+ (?:ms|s)\b|\d+\.\d+(?:\.\d+)?")
+AHEAD = itertools.count(int(time.time()) + 5)
+"""Different times of changes, each later than all files."""
 Start = Callable[..., Any]
 
 
@@ -201,23 +204,55 @@ def test_a_forgotten_migrate_is_named_and_waited_for(home: Path, begin: Start) -
     assert worker.returncode == 0
 
 
+@contextmanager
+def changed(file: Path, code: str = "") -> Iterator[None]:
+    """Append `code` to the file until the block ends, and touch the file again and again meanwhile.
+
+    The reloader does not notice a change before it has read the files.
+    """
+    stopped, before = threading.Event(), file.read_text()
+
+    def touch() -> None:
+        os.utime(file, (next(AHEAD),) * 2)
+
+    def keep_touching() -> None:
+        touch()
+        while not stopped.wait(0.5):
+            touch()
+
+    touching = threading.Thread(target=keep_touching, daemon=True)
+    file.write_text(before + code)
+    touching.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        touching.join()
+        file.write_text(before)
+        touch()
+
+
 def test_with_autoreload_a_change_of_the_code_starts_the_worker_again(shop: Path, begin: Start) -> None:
     worker = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json")
     first = next_line(worker, "worker_started")
     next_line(worker, "timeout_dead")
-    stopped = threading.Event()
+    with changed(shop / "shop" / "timeouts.py"):
+        assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
+    assert next_line(worker, "worker_started")["process"] != first["process"]
+    os.killpg(worker.pid, signal.SIGINT)
+    next_line(worker, "worker_stopped")
 
-    def change() -> None:  # again and again: the reloader does not notice a change before it has read the files
-        for number in itertools.count(5):
-            os.utime(shop / "shop" / "timeouts.py", (time.time() + number,) * 2)
-            if stopped.wait(0.5):
-                return
 
-    changing = threading.Thread(target=change, daemon=True)
-    changing.start()
-    assert next_line(worker, "worker_stopped")["process"] == first["process"], "it releases its timeouts"
-    stopped.set()
-    changing.join()
+def test_with_autoreload_code_that_cannot_be_loaded_is_reported_and_its_correction_awaited(
+    shop: Path, begin: Start
+) -> None:
+    worker = begin(shop, "delayq_worker", "--autoreload", "--log-format", "json")
+    first = next_line(worker, "worker_started")
+    with changed(shop / "shop" / "timeouts.py", "def forgotten("):
+        lines = list(
+            itertools.takewhile(lambda line: "it starts again when the code changes" not in line, worker.stdout)
+        )
+        assert any(line.startswith("SyntaxError") for line in lines), lines
     assert next_line(worker, "worker_started")["process"] != first["process"]
     os.killpg(worker.pid, signal.SIGINT)
     next_line(worker, "worker_stopped")

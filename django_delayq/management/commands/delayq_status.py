@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from django.core.management.base import CommandParser
+from django.db import InterfaceError, OperationalError, router
 
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import GUARDS, PolicyState
+from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.db_errors import not_migrated
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Screen, guard_of, local, rate_text, seconds
+from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
 
 WATCH_SECONDS = 2.0
@@ -30,17 +34,32 @@ class Command(ReportCommand):
             seen = snapshot()
             self.print(seen, self._lines(seen), options)
             return
-        screen = Screen(self.stdout)
         try:
-            while True:
-                seen = snapshot()
-                if options["json"]:
-                    self.print(seen, (), options)
-                else:
-                    screen.draw([*self._lines(seen), "", f"every {WATCH_SECONDS:g} s, until Ctrl-C"])
-                time.sleep(WATCH_SECONDS)
+            self._watch(options)
         except KeyboardInterrupt:
             return
+
+    def _watch(self, options: dict[str, Any]) -> None:
+        """Draw a frame every two seconds. While the database is away, the last one remains, above the error."""
+        screen, lines = Screen(self.stdout), ["no status yet"]
+        while True:
+            note = f"every {WATCH_SECONDS:g} s, until Ctrl-C"
+            try:
+                seen = snapshot()
+                lines = list(self._lines(seen))
+                if options["json"]:
+                    self.print(seen, (), options)
+            except (InterfaceError, OperationalError) as error:
+                if not_migrated(error, router.db_for_write(Timeout)):
+                    raise
+                check_connections(error=error)
+                why = " ".join(str(error).split())
+                note = self.style.ERROR(f"The database does not answer, trying again {note}: {why}")
+                if options["json"]:
+                    self.stderr.write(note)
+            if not options["json"]:
+                screen.draw([*lines, "", note])
+            time.sleep(WATCH_SECONDS)
 
     def _lines(self, seen: Snapshot) -> Iterator[str]:
         yield self.style.MIGRATE_LABEL(f"{local(seen.at)} by the clock of database {seen.database!r}")

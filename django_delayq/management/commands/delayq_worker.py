@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import django
@@ -40,6 +44,10 @@ MAX_POLICIES: Final = 30
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 EXIT_SECONDS: Final = 5.0
 """How long a process that is reloaded waits for running handlers."""
+RELOAD: Final = 3
+"""The exit code by which Django's reloader asks to be started again."""
+POLL_SECONDS: Final = 1.0
+"""How often the code is checked after it could not be loaded; as often as Django's reloader does."""
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
@@ -88,10 +96,31 @@ class Command(BaseCommand):
         has_colors = sys.stderr.isatty() and not options["no_color"]
         colors = {logging.WARNING: self.style.WARNING, logging.ERROR: self.style.ERROR} if has_colors else None
         with shown(level and level.upper(), as_json=None if form is None else form == "json", colors=colors):
-            if options["autoreload"]:
-                self._run_with_reloader(options)
-            else:
+            if not options["autoreload"]:
                 self._run(options)
+            elif os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) != "true":
+                self._restart_after_changes()
+            else:
+                self._run_with_reloader(options)
+
+    def _restart_after_changes(self) -> None:
+        """Run the worker in a process of its own, and start it again whenever the code changes.
+
+        Django's loop would end with a process that fails to load the code. This one waits for the next change.
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        command = autoreload.get_child_arguments()
+        environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
+        with suppress(KeyboardInterrupt):
+            while True:
+                before = _code()
+                code = subprocess.run(command, env=environment, close_fds=False, check=False).returncode
+                if code <= 0:
+                    sys.exit(code)
+                if code != RELOAD:
+                    self.stderr.write(f"delayq_worker: exit code {code}; it starts again when the code changes")
+                    while _code() == before:
+                        time.sleep(POLL_SECONDS)
 
     def _run_with_reloader(self, options: dict[str, Any]) -> None:
         """Run in a thread of Django's reloader, whose process exits when the code changes, and is then started again.
@@ -171,6 +200,14 @@ class Command(BaseCommand):
         self.stderr.flush()
         if code := Supervisor(count, new_worker, ends=ends).run():
             sys.exit(code)
+
+
+def _code() -> dict[Path, float]:
+    """Return when each Python file in the folders of loaded modules was changed. New files are among them."""
+    reloader = autoreload.StatReloader()
+    for file in autoreload.iter_all_python_module_files():
+        reloader.watch_dir(file.parent, "*.py")
+    return dict(reloader.snapshot_files())
 
 
 def _new_worker(options: dict[str, Any]) -> Worker:

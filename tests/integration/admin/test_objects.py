@@ -20,7 +20,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.models import Timeout
-from tests.testapp.models import ExpressOrder, Order, Parcel, Plain, Voucher
+from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
 
 site = admin.AdminSite(name="admin")
 
@@ -35,6 +35,11 @@ class FewInline(TimeoutInline):
     shown = 2
 
 
+class CustomerAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    fields = ("name",)
+    inlines = (FewInline,)
+
+
 class ExpressAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
     fields = ("status", "courier")
     inlines = (FewInline,)
@@ -47,6 +52,7 @@ class ParcelAdmin(TimeoutAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg
 site.register(Timeout, TimeoutAdmin)
 site.register(Order, OrderAdmin)
 site.register(ExpressOrder, ExpressAdmin)
+site.register(Customer, CustomerAdmin)
 site.register([Parcel, Voucher], ParcelAdmin)
 site.register(Plain, ParcelAdmin)
 urlpatterns = [path("admin/", site.urls)]
@@ -82,6 +88,26 @@ def clerk() -> Callable[..., Client]:
         return client
 
     return made
+
+
+def test_the_page_of_a_customer_shows_the_newest_timeouts_of_the_customers_orders(
+    admin_client: Client, declare: Callable[..., Any]
+) -> None:
+    ada = Customer.objects.create(name="Ada")
+    mine, another, others = orders(3)
+    Order.objects.filter(pk__in=[mine.pk, another.pk]).update(customer=ada)
+    assert not admin_client.get(page_of(ada)).context["inline_admin_formsets"][0].formset.get_queryset()
+    declare(Order, name="by_hand", owner="customer")
+    declare(Customer, name="greet")
+    greeting = dq.schedule_timeout(ada, "greet", hours=1)
+    page = admin_client.get(page_of(ada))
+    shown = list(page.context["inline_admin_formsets"][0].formset.get_queryset())
+    assert shown == [greeting, another.timeouts.get()]
+    for words in ('<th class="column-object_shown">', f"order {another.pk}", f"customer {ada.pk}"):
+        assert words in page.content.decode()
+    assert admin_client.post(page_of(ada), {"name": "Ada B.", **management(2)}).status_code == 302
+    assert Customer.objects.get().name == "Ada B."
+    assert "column-object_shown" not in admin_client.get(page_of(others)).content.decode()
 
 
 def test_the_page_of_an_object_shows_its_newest_timeouts(admin_client: Client) -> None:

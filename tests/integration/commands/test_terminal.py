@@ -12,7 +12,7 @@ import pytest
 from django.core.checks import ERROR, INFO, WARNING
 from django.core.management import CommandError, call_command, execute_from_command_line, get_commands
 from django.core.management import load_command_class as load
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
@@ -21,6 +21,7 @@ from django_delayq.management.commands import delayq_status
 from django_delayq.management.operating import DelayqCommand
 from django_delayq.models import Installation, PolicyChange, Timeout
 from django_delayq.monitoring.doctor import examine
+from django_delayq.monitoring.snapshot import Snapshot, snapshot
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import as_if, dead, pending
 from tests.testapp.models import Order, Parcel
@@ -99,10 +100,11 @@ def test_a_timeout_that_is_named_and_left_alone_is_explained(do: Do, name: str) 
     waiting = pending(Order.objects.create())
     row, why = (waiting, "not") if name in {"retry", "refire"} else (fired, "already settled")
     more = ("--by", "1h") if name == "postpone" else ()
-    report = do(f"delayq_{name}", "--id", str(row.pk), "--id", "0", *more)
-    assert report.out.startswith("0 ")
-    assert why in report.err and f"({row.pk})" in report.err
-    assert "1 not found among the selected timeouts: 0" in report.err
+    with pytest.raises(CommandError, match="left as they are") as refused:
+        do(f"delayq_{name}", "--id", str(row.pk), "--id", "0", *more)
+    assert refused.value.returncode == 1
+    assert why in str(refused.value) and f"({row.pk})" in str(refused.value)
+    assert str(refused.value).endswith("\n1 not found among the selected timeouts: 0")
 
 
 @pytest.mark.parametrize("selection", [{"id": []}, {"search": "nothing"}])
@@ -142,6 +144,37 @@ def test_the_watched_status_is_drawn_in_one_place(
     lines = out.partition("\x1b[J")[0].count("\n")
     assert out.count("by the clock of database") == 2
     assert out.count(f"\x1b[{lines}F") == 1
+
+
+@pytest.mark.usefixtures("without_redis")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_watched_status_outlives_its_database(
+    at_terminal: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    def answer() -> Snapshot:
+        if len(pauses) == 1:
+            raise OperationalError("server closed the connection\nunexpectedly")
+        return snapshot()
+
+    monkeypatch.setattr("django_delayq.management.commands.delayq_status.time.sleep", sleep)
+    monkeypatch.setattr(delayq_status, "snapshot", answer)
+    out, err = at_terminal("delayq_status", "--watch", *options)
+    away = (
+        "The database does not answer, trying again every 2 s, until Ctrl-C: server closed the connection unexpectedly"
+    )
+    if options:
+        assert (out.count('"database": "default"'), err) == (2, f"{away}\n")
+    else:
+        frames = out.split("\x1b[?7l")[1:]
+        assert [away in frame for frame in frames] == [False, True, False]
+        assert all("by the clock of database" in frame for frame in frames), "the last figures remain"
 
 
 @pytest.mark.usefixtures("without_redis")
@@ -217,8 +250,6 @@ def test_a_forgotten_migration_is_named(do: Do) -> None:
 
 
 def test_another_error_of_the_database_is_not_blamed_on_migrations(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.db import OperationalError
-
     def broken() -> None:
         raise OperationalError("disk I/O error")
 
