@@ -39,9 +39,10 @@ def test_an_emptied_redis_is_one_line_in_the_log_of_all_workers(
 ) -> None:
     for _ in range(2):
         start_worker(concurrency=1)
-    # A sweep looks 0.4 s ahead. However late it is, it finds 15 to 45 of them, and later sweeps restore the others.
+    # A sweep reads 0.4 s ahead. However late it is, it finds 15 to 45 of them, and later sweeps restore the others.
     for step in range(8):
-        due_orders("remind", 15, seconds=2 + step / 5)
+        Order.objects.bulk_create(Order() for _ in range(15))
+        schedule_timeouts(Order.objects.filter(timeouts=None), "remind", seconds=2 + step / 5)
     lost_at = clock.now() + timedelta(seconds=1)
     wait_until(lambda: clock.now() > lost_at)  # longer than two sweeps
     with own_redis.client() as client:
