@@ -13,10 +13,9 @@ import time
 
 from benchmarks.ground import ground, show
 from benchmarks.pages import admin, commands, rest
-from benchmarks.pages.rows import fill
+from benchmarks.pages.rows import fill, fill_orders
 
 PARTS = {"admin": admin, "rest": rest, "commands": commands}
-ORDERS = 50_000
 
 
 def main() -> None:
@@ -30,10 +29,8 @@ def main() -> None:
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     with ground():
-        from tests.testapp.models import Order
-
         began = time.perf_counter()
-        Order.objects.bulk_create([Order(pk=pk) for pk in range(1, ORDERS + 1)], batch_size=5_000)
+        fill_orders()
         fill(options.rows, options.rows * 3 // 10)
         filled = round(time.perf_counter() - began, 1)
         for name, module in PARTS.items():

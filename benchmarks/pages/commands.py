@@ -28,6 +28,7 @@ def reading() -> dict[str, Sequence[str]]:
         "list of a state": ("delayq_list", "--state", "dead", "--all"),
         "list of an object": ("delayq_list", "--model", "testapp.Order", "--object", "777"),
         "list of a key": ("delayq_list", "--key", "part-5007"),
+        "list of a search": ("delayq_list", "--search", "N-777"),
         "list of a rare queue": ("delayq_list", "--queue", "rare"),
         "list of a window": ("delayq_list", *window(20)),
         "cancel --dry-run": ("delayq_cancel", *window(20), "--dry-run"),

@@ -17,6 +17,7 @@ AFTER_NOW = {
     "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', ({seconds}) || ' seconds')",
 }
 MONTH = 30 * 86400
+ORDERS, CUSTOMERS, MANY_ORDERS = 50_000, 500, 2_000
 # n: the number of the row. Deadlines are within 60 days from 30 minutes ago, spread so that neighbours in time are far
 # apart on the disk. Every hundredth settled row is dead; one policy and one queue are rare; few rows have a key.
 POLICY = (
@@ -45,6 +46,26 @@ SETTLED = {
     "taken": "NULL",
 }
 WAITING = {"state": "'pending'", "cause": "''", "taken": "1"}
+
+
+def fill_orders() -> None:
+    """Insert orders of many customers, the first of which has 2,000, and declare a policy that searches orders."""
+    from django.db import connection
+
+    from django_delayq import timeout_policy
+    from tests.testapp.models import Customer, Order
+
+    timeout_policy(Order, name="searched", search="note", owner="customer")(lambda order, timeout: None)
+    Customer.objects.bulk_create([Customer(pk=pk) for pk in range(1, CUSTOMERS + 1)])
+    Order.objects.bulk_create(
+        [
+            Order(pk=pk, note=f"N-{pk}", customer_id=1 if pk <= MANY_ORDERS else pk % CUSTOMERS + 1)
+            for pk in range(1, ORDERS + 1)
+        ],
+        batch_size=5_000,
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE INDEX bench_note ON testapp_order (note)")
 
 
 def fill(waiting: int, settled: int) -> None:

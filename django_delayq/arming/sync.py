@@ -18,7 +18,7 @@ from django_delayq import clock
 from django_delayq.arming.receivers import policies_by_table
 from django_delayq.arming.reconcile import arm_many, cancel_of_deleted, changes_of, diff
 from django_delayq.arming.row_state import CLOSING, Rounds
-from django_delayq.clock import database_now
+from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger.controls import read_delay
@@ -186,15 +186,19 @@ class TableSync:
         of callables of policies; the other policies are then synced first.
         """
         policies = {policy.label: policy for policy in automatic_policies(self._using)}
-        interval, now, spent = get_settings().sync_interval, database_now(self._using), 0.0
+        interval, spent = get_settings().sync_interval, 0.0
         while spent < SLICE_SECONDS or at_once:
+            asked_at, now = clock.now(), database_now(self._using)
             due, wait = self._claim_due(list(policies), now, interval)
             if not due:
                 return wait.total_seconds()
-            label = due[0].policy
-            self._failed.add(label)
-            spent += self._advance(policies[label], due[0], between, at_once=at_once)
-            self._failed.discard(label)
+            for row in due:
+                self._failed.add(row.policy)
+                spent += self._advance(policies[row.policy], row, now, between, at_once=at_once)
+                self._failed.discard(row.policy)
+                is_over = spent >= SLICE_SECONDS and not at_once
+                if is_over or clock.now() - asked_at > interval * CLAIM:  # another worker may have the claim now
+                    break
         return spent / SHARE - spent
 
     def _claim_due(self, labels: list[str], now: datetime, interval: timedelta) -> tuple[list[PolicySync], timedelta]:
@@ -224,10 +228,19 @@ class TableSync:
         return due, interval
 
     def _advance(
-        self, policy: TimeoutPolicy[Any], row: PolicySync, between: Callable[[], object], *, at_once: bool
+        self,
+        policy: TimeoutPolicy[Any],
+        row: PolicySync,
+        now: datetime,
+        between: Callable[[], object],
+        *,
+        at_once: bool,
     ) -> float:
-        """Continue the pass of `policy`, or begin one; return how many seconds reading and deciding took."""
-        now, interval = database_now(self._using), get_settings().sync_interval
+        """Continue the pass of `policy`, or begin one; return how many seconds reading and deciding took.
+
+        `now`: the time of the database when the policies were claimed.
+        """
+        interval = get_settings().sync_interval
         active_at = row.claimed_until or row.began_at if row.is_running else row.finished_at
         is_late = active_at is not None and now - active_at > AWAY * interval
         if not row.is_running or is_late:
@@ -242,7 +255,7 @@ class TableSync:
             step = next(found, None)
             spent += time.monotonic() - began
             if step is None:
-                row.place, row.total, row.finished_at = "", row.checked, database_now(self._using)
+                row.place, row.total, row.finished_at = "", row.checked, cast("Any", DatabaseNow())
                 break
             repair(policy, step, self._using, oldest)
             row.checked += step.checked

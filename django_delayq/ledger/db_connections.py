@@ -108,8 +108,10 @@ def open_connection(using: str) -> bool:
     return True
 
 
-def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> None:
+def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> bool:
     """Close this thread's connections that are broken or too old, and return pooled ones to their pool.
+
+    Return whether one was broken.
 
     A worker has no requests, so a connection stays open as long as it works, or for CONN_MAX_AGE seconds if that is
     set. A connection inside a transaction is not closed.
@@ -119,16 +121,18 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
         error: the exception of the last run. If a read-only server raised it, all connections are closed: they lead
             to a primary that was demoted, and a test that only reads would succeed.
     """
-    is_demoted = error is not None and is_read_only(error)
+    is_demoted, found_broken = error is not None and is_read_only(error), False
     for connection in connections.all(initialized_only=True):
         if connection.connection is None or connection.in_atomic_block:
             continue
         must_test = error is not None or connection.errors_occurred or idle_seconds > IDLE_SECONDS
         if is_demoted or (must_test and not is_usable(connection)):
             discard(connection)
+            found_broken = True
         elif _is_too_old(connection) or getattr(connection, "pool", None) is not None:
             with contextlib.suppress(Exception):
                 connection.close()
+    return found_broken
 
 
 def discard(connection: BaseDatabaseWrapper) -> None:

@@ -234,11 +234,11 @@ def _status(
 ) -> PolicyStatus:
     shape = (using, len(labels))
     at = {"policy": labels, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT}
-    starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
-    rows: Any = _counts.rows(*shape, HOURS if hours else 0, **at, starts=starts)
-    numbers: dict[int, int] = dict(rows)
-    counts = [Count(min(numbers[place], MAX_COUNT), numbers[place] > MAX_COUNT) for place in range(len(numbers))]
-    named: dict[str, Any] = dict(zip(COUNTS, counts, strict=False))
+    named: dict[str, Any] = dict(zip(COUNTS, _counted(_counts.rows(*shape, **at)), strict=True))
+    by_hour = [NOTHING] * (HOURS if hours else 0)
+    if hours and named["pending"].value:  # so many parts cost PostgreSQL milliseconds to plan, also without any rows
+        starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
+        by_hour = _counted(_due_by_hour.rows(*shape, policy=labels, starts=starts))
     oldest = _oldest_due.rows(*shape, **at)
     last = _last_fired.rows(*shape, **at)
     lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for due_at, settled_at in last if settled_at)
@@ -249,8 +249,13 @@ def _status(
         oldest_due_at=oldest[0][0] if oldest else None,
         lag_p50=lags[len(lags) // 2] if lags else None,
         lag_p99=lags[min(len(lags) - 1, int(len(lags) * 0.99))] if lags else None,
-        hours=tuple(counts[len(COUNTS) :]),
+        hours=tuple(by_hour),
     )
+
+
+def _counted(rows: Any) -> list[Count]:
+    """Return the counts of a statement of `counting`, in the order of its querysets."""
+    return [Count(min(value, MAX_COUNT), value > MAX_COUNT) for _, value in sorted(rows)]
 
 
 def _rows_of(using: str, labels: int) -> TimeoutQuerySet:
@@ -262,10 +267,14 @@ def _time(name: str, index: int | None = None) -> Param:
     return Param(Timeout._meta.get_field("run_at"), name, index)
 
 
+def _by_index(using: str, labels: int) -> TimeoutQuerySet:
+    return _rows_of(using, labels).order_by("policy", "state", "run_at", "id")
+
+
 @compiled
-def _counts(using: str, labels: int, hours: int) -> tuple[str, list[Any]]:
-    """Count the rows of a policy, in the order of `COUNTS`, and then its pending rows of each hour."""
-    rows = _rows_of(using, labels).order_by("policy", "state", "run_at", "id")
+def _counts(using: str, labels: int) -> tuple[str, list[Any]]:
+    """Count the rows of a policy, in the order of `COUNTS`."""
+    rows = _by_index(using, labels)
     pending, recent = rows.filter(state=State.PENDING), rows.filter(run_at__gte=_time("recent"))
     counted = {
         "pending": pending,
@@ -276,10 +285,15 @@ def _counts(using: str, labels: int, hours: int) -> tuple[str, list[Any]]:
         "fired": recent.filter(state=State.FIRED),
         "skipped": recent.filter(state=State.SKIPPED),
     }
-    by_hour = [
-        pending.filter(run_at__gt=_time("starts", hour), run_at__lte=_time("starts", hour + 1)) for hour in range(hours)
-    ]
-    return counting([*(counted[name] for name in COUNTS), *by_hour], using)
+    return counting([counted[name] for name in COUNTS], using)
+
+
+@compiled
+def _due_by_hour(using: str, labels: int) -> tuple[str, list[Any]]:
+    """Count the pending rows of a policy that fall due in each hour."""
+    pending = _by_index(using, labels).filter(state=State.PENDING)
+    hours = ({"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS))
+    return counting([pending.filter(**hour) for hour in hours], using)
 
 
 @compiled

@@ -47,10 +47,11 @@ def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_al
     """
     if connections[using].in_atomic_block:
         return 0
-    changes = unfinished(using, policy)
-    if left_alone:
-        changes = changes.filter(touched_at__lt=database_now(using) - left_alone)
-    return len([run_move(change, using) for change in list(changes)])
+    changes = list(unfinished(using, policy))
+    if changes and left_alone:
+        until = database_now(using) - left_alone
+        changes = [change for change in changes if change.touched_at < until]
+    return len([run_move(change, using) for change in changes])
 
 
 def begin_move(change: PolicyChange, using: str) -> None:

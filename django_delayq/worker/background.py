@@ -10,7 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -19,7 +19,6 @@ from django.db import Error as DatabaseError
 import django_delayq
 from django_delayq import clock
 from django_delayq.arming.sync import TableSync
-from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.firing import extend_firing
@@ -244,16 +243,16 @@ class Background:
 
     def _find_queues(self) -> None:
         if self._serve is not None and time.monotonic() >= self._queues_at:
-            found = forgotten_queues(self._using, self._known_queues)
+            found = forgotten_queues(self._using, self._known_queues, self._skew.now())
             self._queues_at = time.monotonic() + QUEUES_SECONDS
             if found:
                 self._known_queues.update(found)
                 self._serve(found)
 
 
-def forgotten_queues(using: str, known: Collection[str]) -> list[str]:
-    """Return queues that no policy names any more, but rows that are due or nearly so."""
-    soon = database_now(using) + 2 * get_settings().sweep_interval + timedelta(seconds=1)
+def forgotten_queues(using: str, known: Collection[str], now: datetime) -> list[str]:
+    """Return queues that no policy names any more, but rows that are due at `now` or nearly so."""
+    soon = now + 2 * get_settings().sweep_interval + timedelta(seconds=1)
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=soon).order_by("run_at", "id")
     return sorted(set(rows.values_list("queue", flat=True)[:MAX_QUEUE_ROWS]) - set(known))
 

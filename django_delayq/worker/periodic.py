@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from math import inf
 from typing import Final
 
 from django.db import Error as DatabaseError
@@ -54,27 +53,33 @@ class Job:
         return max(0.0, self._due_at - time.monotonic())
 
     def run(self) -> None:
-        """Run the job once, on a connection that works. Raises nothing."""
-        failure: Exception | None = None
-        check_connections(idle_seconds=inf)
-        try:
-            self._work()
-        except Exception as error:  # noqa: BLE001 - the other jobs need this thread
-            failure = error
+        """Run the job once, and once more on another connection if its own was broken. Raises nothing."""
+        failure = self._attempt()
+        # The server may have cut it while it was idle. To test it before each run would cost a statement each time.
+        if failure is not None and check_connections(error=failure):
+            failure = self._attempt()
+        if failure is not None:
             self._backoff.failed()
-            if not isinstance(error, EngineError):  # `RedisHealth` logs an outage of Redis
+            if not isinstance(failure, EngineError):  # `RedisHealth` logs an outage of Redis
                 self._log.failed(
                     "%s failed and is tried again: %s",
                     self.name,
-                    message_of(error),
-                    kind=type(error),
-                    exc_info=None if isinstance(error, DatabaseError) else shown(error),
+                    message_of(failure),
+                    kind=type(failure),
+                    exc_info=None if isinstance(failure, DatabaseError) else shown(failure),
                 )
         else:
             self._backoff.succeeded()
             self._log.recovered("%s works again", self.name, level=logging.INFO)
         check_connections(error=failure)
         self._due_at = self._backoff.retry_at if failure else time.monotonic() + self._interval()
+
+    def _attempt(self) -> Exception | None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - the other jobs need this thread
+            return error
+        return None
 
     def _interval(self) -> float:
         return float(self._seconds() if callable(self._seconds) else self._seconds)

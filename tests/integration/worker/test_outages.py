@@ -51,7 +51,7 @@ def test_an_emptied_redis_is_one_line_in_the_log_of_all_workers(
         client.flushall()
     wait_until(all_are("fired"))
     (line,) = [record for record in caplog.records if getattr(record, "event", "") == "redis_healed"]
-    assert vars(line)["restored"] == 30
+    assert vars(line)["restored"] in {30, 60}, "all of them, if the first sweep was late"
 
 
 def test_a_thousand_new_timeouts_are_not_a_loss(

@@ -79,9 +79,7 @@ def test_a_job_on_a_connection_that_became_read_only_opens_another_one() -> None
         job = Job("test", work, 60)
         job.run()
         job.run()
-        assert len(written) == 1, "the connection refused the second write"
-        assert job.seconds_left <= 1, "and the job is tried again soon"
-        job.run()
+        assert job.seconds_left > 30, "the second run has succeeded"
 
     in_a_thread(run)
     assert len(written) == 2

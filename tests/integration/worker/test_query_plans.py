@@ -177,7 +177,7 @@ def test_expired_rows_that_are_firing() -> None:
 
 
 def test_the_look_for_forgotten_queues() -> None:
-    check(plans_of(lambda: forgotten_queues("default", ["default"])), "delayq_unsettled")
+    check(plans_of(lambda: forgotten_queues("default", ["default"], clock.now())), "delayq_unsettled")
 
 
 def test_a_page_of_the_pruning() -> None:
