@@ -142,12 +142,12 @@ class Timeout(models.Model):
     )
     idempotency_key = HexField(_("idempotency key"), max_length=32, default=new_idempotency_key, editable=False)
 
-    # Internal: whether the row holds its slot, and what the firing path stores.
-    slot = HexField(max_length=32, editable=False)
-    slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)
-    final_attempt = models.BooleanField(default=False, editable=False)
-    claims = models.PositiveSmallIntegerField(default=0, editable=False)
-    claimed_until = models.DateTimeField(null=True, default=None, editable=False)
+    # Internal: see `ledger.claiming` for the last two.
+    slot = HexField(max_length=32, editable=False)  # see `slot_of`
+    slot_taken = models.PositiveSmallIntegerField(null=True, default=1, editable=False)  # NULL: firing or settled
+    final_attempt = models.BooleanField(default=False, editable=False)  # cancelled while it was firing
+    claims = models.PositiveSmallIntegerField(default=0, editable=False)  # without a result, as deliveries of an entry
+    claimed_until = models.DateTimeField(null=True, default=None, editable=False)  # until then, no worker claims it
 
     objects: ClassVar[Any] = TimeoutQuerySet.as_manager()
 

@@ -28,6 +28,7 @@ from django_delayq.firing.report import MAX_ID, MAX_IDS
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.installation import check_ledger
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.scrubbing import message_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
@@ -131,8 +132,11 @@ class RemoteExecutor(Executor):
     def _send_all(self, unsent: list[tuple[Work, Done]]) -> bool:
         """Send the works; return whether any was. After an error the rest is refused: each try may take seconds."""
         for number, (work, done) in enumerate(unsent):
+            # Without the ids of objects, which may be e-mail addresses: they stay in the ledger.
+            message = {"version": VERSION, "policy": work.policy, "ids": list(work.ids)}
+            message |= {"suspect": work.suspect, "using": self._using}
             try:
-                self.send(_message(work, self._using))
+                self.send(message)
             except Exception as error:  # noqa: BLE001 - whatever a broker raises
                 self._broker.failed(
                     "%s cannot send messages: %s: %s", self._name, type(error).__name__, message_of(error)
@@ -167,17 +171,6 @@ class RemoteExecutor(Executor):
         return has_progress
 
 
-def _message(work: Work, using: str) -> dict[str, Any]:
-    """Return the message for `work`. Ids of objects, which may be e-mail addresses, stay in the ledger."""
-    return {
-        "version": VERSION,
-        "policy": work.policy,
-        "ids": list(work.ids),
-        "suspect": work.suspect,
-        "using": using,
-    }
-
-
 def _answer(sent: _Sent, report: Report) -> None:
     """Call `done` for those ids of `sent` that have an outcome; the others are still waited for."""
     done = tuple(each for each in report.done if each in sent.ids)
@@ -197,9 +190,9 @@ def outcomes(labels: Mapping[int, str], using: str) -> Report:
     The report does not name those that are still due: they wait for a process, or are being fired. Raises the errors of
     the database.
     """
-    done, again, ids, now = [], {}, list(labels), None
+    done, again, now = [], {}, None
     stopped = stop_cache.confirmed(using, set(labels.values()))
-    for page in (ids[start : start + PAGE] for start in range(0, len(ids), PAGE)):
+    for page in chunks(list(labels), PAGE):
         rows = Timeout.objects.using(using).filter(pk__in=page).annotate(database_now=DatabaseNow())
         found = set()
         for id, state, run_at, now in rows.values_list("id", "state", "run_at", "database_now"):

@@ -11,7 +11,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models.signals import post_delete, post_save, pre_delete
 
 from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted, diff
-from django_delayq.arming.row_state import fits, row_state
+from django_delayq.arming.row_state import ledger_fits, row_state
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.locking import database_of, has_ledger, writer_of
@@ -31,7 +31,7 @@ FEWEST_TOGETHER = 5
 """Fewer objects are armed one by one, because those queries are compiled once."""
 
 
-class Group(NamedTuple):
+class TablePolicies(NamedTuple):
     """Automatic policies that depend on the same table."""
 
     table: type[Model]
@@ -40,7 +40,7 @@ class Group(NamedTuple):
     """The names of the fields that decide on arming; None: every save may change the decision."""
 
 
-_groups: dict[type[Model], list[Group]] = {}
+_by_model: dict[type[Model], list[TablePolicies]] = {}
 _version = -1
 
 
@@ -60,24 +60,24 @@ def connect() -> None:
             post_save.connect(arm_saved, model, dispatch_uid="django_delayq.arm_saved")
 
 
-def groups_of(model: type[Model]) -> list[Group]:
+def policies_by_table(model: type[Model]) -> list[TablePolicies]:
     """Return the automatic policies that a save of `model` concerns, grouped by table."""
     global _version  # noqa: PLW0603 - one cache per process, cleared when policies are added or removed
     if _version != registry.version:
-        _groups.clear()
+        _by_model.clear()
         _version = registry.version
-    found = _groups.get(model)
+    found = _by_model.get(model)
     if found is None:
         by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
         for policy in get_policies(model):
             if policy.is_automatic:
                 by_table.setdefault(policy.concrete_model, []).append(policy)
-        found = _groups[model] = []
+        found = _by_model[model] = []
         for table, policies in by_table.items():
             read = [columns_read(policy) for policy in policies]
             known = [fields for fields in read if fields is not None]
             fields = frozenset[str]().union(*known) if len(known) == len(read) else None
-            found.append(Group(table, tuple(policies), fields))
+            found.append(TablePolicies(table, tuple(policies), fields))
     return found
 
 
@@ -94,7 +94,7 @@ def arm_saved(
     """Arm, move or cancel after a save. `raw` saves (fixtures) wait for `sync`: related rows may not exist yet."""
     if raw:
         return
-    for table, policies, fields in groups_of(sender):
+    for table, policies, fields in policies_by_table(sender):
         if update_fields is not None and fields is not None and not fields & set(update_fields):
             continue
         if not has_timeouts(sender, instance, using):
@@ -107,7 +107,7 @@ def arm_saved(
         # A save outside a transaction has committed already. Mostly nothing must change, which one query shows without
         # a lock: a transaction that changes the row at the same time arms it itself.
         if not created and not connections[using].in_atomic_block:
-            if fits(table, policies, pk, using):
+            if ledger_fits(table, policies, pk, using):
                 continue
             if not diff(row_state(table, policies, pk, using, lock=False), using, oldest).size:
                 continue
@@ -115,7 +115,9 @@ def arm_saved(
 
 
 class ArmingLater:
-    """Objects that were saved in the transaction of a group, to be armed together.
+    """Objects that handlers have saved in the transaction in which a worker fires a group of timeouts.
+
+    They are armed together at its end.
 
     To read the states of fifty objects costs little more than to read that of one. Only the state at the end of the
     transaction matters, and `arm` is called before any other statement that concerns the ledger.
@@ -182,13 +184,13 @@ def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
 
 
 # For each connection and table the keys of rows whose deletion has begun.
-_announced: WeakKeyDictionary[Any, dict[type[Model], set[Any]]] = WeakKeyDictionary()
+_being_deleted: WeakKeyDictionary[Any, dict[type[Model], set[Any]]] = WeakKeyDictionary()
 
 
 def note_deletion(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Note the key of a row before its deletion, so that deleting a thousand rows cancels once."""
     if has_timeouts(sender, instance, using):
-        by_table = _announced.setdefault(connections[using], {})
+        by_table = _being_deleted.setdefault(connections[using], {})
         by_table.setdefault(_table(sender), set()).add(instance.pk)
 
 
@@ -197,7 +199,7 @@ def cancel_deleted(sender: type[Model], using: str, **_: Any) -> None:
 
     The table is checked, because keys of a deletion that failed half-way may be among them.
     """
-    pks = _announced.get(connections[using], {}).pop(_table(sender), None)
+    pks = _being_deleted.get(connections[using], {}).pop(_table(sender), None)
     if pks:
         cancel_of_deleted(_table(sender), pks, using)
 

@@ -200,7 +200,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         for policy in {policy for policy, *_ in changes.insert}:
             rounds = {pk: (since_at, due_at) for of, pk, since_at, due_at in changes.insert if of is policy}
             slots = slots_of(policy, policy.label, rounds, "", using)
-            many.insert_rounds(policy, [many.Round(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
+            many.insert_rounds(policy, [(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)
@@ -228,7 +228,7 @@ def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
             entries = dict(chunk)
             if len(entries) > 1:  # in the order of their slots, as everywhere
                 lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1), using)
-            writing.cancel(entries, using, cause)
+            writing.cancel_ids(entries, using, cause)
 
 
 def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
@@ -244,5 +244,5 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> i
             gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
             rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
             found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
-            cancelled += writing.cancel({row.pk: row.queue for row in found}, using, Cause.GONE)
+            cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
     return cancelled

@@ -20,7 +20,6 @@ from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, 
 from django_delayq.ledger.statements import Param, compiled, params
 from django_delayq.ledger.subjects import kind_of, slots_of
 from django_delayq.models import Timeout, slot_of
-from django_delayq.policies import registry
 from django_delayq.policy_rules import reads_other_rows
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def row_state(
     if lock:
         lock_parents(model, [pk], using)
     slots = _slots_of(model, policies, pk, using)
-    rows = _row.rows(using, model, tuple(policies), lock, registry.version, pk=pk, slot=slots)
+    rows = _row.rows(using, model, tuple(policies), lock, pk=pk, slot=slots)
     return [
         RowState(pk, policy, *values[COLUMNS * number : COLUMNS * (number + 1)])
         for pk, *values in rows
@@ -75,14 +74,12 @@ def row_state(
 
 
 @compiled
-def _row(
-    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], lock: bool, _version: int
-) -> QuerySet[Any, Any]:
+def _row(using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> QuerySet[Any, Any]:
     rows = _query(model, policies, using)
     return for_update(rows, using) if lock else rows
 
 
-def fits(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> bool:
+def ledger_fits(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> bool:
     """Return whether the ledger has what `policies` require for the row `pk`.
 
     The database compares, and returns nothing but the key. False also for a callable `since`, which SQL cannot read.
@@ -90,13 +87,11 @@ def fits(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, us
     if not all(isinstance(policy.since, str) for policy in policies):
         return False
     slots = _slots_of(model, policies, pk, using)
-    return bool(_fitting.rows(using, model, tuple(policies), registry.version, pk=pk, slot=slots))
+    return bool(_fitting.rows(using, model, tuple(policies), pk=pk, slot=slots))
 
 
 @compiled
-def _fitting(
-    using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...], _version: int
-) -> QuerySet[Any, Any]:
+def _fitting(using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[Any, Any]:
     rows = rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
     for policy, rounds in zip(policies, _rounds_of(policies, using), strict=True):
         pending, of_since = rounds.filter(slot_taken=1), Q(since_at=OuterRef(str(policy.since)))
@@ -199,11 +194,11 @@ def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
     if has_own_manager(policy.model):  # it may filter by something else each time, such as a tenant
         return bool(_matching(using, policy, pk))
-    return bool(_condition.rows(using, policy, registry.version, pk=pk))
+    return bool(_condition.rows(using, policy, pk=pk))
 
 
 @compiled
-def _condition(using: str, policy: TimeoutPolicy[Any], _version: int) -> QuerySet[Any, Any]:
+def _condition(using: str, policy: TimeoutPolicy[Any]) -> QuerySet[Any, Any]:
     return _matching(using, policy, Param(cast("Any", policy.model._meta.pk), "pk"))
 
 

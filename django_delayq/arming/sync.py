@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.receivers import groups_of
+from django_delayq.arming.receivers import policies_by_table
 from django_delayq.arming.reconcile import arm_many, cancel_of_deleted, changes_of, diff
 from django_delayq.arming.row_state import CLOSING, Rounds
 from django_delayq.clock import database_now
@@ -74,7 +74,7 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     changed = 0
     oldest = get_settings().catch_up
     for model, using, objects in list(_targets(target)):
-        for table, policies, _fields in groups_of(model):
+        for table, policies, _fields in policies_by_table(model):
             pks = sorted(_keys(table, objects))
             for start in range(0, len(pks), PAGE):
                 changed += arm_many(table, policies, pks[start : start + PAGE], using, oldest).size

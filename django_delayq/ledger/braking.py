@@ -13,16 +13,16 @@ import logging
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections, transaction
+from django.db import transaction
 
 from django_delayq.clock import database_now, to_ms
 from django_delayq.delays import duration_text
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.guard_rails import Brake
-from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, stop_cache
+from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, is_stop_in_force, lock_control, stop_cache
 from django_delayq.ledger.history import BRAKED
-from django_delayq.ledger.locking import for_update, transaction_of
+from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.meters import meter
 from django_delayq.models import PolicyChange, PolicyControl
 from django_delayq.redis_clients import get_engine
@@ -102,27 +102,3 @@ def _report(policy: TimeoutPolicy[Any], change: PolicyChange) -> None:
         extra={"event": "policy_paused", "policy": policy.label, "what": change.what, "by": change.by},
     )
     policy_paused.send_robust(policy.model, policy=policy, change=change)
-
-
-def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
-    """Lock and return the control of `policy` under its present label; create it if it does not exist."""
-    rows = PolicyControl.objects.using(using)
-    known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
-    if known is not None:
-        return for_update(rows.filter(pk=known), using).get()
-    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
-    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    features = connections[using].features
-    rows.bulk_create(
-        [PolicyControl(policy=policy.label, changed_at=database_now(using))],
-        update_conflicts=True,
-        update_fields=("policy",),
-        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
-    )
-    return for_update(rows.filter(policy=policy.label), using).get()
-
-
-def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
-    """Return whether the policy of `control` is stopped at `now`: not if its pause is over."""
-    is_over = control.stop == Stop.PAUSED and control.until is not None and control.until <= now
-    return control.stop != Stop.NONE and not is_over

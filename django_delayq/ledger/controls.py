@@ -1,4 +1,6 @@
-"""Read what operators have put in force for policies: a stop (pause or hold), or another delay. `operations` writes it.
+"""Read and lock what operators have put in force for policies: a stop (pause or hold), or another delay.
+
+`operations` and the brake write it.
 
 Arming reads the delay in the query that reads the row, so the delay is never outdated and costs no query.
 
@@ -21,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from django.db import connections
 from django.db.models import BooleanField, DurationField, Expression, ExpressionWrapper, Q, Subquery, Value
 
-from django_delayq.clock import DatabaseNow, evaluated_at_execution
+from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.guard_rails import Brake, Late
+from django_delayq.ledger.locking import for_update
 from django_delayq.ledger.statements import Raw, compiled, sql_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
@@ -150,6 +153,30 @@ def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     """Return the state of `policy`, a policy or its label, in one query. Raises UnknownPolicy."""
     policy = get_policy(policy)
     return _state_of(policy, _controls_of(policy, using).annotate(is_over=_IS_OVER).first())
+
+
+def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
+    """Lock and return the control of `policy` under its present label; create it if it does not exist."""
+    rows = PolicyControl.objects.using(using)
+    known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
+    if known is not None:
+        return for_update(rows.filter(pk=known), using).get()
+    # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
+    # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
+    features = connections[using].features
+    rows.bulk_create(
+        [PolicyControl(policy=policy.label, changed_at=database_now(using))],
+        update_conflicts=True,
+        update_fields=("policy",),
+        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
+    )
+    return for_update(rows.filter(policy=policy.label), using).get()
+
+
+def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
+    """Return whether the policy of `control` is stopped at `now`: not if its pause is over."""
+    is_over = control.stop == Stop.PAUSED and control.until is not None and control.until <= now
+    return control.stop != Stop.NONE and not is_over
 
 
 class IsStopped(Expression):

@@ -54,12 +54,12 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
             )
         return None
     if check_ledger(using) is None:
-        _failure_of(engine, claim=False)
+        redis_failure(engine, claim=False)
         # Of several first workers one inserts its name, and the others read it.
         first = Installation(pk=ROW_ID, name=name, since_at=database_now(using))
         Installation.objects.using(using).bulk_create([first], ignore_conflicts=True)
         check_ledger(using)
-    return _failure_of(engine)
+    return redis_failure(engine)
 
 
 def check_ledger(using: str) -> str | None:
@@ -109,8 +109,8 @@ def check_prefix(engine: Engine | None, *, claim: bool = True) -> None:
         )
 
 
-def _failure_of(engine: Engine | None, *, claim: bool = True) -> EngineError | None:
-    """Return the error of a Redis that is not available. Raises ForeignEngine."""
+def redis_failure(engine: Engine | None, *, claim: bool = True) -> EngineError | None:
+    """Call `check_prefix`, and return the error of a Redis that is not available. Raises ForeignEngine."""
     try:
         check_prefix(engine, claim=claim)
     except ForeignEngine:

@@ -26,7 +26,10 @@ MAX_LATENESS_SECONDS: Final = 2.0
 
 
 class Slot(NamedTuple):
-    """From when until when one work of a policy with a rate may begin, by `time.monotonic()` of this process."""
+    """From when until when one work of a policy with a rate may begin, by `time.monotonic()` of this process.
+
+    Not the column `slot` of a timeout, which at most one pending timeout may hold.
+    """
 
     begin_at: float
     begin_by: float

@@ -71,7 +71,7 @@ def push_due(queue: str, due: Iterable[tuple[int, datetime]], using: str, *, ear
     push(using, [Change(queue, row_id, ms, earlier_only) for row_id, ms in near if ms is not None or not earlier_only])
 
 
-def withdraw(rows: Iterable[tuple[str, int]], using: str) -> None:
+def remove_entries(rows: Iterable[tuple[str, int]], using: str) -> None:
     """Remove these (queue, id) from Redis. This only saves a worker a check."""
     push(using, [Change(queue, row_id, None) for queue, row_id in rows])
 

@@ -95,7 +95,10 @@ def _mark_fired(using: str, count: int, attempts: int) -> UpdateQuery:
 
 @lru_cache(maxsize=1000)
 def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
-    """Return whether `mark_at_once` serves `policy`: not if its condition reads other rows, which it would lock too."""
+    """Return whether `mark_at_once` serves `policy`: on PostgreSQL, and for handlers that run in the transaction.
+
+    Not for batches, and not if the condition reads other rows, which the statement would lock too.
+    """
     if not connections[using].features.has_select_for_update or not policy.atomic or policy.batch:
         return False
     if reads_other_rows(policy):

@@ -18,12 +18,12 @@ from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import (
     as_it_is,
     can_lock_and_write,
+    lock_clause,
     lock_in_slot_order,
     lock_newest,
-    locking_object,
 )
 from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
-from django_delayq.ledger.outbox import announce, push_rows, withdraw
+from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import Raw, compiled, padded, param, params, sql_of, update
 from django_delayq.models import Timeout, new_idempotency_key
@@ -96,6 +96,10 @@ def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout |
 def _insert_if_free(
     row: Timeout, using: str, model: type[Model] | None = None, since: str | None = None, pk: Any = None
 ) -> bool:
+    """Insert `row` and push it, unless its slot is taken; return whether it was inserted.
+
+    With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
+    """
     values = vars(row)
     given = tuple(name for name in _OPTIONAL if values[name] != _DEFAULTS[name])
     shape = model, since, (row.policy, row.content_type_id), given
@@ -107,8 +111,8 @@ def _insert_if_free(
         found = list(rows.values_list("pk", "since_at", "idempotency_key"))
     if not found:
         return False
-    row_id, since_at, *own = found[0]
-    if own not in ([], [row.idempotency_key]):
+    row_id, since_at, *key = found[0]
+    if key not in ([], [row.idempotency_key]):  # MariaDB returned the row that has the slot already
         return False
     row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using
@@ -131,7 +135,7 @@ def _inserted(
         known = NEW | dict.fromkeys(("due_at", "run_at", "first_due_at"), "delayq_due")
         known |= {"since_at": "delayq_since"} if since else {}
         selected = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
-        lock, first = locking_object(model, using, **selected)
+        lock, first = lock_clause(model, using, **selected)
     values = ", ".join(known.get(field.name, "%s") for field in columns)
     # WHERE, because SQLite would read ON as the condition of a join.
     source = f"SELECT {values} FROM locked WHERE 1 = 1" if lock else f"VALUES ({values})"
@@ -141,9 +145,9 @@ def _inserted(
     sql = f"{sql} {source} {dialect_of(connection).on_conflict_keep}"
     if not connection.features.can_return_columns_from_insert:
         return Raw(sql, parameters)
-    # MariaDB returns the row that has the slot, too.
-    own = () if connection.features.supports_update_conflicts_with_target else ("idempotency_key",)
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", *own)]
+    # Where the slot is taken, MariaDB returns the row that has it. The key shows whether it is the new one.
+    key = () if connection.features.supports_update_conflicts_with_target else ("idempotency_key",)
+    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", *key)]
     return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
 
 
@@ -178,7 +182,7 @@ def upsert(new: Timeout, subject: Subject) -> Timeout:
     using = subject.using
     if len(subject.slots) == 1 and _insert_if_free(new, using):
         return new
-    row = adopt(subject)
+    row = relabel_pending(subject)
     if row is None:
         insert([new], using, replace=True)
         return new
@@ -239,14 +243,14 @@ def restart_rows(rounds: Iterable[tuple[Timeout, datetime, datetime]], using: st
     return move_rows(moves, using, what="rescheduled", at=at, by="save", reason=SINCE_CHANGED, columns=columns)
 
 
-def cancel(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason: str = "") -> int:
+def cancel_ids(entries: Mapping[int, str], using: str, cause: Timeout.Cause, reason: str = "") -> int:
     """Cancel the pending rows among `entries`, ids with their queues; return how many there were."""
     if not entries:
         return 0
     ids, settled_at = padded(entries), clock.now()
     values = {"id": ids, "cause": cause, "reason": clipped(reason), "settled_at": settled_at}
     cancelled = _cancelled_ids.execute(using, len(ids), **values)
-    withdraw(((queue, row_id) for row_id, queue in entries.items()), using)
+    remove_entries(((queue, row_id) for row_id, queue in entries.items()), using)
     return cancelled
 
 
@@ -281,7 +285,7 @@ def cancel_pending(
     if not found:
         return None
     row: Timeout = found[0]
-    withdraw([(row.queue, row.pk)], using)
+    remove_entries([(row.queue, row.pk)], using)
     announce(timeout_cancelled, row, using)
     return row
 
@@ -309,7 +313,7 @@ def _locking_update(changed: UpdateQuery, model: type[Model] | None, columns: Se
     """Return an UPDATE that locks its object first, unless `model` is None, and returns these columns, or all."""
     sql, parameters = sql_of(changed, using)
     if model is not None:
-        lock, first = locking_object(model, using)
+        lock, first = lock_clause(model, using)
         sql, parameters = f"{lock} {sql} AND EXISTS (SELECT 1 FROM locked)", (*first, *parameters)
     fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
     quoted = connections[using].ops.quote_name
@@ -332,7 +336,7 @@ def cancel_rows(
         row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, cause, now, None
         row.reason = clipped(reason)
     update_each(rows, SETTLED_FIELDS, using, states)
-    withdraw([(row.queue, row.pk) for row in rows], using)
+    remove_entries([(row.queue, row.pk) for row in rows], using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
@@ -369,7 +373,7 @@ def note_condition(row: Timeout) -> None:
     update_each([row], ("cause",), row._state.db or DEFAULT_DB_ALIAS, (State.CANCELLED,))
 
 
-def adopt(subject: Subject) -> Timeout | None:
+def relabel_pending(subject: Subject) -> Timeout | None:
     """Lock the pending row of `subject`; give it the present label of its policy, if it has a former one; return it.
 
     Without this, renaming a policy would let one object have two pending timeouts. If there are two already, which
@@ -383,7 +387,7 @@ def adopt(subject: Subject) -> Timeout | None:
         if row.slot == subject.slots[0]:
             continue
         if present is not None:
-            cancel({row.pk: row.queue}, subject.using, Cause.SUPERSEDED, RENAMED)
+            cancel_ids({row.pk: row.queue}, subject.using, Cause.SUPERSEDED, RENAMED)
             continue
         row.policy, row.slot, present = subject.labels[0], subject.slots[0], row
         update_each([row], ("policy", "slot"), subject.using)

@@ -159,7 +159,8 @@ class Selection:
             if options[name] is not None:
                 rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
         rows = rows if options["key"] is None else rows.filter(key=options["key"])
-        return cls(_found(_in_queue(rows, options["queue"]), options["search"]), states, labels, ids)
+        rows = rows if options["queue"] is None else rows.of_queue(options["queue"])
+        return cls(_found(rows, options["search"]), states, labels, ids)
 
     def absent(self) -> list[int]:
         """Return the ids of `--id` that no selected timeout has."""
@@ -191,10 +192,6 @@ def _found(rows: TimeoutQuerySet, text: str | None) -> TimeoutQuerySet:
     if len(ids) >= MAX_HITS:
         raise OptionError("--search", text, f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key")
     return rows if text is None else rows.filter(pk__in=ids)
-
-
-def _in_queue(rows: TimeoutQuerySet, queue: str | None) -> TimeoutQuerySet:
-    return rows if queue is None else rows.of_queue(queue)
 
 
 def _labels(options: dict[str, Any], using: str) -> list[str]:

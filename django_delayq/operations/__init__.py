@@ -20,10 +20,10 @@ from django_delayq.operations.policies import (
     pause,
     preview_delay,
     resume,
+    retire,
 )
 from django_delayq.operations.repetition import refire
 from django_delayq.operations.replan import continue_moves
-from django_delayq.operations.retirement import retire
 from django_delayq.operations.timeouts import Refusal, Refused, Result, cancel, fire_now, postpone, retry
 
 __all__ = [

@@ -15,7 +15,7 @@ from django.db.models import Q
 
 from django_delayq import signals
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.exceptions import DelayqError, EngineError, ForeignEngine
+from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import record
 from django_delayq.ledger.locking import database_of, transaction_of
@@ -81,7 +81,10 @@ def adopt(
         raise ValueError(f'pending is "cancel", "keep" or None, not {pending!r}.')
     done = Adoption(installation.ledger_name(using), name)
     if not with_redis:
-        _check_redis()
+        # Before a row is cancelled, whose id may be the id of a timeout of the other installation.
+        error = installation.redis_failure(get_engine(), claim=False)
+        if error is not None:
+            logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
     if done.before != name:
         done = _change_rows(done, using, pending, by=by, reason=reason, dry_run=dry_run, progress=progress)
     if dry_run:
@@ -111,16 +114,6 @@ def _change_rows(done: Adoption, using: str, pending: str | None, **options: Any
         kept |= Q(settled_at__isnull=True)
     action = Action("adopt", signals.timeout_rescheduled, _refuse_settled, _renew)
     return replace(done, cancelled=cancelled, renewed=run_action(rows.filter(kept), action, **options).changed)
-
-
-def _check_redis() -> None:
-    """Raise ForeignEngine before a row is cancelled, whose id may be the id of a timeout of the other installation."""
-    try:
-        installation.check_prefix(get_engine(), claim=False)
-    except ForeignEngine:
-        raise
-    except EngineError as error:
-        logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
 
 
 def _refuse_settled(row: Timeout, context: Context) -> Refusal | None:

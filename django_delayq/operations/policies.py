@@ -1,4 +1,4 @@
-"""Pause, hold and resume policies, and change their delays.
+"""Pause, hold and resume policies, change their delays, and retire those that are not declared any more.
 
 No timeout of a stopped policy fires. Its rows stay pending and can be cancelled or postponed. A worker that reserves a
 row after the commit does not fire it; rows reserved earlier are completed. A pause leaves deadlines where they are, so
@@ -9,29 +9,29 @@ moves by its part of the hold.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils.translation import gettext as _
 
-from django_delayq import clock
+from django_delayq import clock, signals
 from django_delayq.clock import database_now
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger.braking import is_stop_in_force, lock_control
-from django_delayq.ledger.controls import PolicyState, policy_state, stop_cache
-from django_delayq.ledger.history import clipped
+from django_delayq.ledger import writing
+from django_delayq.ledger.controls import PolicyState, is_stop_in_force, lock_control, policy_state, stop_cache
+from django_delayq.ledger.history import clipped, record
 from django_delayq.ledger.locking import database_of, transaction_of
-from django_delayq.ledger.search import count_each
+from django_delayq.ledger.search import count_each, labels_in
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replan import Progress, begin_move, continue_moves, requeue_due, run_move, unfinished
-from django_delayq.operations.timeouts import checked_actor
-from django_delayq.policies import TimeoutPolicy, get_policy
+from django_delayq.operations.timeouts import Action, Context, Result, checked_actor, refuse_unless_pending, run_action
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
 logger = logging.getLogger("django_delayq.steering")
 Stop, What = PolicyControl.Stop, PolicyChange.What
@@ -312,3 +312,51 @@ def _new_delay(
         words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")
         raise InvalidDelay(words.format(policy=policy.label))
     return new
+
+
+def retire(
+    label: str,
+    *,
+    by: str,
+    reason: str = "",
+    dry_run: bool = False,
+    progress: Callable[[Result], object] | None = None,
+) -> Result:
+    """Cancel the pending timeouts of the policy `label`, which is not declared any more, with the cause `retired`.
+
+    Until then workers leave them pending, because another release may declare the policy. Dead rows stay. Each page of
+    500 rows is one transaction, or part of the caller's. A `PolicyChange` counts the rows, page by page, and the call
+    may be interrupted and repeated.
+
+    Args:
+        label: the label that the rows have, such as `shop.order.cancel_unpaid`.
+        by, reason: see `operations`.
+        dry_run: count, and write nothing.
+        progress: called with the result of each page, after its commit.
+
+    Raises:
+        PolicyConflict: a policy with this label, or with this alias, is declared. Nothing was changed.
+        UnknownPolicy: the ledger has no timeout with this label.
+    """
+    by, using, policy = checked_actor(by), database_of(Timeout), registry.get(label)
+    if policy is not None:
+        words = _("{policy} is declared in {handler}. Remove the declaration first.")
+        raise PolicyConflict(words.format(policy=policy.label, handler=policy.handler_path))
+    ledger = Timeout.objects.using(using)
+    if label not in labels_in(ledger):
+        get_policy(label)  # raises UnknownPolicy, with near names
+    rows, now = ledger.pending().of_labels([label]), database_now(using)
+    change = PolicyChange(policy=label, what=PolicyChange.What.RETIRED, at=now, touched_at=now, finished_at=now)
+    change.by, change.reason = by, clipped(reason)
+
+    def write(accepted: list[Timeout], refused: list[Timeout], context: Context) -> None:
+        for row in accepted:
+            record(row, "retired", **context.event)
+        writing.cancel_rows(accepted, using, context.reason, context.now, cause=Timeout.Cause.RETIRED)
+        # Each page is counted in its transaction: a process that dies leaves a record of what it has done.
+        if change.pk is None:
+            change.save(using=using)
+        PolicyChange.objects.using(using).filter(pk=change.pk).update(moved=F("moved") + len(accepted))
+
+    action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
+    return run_action(rows, action, by=by, reason=reason, dry_run=dry_run, progress=progress)

@@ -121,7 +121,7 @@ def _replanned(
     row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page
 ) -> tuple[datetime, datetime]:
     details = change.details
-    if details["move"] == "thaw":
+    if details["move"] == "thaw":  # after a hold; these words are stored, and unfinished changes have them
         held_from, held_until = (datetime.fromisoformat(details[name]) for name in ("frozen_at", "thawed_at"))
         # A row that was scheduled during the hold moves only by the rest of it.
         restarts = (event["at"] for event in row.history if event.get("what") in {"rescheduled", "retried"})

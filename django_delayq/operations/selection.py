@@ -15,7 +15,7 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger import search
-from django_delayq.ledger.subjects import kind_of, model_of_kind, tables_of
+from django_delayq.ledger.subjects import about, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import field_at, stored_type
@@ -99,10 +99,4 @@ def _objects_with(term: str, using: str) -> Iterator[QuerySet[Any]]:
 
 def _about(objects: QuerySet[Any], using: str) -> Q:
     """Return the condition on rows about the first `MAX_OBJECTS` of `objects`, also as objects of parent models."""
-    tables: Any = tables_of(objects.model)
-    found = objects.values_list(*(table._meta.pk.name for table in tables))[:MAX_OBJECTS]
-    wanted = Q(pk__in=[])
-    for table, keys in zip(tables, zip(*found, strict=True), strict=False):  # no keys at all: no objects
-        ids = [object_id_of(table, key) for key in keys]
-        wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
-    return wanted
+    return about(tables_of(objects.model), objects[:MAX_OBJECTS], using)

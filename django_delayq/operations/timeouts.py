@@ -157,7 +157,7 @@ def cancel(
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        return None if row.state == State.DEAD else _refuse_unless_pending(row)
+        return None if row.state == State.DEAD else refuse_unless_pending(row, context)
 
     def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
         for row in rows:
@@ -183,7 +183,7 @@ def fire_now(
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         policy = registry.get(row.policy)
-        if why := _refuse_unless_pending(row):
+        if why := refuse_unless_pending(row, context):
             return why
         if policy is None:
             return Refusal.POLICY_UNKNOWN
@@ -226,7 +226,7 @@ def postpone(
         return given.at or shifted(max(row.due_at, now), check_length(given.after, "after"))
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        if why := _refuse_unless_pending(row):
+        if why := refuse_unless_pending(row, context):
             return why
         try:
             return None if postponed(row, context.now) > row.due_at else Refusal.NOT_LATER
@@ -285,7 +285,8 @@ def refuse_round(row: Timeout, context: Context) -> Refusal | None:
     return None
 
 
-def _refuse_unless_pending(row: Timeout) -> Refusal | None:
+def refuse_unless_pending(row: Timeout, context: Context) -> Refusal | None:
+    """Return why `row` is not pending, or None."""
     if row.state == State.PENDING:
         return None
     return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)

@@ -92,7 +92,10 @@ def schedule_timeout(
 
 
 def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnConflict, **values: Any) -> Timeout:
-    """Lock the object, then the pending row, if there is one; then decide and write."""
+    """Lock the object, then the pending row, if there is one; then decide and write.
+
+    For what `write_at_once` leaves alone: a pending row that is kept, MySQL, or a deadline that depends on the object.
+    """
     with transaction_of(subject.using):
         fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
         if fresh is None:

@@ -129,9 +129,9 @@ class Dispatch:
         return self._refusals.seconds_left
 
     def submit(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
-        """Load the rows and submit their works, or resolve them in the sources. Ids that are in flight are skipped.
+        """Load the rows and plan their works, or resolve them in the sources. Ids that are in flight are skipped.
 
-        `slots`: when those of policies with a rate may begin.
+        Due works are submitted at once, others by `submit_due`. `slots`: when those of policies with a rate may begin.
 
         Raises:
             django.db.Error: the rows could not be read. None of the ids is in flight.

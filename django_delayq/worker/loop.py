@@ -240,7 +240,7 @@ class Worker:
             background.sweep_everything()
 
     def _pass(self, dispatch: Dispatch) -> float:
-        """Resolve completed timeouts, take due ones and submit them; return how many seconds to wait."""
+        """Acknowledge completed timeouts, take due ones and submit them; return how many seconds to wait."""
         self._passed_at = time.monotonic()
         if firing_state.abandoned:
             self._check_stuck()

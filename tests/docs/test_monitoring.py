@@ -50,7 +50,7 @@ def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         others = {"delayq_withheld": {"policy", "cause"}, "delayq_restored_entries": set[str]()}
         found[name] = (metric.type, others.get(metric.name, {"policy"}))
-    found |= {gauge.name: ("gauge", set(labels)) for _, gauge, labels in metrics.gauge_families()}
+    found |= {f"delayq_{name}": ("gauge", set(labels)) for name, (_, labels) in metrics.GAUGES.items()}
     assert documented() == found
 
 

@@ -46,6 +46,18 @@ LAG = Histogram("delayq_firing_lag_seconds", "Seconds from the deadline to the e
 GUARD_CAUSES: Final = ("late", "shadow", "limit")
 WITHHELD = Counter("delayq_withheld", "Timeouts that a guard rail settled", ["policy", "cause"])
 COUNTERS = {signal: Counter(f"delayq_{name}", words, ["policy"]) for signal, (name, words) in COUNTED.items()}
+GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "pending_timeouts": ("Pending timeouts", ("policy",)),
+    "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
+    "dead_timeouts": ("Timeouts that are dead", ("policy",)),
+    "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
+    "policy_braked": ("1 while it is paused by its brake", ("policy",)),
+    "policy_shadow_percent": ("Percentage of its objects in shadow mode", ("policy",)),
+    "workers": ("Workers that are running", ()),
+    "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
+    "redis_up": ("1 if Redis answers", ()),
+}
+"""Their descriptions and labels."""
 RESTORED = Counter("delayq_restored_entries", "Entries that Redis had lost and a sweep restored")
 
 
@@ -95,7 +107,9 @@ class Gauges(Collector):
 
         connection = connections[self._using or router.db_for_write(Timeout)]
         was_open = connection.connection is not None
-        families = {name: gauge for name, gauge, _ in gauge_families()}
+        families = {
+            name: GaugeMetricFamily(f"delayq_{name}", words, labels=labels) for name, (words, labels) in GAUGES.items()
+        }
         try:
             now = status.snapshot(self._using)
         except Exception:  # without the gauges, the page still has the counters
@@ -120,25 +134,6 @@ class Gauges(Collector):
         if now.redis.is_configured:
             families["redis_up"].add_metric([], now.redis.is_reachable)
         return list(families.values())
-
-
-def gauge_families() -> list[tuple[str, GaugeMetricFamily, tuple[str, ...]]]:
-    """Return the gauges without values, each with its short name and the names of its labels."""
-    named = {
-        "pending_timeouts": ("Pending timeouts", ("policy",)),
-        "overdue_timeouts": ("Timeouts that should have fired", ("policy",)),
-        "dead_timeouts": ("Timeouts that are dead", ("policy",)),
-        "policy_stopped": ("1 while it is paused or on hold", ("policy",)),
-        "policy_braked": ("1 while it is paused by its brake", ("policy",)),
-        "policy_shadow_percent": ("Percentage of its objects in shadow mode", ("policy",)),
-        "workers": ("Workers that are running", ()),
-        "stuck_threads": ("Threads of workers that still run a handler after its time limit", ()),
-        "redis_up": ("1 if Redis answers", ()),
-    }
-    return [
-        (name, GaugeMetricFamily(f"delayq_{name}", words, labels=labels), labels)
-        for name, (words, labels) in named.items()
-    ]
 
 
 def serve_worker(**_: object) -> None:

@@ -114,14 +114,20 @@ class OperatorView(OptionalScope):
         return dict(serializer.validated_data)
 
 
-def operation(method: Any) -> Any:
-    """Register and describe `method` as a POST that runs the operation of its name."""
-    body, refused = BODIES.get(method.__name__, serializers.VerbSerializer), serializers.TroubleSerializer
+def operation(name: str, description: str) -> Any:
+    """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
+
+    def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
+        response: Response = self.operate()
+        return response
+
+    act.__name__, act.__doc__ = name, description
+    body, refused = BODIES.get(name, serializers.VerbSerializer), serializers.TroubleSerializer
     acted: dict[str, Any] = {"result": serializers.ActedSerializer, "conflict": ("Refused", refused)}
-    if method.__name__ in POLICY_OPERATIONS:
+    if name in POLICY_OPERATIONS:
         acted = {"result": serializers.PolicyActedSerializer, "conflict": ("PolicyRefused", refused), "path": LABEL}
     described = describe("policies" if "path" in acted else "timeouts", body=body, **acted)
-    return described(action(detail=True, methods=["post"])(method))
+    return described(action(detail=True, methods=["post"])(act))
 
 
 class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type: ignore[type-arg]
@@ -164,32 +170,13 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         """Show one timeout, with its history, its failed attempts and its payload."""
         return super().retrieve(request, *args, **kwargs)
 
-    @operation
-    def cancel(self, request: Request, pk: str) -> Response:
-        """Cancel a timeout. One that is firing cannot be stopped, but gets no further attempt."""
-        return self._operate()
+    cancel = operation("cancel", "Cancel a timeout. One that is firing cannot be stopped, but gets no further attempt.")
+    fire = operation("fire", "Make a timeout due now. A worker fires it if its condition still holds.")
+    postpone = operation("postpone", "Give a timeout a later deadline.")
+    retry = operation("retry", "Give a dead timeout all its attempts again, now.")
+    refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")
 
-    @operation
-    def fire(self, request: Request, pk: str) -> Response:
-        """Make a timeout due now. A worker fires it if its condition still holds."""
-        return self._operate()
-
-    @operation
-    def postpone(self, request: Request, pk: str) -> Response:
-        """Give a timeout a later deadline."""
-        return self._operate()
-
-    @operation
-    def retry(self, request: Request, pk: str) -> Response:
-        """Give a dead timeout all its attempts again, now."""
-        return self._operate()
-
-    @operation
-    def refire(self, request: Request, pk: str) -> Response:
-        """Repeat a settled timeout by a new one with the same payload, which its story names."""
-        return self._operate()
-
-    def _operate(self) -> Response:
+    def operate(self) -> Response:
         """Respond with 200 if the timeout changed, 404 if it does not exist, and 409 if its state does not allow it.
 
         A refusal is a response and not an exception, which would roll back the request's transaction: a refused cancel
@@ -234,43 +221,28 @@ class PolicyViewSet(OperatorView, ViewSet):
         state = controls.policy_state(policy, database_of(policy.concrete_model))
         return Response(serializers.PolicySerializer(state).data)
 
-    @operation
-    def pause(self, request: Request, label: str) -> Response:
-        """Stop a policy until it is resumed, or until a time. Timeouts that become due meanwhile fire then.
+    pause = operation(
+        "pause",
+        "Stop a policy until it is resumed, or until a time. Timeouts that become due meanwhile fire then.\n\n"
+        "A policy that is already paused keeps its end and reason unless given.",
+    )
+    hold = operation(
+        "hold",
+        "Stop a policy and its clock: resuming it moves pending deadlines by the length of the hold.\n\n"
+        "A pause that is in force becomes a hold that begins now.",
+    )
+    resume = operation("resume", "Let a policy continue.")
+    late = operation(
+        "late",
+        "Limit the lateness of a policy: timeouts that would fire later after their deadline are skipped, or dead.",
+    )
+    brake = operation("brake", "Set the brake of a policy, which pauses it when more timeouts fire within a period.")
+    shadow = operation(
+        "shadow",
+        "Set for which percentage of the objects of a policy everything happens but the handler.",
+    )
 
-        A policy that is already paused keeps its end and reason unless given.
-        """
-        return self._operate()
-
-    @operation
-    def hold(self, request: Request, label: str) -> Response:
-        """Stop a policy and its clock: resuming it moves pending deadlines by the length of the hold.
-
-        A pause that is in force becomes a hold that begins now.
-        """
-        return self._operate()
-
-    @operation
-    def resume(self, request: Request, label: str) -> Response:
-        """Let a policy continue."""
-        return self._operate()
-
-    @operation
-    def late(self, request: Request, label: str) -> Response:
-        """Limit the lateness of a policy: timeouts that would fire later after their deadline are skipped, or dead."""
-        return self._operate()
-
-    @operation
-    def brake(self, request: Request, label: str) -> Response:
-        """Set the brake of a policy, which pauses it when more timeouts fire within a period."""
-        return self._operate()
-
-    @operation
-    def shadow(self, request: Request, label: str) -> Response:
-        """Set for which percentage of the objects of a policy everything happens but the handler."""
-        return self._operate()
-
-    def _operate(self) -> Response:
+    def operate(self) -> Response:
         parameters, policy = self.sent(), _declared(self.kwargs["label"])
         using = database_of(policy.concrete_model)
         change: PolicyChange | None = self.run_operation(policy, using, parameters)

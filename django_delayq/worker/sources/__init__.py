@@ -37,10 +37,13 @@ class Source(Protocol):
         """Lease or claim about `room` due timeouts for one `LEASE`."""
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
-        """Note that `done` are settled, and when each of `again` is to be delivered again. Other ids are ignored."""
+        """Note that `done` are settled, and when each of `again` is to be delivered again. Other ids are ignored.
+
+        Nothing is sent before `flush`, so that the results of many works are sent together.
+        """
 
     def flush(self) -> None:
-        """Send what `resolve` has noted."""
+        """Send what `resolve` has noted: acknowledge and release entries, or release claims."""
 
     def extend(self) -> None:
         """Extend all leases or claims that are not resolved to one `LEASE` from now."""

@@ -175,7 +175,7 @@ class History:
     def _refire(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         if subject.state == "pending":
             self._say("doubled", subject, "was repeated while it was pending")
-        subject.pend(_moment(claim["asked"]))
+        subject.pend(self._given(subject, claim))
 
     def _stop(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         policy, is_hold = subject.name[1], claim["verb"] == "hold"

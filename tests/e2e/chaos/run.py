@@ -6,6 +6,7 @@ python -m tests.e2e.chaos.run [--db postgresql] [--minutes 1] [--seed N] [--runs
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import shutil
 import subprocess
@@ -30,8 +31,8 @@ from tools import processes
 WARM_UP_SECONDS = 60.0
 BRAKE_SECONDS = 3.0
 """Until every worker knows that a brake was removed."""
-SETTLE_SECONDS = 120.0
-"""The maximum time from the last deadline until everything is settled: the full sweep runs once a minute."""
+STALL_SECONDS = 120.0
+"""How long nothing may be settled while something is due: the full sweep runs once a minute."""
 
 
 def run(folder: Path, seed: int, seconds: float, database: str = "postgresql") -> Result:
@@ -60,7 +61,7 @@ def run(folder: Path, seed: int, seconds: float, database: str = "postgresql") -
     violations = judge(evidence)
     violations += [Violation("process", words) for words in crew.surprises]
     if drained_after is None:
-        violations.append(Violation("lost", f"not all was settled {SETTLE_SECONDS:g} s after the last deadline"))
+        violations.append(Violation("lost", f"nothing was settled for {STALL_SECONDS:g} s while something was due"))
     cut = Counter({f"{name} {fault}": count for name, had in cuts.items() for fault, count in had.items()})
     return Result(seed, seconds, drained_after, evidence, violations, faults.counts, cut, crew.ends)
 
@@ -91,16 +92,21 @@ def _release(stage: Stage) -> datetime:
 
 
 def _drain(stage: Stage, crew: Crew) -> float | None:
-    """Seconds from the last deadline until everything is settled (0: it was sooner); None: it never is."""
-    database = stage.database
+    """Seconds from the last deadline until everything is settled (0: it was sooner); None: it never is.
+
+    A busy machine may be left with thousands of overdue timeouts, so only a standstill is a violation.
+    """
+    database, fewest, progress_at = stage.database, math.inf, datetime.now(UTC)
     while True:
         unsettled = _number(database, "SELECT count(*) FROM django_delayq_timeout WHERE settled_at IS NULL")
         unsettled += _number(database, _UNARMED.format(text=database.text))
         [(last,)] = database.rows("SELECT max(due_at) FROM django_delayq_timeout")
-        late = (datetime.now(UTC) - moment(last)).total_seconds()
+        now, last_at = datetime.now(UTC), moment(last)
         if not unsettled:
-            return max(0.0, late)
-        if late > SETTLE_SECONDS:
+            return max(0.0, (now - last_at).total_seconds())
+        if unsettled < fewest:
+            fewest, progress_at = unsettled, now
+        if (now - max(last_at, progress_at)).total_seconds() > STALL_SECONDS:
             return None
         crew.tend()
         time.sleep(0.1)

@@ -102,7 +102,7 @@ def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
 def test_cancelling_leaves_what_was_settled_meanwhile() -> None:
     row, other = due(**SETTLED), due()
     before = stored(row)
-    assert writing.cancel({row.pk: row.queue, other.pk: other.queue}, "default", Cause.HAND) == 1
+    assert writing.cancel_ids({row.pk: row.queue, other.pk: other.queue}, "default", Cause.HAND) == 1
     assert stored(row) == before
     assert stored(other)["state"] == State.CANCELLED
 

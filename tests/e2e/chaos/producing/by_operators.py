@@ -82,7 +82,9 @@ def refire(operation: Operation) -> None:
     fired = Timeout.objects.filter(policy=PAUSED, object_id__in=list(own), state="fired").order_by("-pk").first()
     if fired is None or not operations.refire(Timeout.objects.filter(pk=fired.pk), by="chaos").changed:
         raise Undo
-    operation.note(claim("refire", int(fired.object_id), "remind", fired.key, asked=asked))
+    again = Timeout.objects.pending().get(policy=PAUSED, object_id=fired.object_id, key=fired.key)
+    answers = {"answer": again.due_at, "heard": in_(0)}
+    operation.note(claim("refire", int(fired.object_id), "remind", fired.key, deadline=asked, **answers))
 
 
 def _schedule(operation: Operation, policy: str, **what: Any) -> None:
