@@ -267,6 +267,8 @@ def _delay(policy: TimeoutPolicy[Any]) -> str:
         words = f"a computed delay after {since}" if since else "a computed delay"
     elif not since:
         words = duration_text(policy.after)
+    elif not policy.after:
+        words = f"at {since}"
     else:
         before = policy.after < timedelta(0)
         words = f"{duration_text(abs(policy.after))} {'before' if before else 'after'} {since}"

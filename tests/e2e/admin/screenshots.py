@@ -1,16 +1,24 @@
-"""The pictures of README and docs, taken by `make screenshots`: the admin and a page of the example shop."""
+"""The pictures of README and docs, taken by `make screenshots`: the admin of the example shop, and its terminal."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import html
+import os
+import pty
+import re
+import signal
+import sys
+import termios
+from contextlib import suppress
 
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin
-from tests.shop.conftest import Shop
+from tests.e2e.admin.conftest import DESKTOP, PHONE, Admin, served_as
+from tests.shop.conftest import ROOT, Shop
+from tools import processes
 
-IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 LIST, POLICIES = (f"/admin/django_delayq/{name}/" for name in ("timeout", "policycontrol"))
 MAX_HEIGHT = {DESKTOP: 900, PHONE: 844}
 STORY = """
@@ -43,27 +51,56 @@ order = Order.objects.place(ben, "Hand grinder", 5900)
 order.pay()
 dead = order.timeouts.get(policy="shop.order.cancel_unaccepted").pk
 Timeout.objects.filter(pk=dead).update(
-    state="dead", cause="retries", attempts=10, settled_at=now, slot_taken=None, due_at=now - timedelta(minutes=40)
+    state="dead", cause="retries", attempts=10, settled_at=clock.now(), slot_taken=None,
+    due_at=now - timedelta(minutes=40),
 )
 order = Order.objects.place(cleo, "Kettle", 7900)
 operations.postpone(order.timeouts.all(), hours=2, by="admin:boss", reason="the customer called")
 operations.pause("shop.delivery.remind_late_delivery", by="admin:boss", reason="the provider is down")
 """
 MOVED = "Order.objects.latest('pk').timeouts.get().pk"
+ORDER = "Order.objects.latest('pk').pk"
+SOON = """
+from datetime import timedelta
+from django_delayq import clock
+
+def before(seconds, **length):
+    return clock.set_to(now - timedelta(**length) + timedelta(seconds=seconds))
+
+now = clock.now()
+customer = Customer.objects.create(name="Dora", phone="+44 20 7946 0001")
+for seconds in (12, 13, 15):
+    with before(seconds, minutes=30):
+        Order.objects.place(customer, "Moka pot", 3490)
+with before(14, minutes=5):
+    Order.objects.place(customer, "Kettle", 7900).pay()
+"""
+COLUMNS, LINES = 110, 40
+TERMINAL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Terminal</title><style>
+body {{ margin: 0; background: #1c2128; }}
+pre {{ margin: 0; padding: 16px 20px; width: {columns}ch; font: 14px/1.5 "DejaVu Sans Mono", monospace; color: #d5dae1;
+  white-space: pre-wrap; overflow-wrap: anywhere; }}
+.c31 {{ color: #ff7b72; }} .c32 {{ color: #7ee787; }} .c33 {{ color: #f2cc60; }}
+</style><pre>{text}</pre></html>"""
+CLOSED = "localStorage.setItem('django.admin.navSidebarIsOpen', 'false')"
+SIZE = (
+    "const box = document.querySelector('pre').getBoundingClientRect(); return [box.width, box.height].map(Math.ceil)"
+)
 
 
 @pytest.mark.timeout(300)
-def test_the_pictures_are_taken(shop: Shop, chrome: Chrome) -> None:
-    timeout = shop.ask(MOVED, STORY)
+def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: pytest.TempPathFactory) -> None:
+    timeout, order = shop.ask(f"[{MOVED}, {ORDER}]", STORY)
     shop.start_server()
     admin = Admin(chrome, shop, axe="")
     admin.log_in()
-    chrome.execute_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+    chrome.execute_script(CLOSED)
     for name, path, width, dark in (
         ("admin-timeouts", LIST, DESKTOP, False),
         ("admin-timeouts-dark", LIST, DESKTOP, True),
         ("admin-timeouts-phone", LIST, PHONE, False),
         ("admin-timeout", f"{LIST}{timeout}/change/", DESKTOP, False),
+        ("admin-timeout-dark", f"{LIST}{timeout}/change/", DESKTOP, True),
         ("admin-timeout-phone", f"{LIST}{timeout}/change/", PHONE, True),
         ("admin-policies", POLICIES, DESKTOP, False),
     ):
@@ -71,3 +108,55 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome) -> None:
         admin.open(path)
         admin.wait_for("in ")  # countdowns are filled in by a script
         admin.save_picture(IMAGES / f"{name}.png", MAX_HEIGHT[width])
+    admin.show_on(DESKTOP)
+    for url in served_as(shop, tmp_path_factory.mktemp("chinese"), DELAYQ_TEST_LANGUAGE="zh-hans"):
+        chrome.get(f"{url}{LIST}")
+        chrome.execute_script(CLOSED)  # each server is a site of its own
+        chrome.get(f"{url}{LIST}")
+        admin.save_picture(IMAGES / "admin-timeouts-zh.png", 800)
+    shop.ask("1", SOON)
+    for name, arguments, end, times in (
+        ("terminal-worker", ["delayq_worker"], " fired ", 4),
+        ("terminal-explain", ["delayq_explain", "shop.order", str(order)], "", 0),
+        ("terminal-status", ["delayq_status", "--watch"], "1 alive", 2),
+    ):
+        if name == "terminal-status":
+            shop.start_worker()
+        written = on_terminal(shop, arguments, end, times)
+        (page := tmp_path_factory.mktemp(name) / "page.html").write_text(as_page(shop, arguments, written))
+        chrome.get(page.as_uri())
+        width, height = chrome.execute_script(SIZE)
+        admin.show_on(width)
+        admin.save_picture(IMAGES / f"{name}.png", height)
+
+
+def on_terminal(shop: Shop, arguments: list[str], end: str, times: int) -> str:
+    """Return what a command of the shop writes to a terminal. After `times` times `end`, interrupt it."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (LINES, COLUMNS))
+    command = [sys.executable, str(ROOT / "example_project" / "manage.py"), *arguments]
+    process = processes.start(command, env=shop.environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = ""
+    with suppress(OSError):  # the process has ended
+        while read := os.read(ours, 65536).decode():
+            written += read
+            if end and written.count(end) >= times:
+                process.send_signal(signal.SIGINT)
+                end = ""
+    os.close(ours)
+    assert process.wait() == 0, written
+    return written.replace("\r\n", "\n")
+
+
+def as_page(shop: Shop, arguments: list[str], written: str) -> str:
+    """Return a page that looks like the terminal, with the last frame of a command that redraws."""
+    shown = re.split(r"\x1b\[\?7[lh]", written)[-2 if "--watch" in arguments else 0]
+    text = html.escape(f"$ python manage.py {' '.join(arguments)}\n{shown.rstrip()}", quote=False)
+    text = re.sub(r"\x1b\[(\d\d);1m", r'<b class="c\1">', text).replace("\x1b[1m", "<b>").replace("\x1b[0m", "</b>")
+    text = re.sub(r"\x1b\[\w*", "", text)
+    # The reader's project has other paths and names.
+    text = re.sub(r"[^ ']+/(?=shop\.sqlite3)", "/srv/shop/", text).replace(
+        shop.environment["SHOP_REDIS_PREFIX"], "shop"
+    )
+    return TERMINAL.format(columns=COLUMNS, text=re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:6379", text))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db.models import Q
 from django.utils import timezone
 
 from django_delayq.ledger.db_connections import pool_limit
@@ -34,6 +36,16 @@ def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.Capt
     assert lines[3:5] == [f"  threads   {threads}", "  queues    default"]
     assert "testapp.order.cancel_unpaid  30 min after created_at" in out
     assert "testapp.order.remind         by hand, each with its own delay" in out
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_first_screen_names_a_time_without_a_delay(
+    declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    declare(Order, name="on_time", since="created_at", after=timedelta(0), when=Q(status="unpaid"))
+    call_command("delayq_worker", "--burst")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "testapp.order.on_time " in line]
+    assert line.endswith("  at created_at")
 
 
 @pytest.mark.parametrize(
