@@ -135,7 +135,16 @@ def database_now(using: str) -> datetime:
     return aware.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(aware)
 
 
+def aware(moment: datetime) -> datetime:
+    """Return `moment` as an aware datetime; a naive one is in the active time zone."""
+    return moment if timezone.is_aware(moment) else timezone.make_aware(moment)
+
+
+def local(moment: datetime) -> datetime:
+    """Return `moment` in the active time zone; a naive one is in it, and remains naive."""
+    return timezone.localtime(moment) if timezone.is_aware(moment) else moment
+
+
 def to_ms(moment: datetime) -> int:
     """Return the milliseconds since 1970 UTC, rounded up, so that a worker is not woken before the row is due."""
-    aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
-    return -((_EPOCH - aware) // _MILLISECOND)
+    return -((_EPOCH - aware(moment)) // _MILLISECOND)

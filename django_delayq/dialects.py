@@ -78,6 +78,9 @@ class Dialect:
     key_as_text: ClassVar[dict[str, str]] = {}
     """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
 
+    key_arrays: ClassVar[dict[str, str]] = {}
+    """The type of the elements of an array of keys, by type of key, where one parameter `{1,2}` can have all keys."""
+
     text_as_key: ClassVar[dict[str, tuple[str, str]]] = {}
     """Regular expression and SQL for the key of the string `{0}`, by type of key, where a cast may raise an error."""
 
@@ -155,6 +158,7 @@ class PostgreSQL(Dialect):
     has_pool = True
     hex_type = "uuid"
     updates_from_rows = True
+    key_arrays: ClassVar[dict[str, str]] = {"integer": "bigint", "uuid": "uuid"}
     connection_limits = (
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
         " FROM pg_roles WHERE rolname = session_user AND NOT rolsuper"

@@ -14,8 +14,6 @@ from datetime import datetime, timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from django.utils import timezone
-
 from django_delayq import clock
 from django_delayq.delays import Span, shifted
 from django_delayq.firing import Report, Work, run, settle_expired
@@ -347,7 +345,7 @@ def _failure(subject: Subject, obj: Model, words: str) -> str:
 
 
 def _local(moment: datetime) -> str:
-    return f"{timezone.localtime(moment) if timezone.is_aware(moment) else moment:%Y-%m-%d %H:%M:%S}"
+    return f"{clock.local(moment):%Y-%m-%d %H:%M:%S}"
 
 
 class Timeouts:

@@ -92,7 +92,7 @@ class DeadlineFilter(admin.DateFieldListFilter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        now = timezone.localtime() if timezone.is_aware(timezone.now()) else timezone.now()
+        now = clock.local(timezone.now())
         today = now.replace(hour=0, minute=0, second=0, microsecond=0)
         since, until = self.lookup_kwarg_since, self.lookup_kwarg_until
         ahead: Any = tuple(
@@ -261,5 +261,5 @@ def _period(params: dict[str, Any]) -> dict[str, datetime]:
     except (TypeError, ValueError) as error:
         raise IncorrectLookupParameters(error) from error
     if timezone.is_aware(timezone.now()):
-        return {name: at if timezone.is_aware(at) else timezone.make_aware(at) for name, at in period.items()}
+        return {name: clock.aware(at) for name, at in period.items()}
     return period

@@ -13,7 +13,6 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -131,7 +130,7 @@ def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
         height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
         hour = now + timedelta(hours=number)
         bar = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height, "count": str(count)}
-        bar["hour"] = f"{timezone.localtime(hour) if timezone.is_aware(hour) else hour:%H:%M}"
+        bar["hour"] = f"{clock.local(hour):%H:%M}"
         bars.append(bar | {"is_labelled": number % HOURS_PER_LABEL == 0})  # the axis has no room for all hours
     return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
 

@@ -81,7 +81,7 @@ def time_tag(at: datetime | None) -> SafeString | str:
     """Render a datetime in local time, to the second, as a `<time>` element; None as a dash."""
     if at is None:
         return "-"
-    local = timezone.localtime(at if timezone.is_aware(at) else timezone.make_aware(at))
+    local = timezone.localtime(clock.aware(at))
     shown, iso = f"{local:%Y-%m-%d %H:%M:%S}", local.astimezone(UTC).isoformat()
     return format_html('<time datetime="{}" dir="ltr" title="{} {}">{}</time>', iso, shown, local.tzname(), shown)
 

@@ -200,7 +200,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         for policy in {policy for policy, *_ in changes.insert}:
             rounds = {pk: (since_at, due_at) for of, pk, since_at, due_at in changes.insert if of is policy}
             slots = slots_of(policy, policy.label, rounds, "", using)
-            many.insert_rounds(policy, [many.Round(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
+            many.insert_rounds(policy, [(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
-from django.db.models import Manager, Model, QuerySet
+from django.db.models import BooleanField, F, Func, Manager, Model, QuerySet, Value
 
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import root_of_key
+from django_delayq.key_types import key_type, refusal, root_of_key
 from django_delayq.ledger.statements import Param, compiled, param, params, sql_of
 from django_delayq.models import Timeout
 
@@ -190,12 +190,23 @@ def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     """
     if wait:
         lock_parents(model, pks, using)
-    rows = for_update(rows_of(model, using).filter(pk__in=pks).order_by("pk"), using, wait=wait)
+    rows = for_update(_with_keys(model, pks, using).order_by("pk"), using, wait=wait)
     if not has_own_manager(model):
         return rows
     seen = model._base_manager.using(using).select_related(None)
     seen = seen.filter(pk__in=[row.pk for row in rows]).order_by("pk")
     return as_it_is(seen, using) if wait else seen
+
+
+def _with_keys(model: type[M], pks: Collection[Any], using: str) -> QuerySet[M]:
+    """Return the rows `pks`. For each value of `pk__in`, Django and the driver take longer than the database."""
+    rows = rows_of(model, using)
+    elements = None if refusal(model) else dialect_of(connections[using]).key_arrays.get(key_type(model).name)
+    if elements is None or not pks:  # without a key, Django executes no statement
+        return rows.filter(pk__in=pks)
+    keys = Value("{" + ",".join(map(str, map(root_of_key(model).to_python, pks))) + "}")
+    template = f"%(expressions)s::{elements}[])"
+    return rows.filter(Func(F("pk"), keys, template=template, arg_joiner=" = ANY(", output_field=BooleanField()))
 
 
 def rows_of(model: type[M], using: str) -> QuerySet[M]:

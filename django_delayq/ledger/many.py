@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from django.db import connections
 from django.db.models import TextField
@@ -49,17 +49,13 @@ NEW = {
     "claims": "0",
     "claimed_until": "NULL",
 }
-GIVEN = ("slot", "object_id", "since_at", "due_at", "idempotency_key")
-"""The columns of which each row has its own value."""
+GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at")
+"""The columns of which each row has its own value. If all rows of a page have the same times, these are parameters."""
+TIMES = ("due_at", "run_at", "first_due_at")
+"""The columns that are equal in a new row."""
 
-
-class Round(NamedTuple):
-    """A round that begins: the values that differ between the rows of one call."""
-
-    slot: str
-    object_id: str
-    since_at: datetime | None
-    due_at: datetime
+Round: TypeAlias = "tuple[str, str, datetime | None, datetime]"
+"""A round that begins: `slot`, `object_id`, `since_at` and `due_at`. A plain tuple, which takes a third of the time."""
 
 
 def insert_rounds(
@@ -99,33 +95,37 @@ def _write(
     connection = connections[using]
     digits = os.urandom(16 * len(page)).hex()  # one call of the system for all
     keys = [digits[start : start + 32] for start in range(0, len(digits), 32)]
-    written_as = functools.cache(lambda at: None if at is None else str(connection.ops.adapt_datetimefield_value(at)))
-    rows = json.dumps(
-        [
-            dict(zip(GIVEN, (slot, object_id, written_as(since_at), written_as(due_at), key), strict=True))
-            for (slot, object_id, since_at, due_at), key in zip(page, keys, strict=True)
-        ]
-    )
-    shape = (using, common["payload"] is None, replace)
+    slots, object_ids, since, due = zip(*page, strict=True)
+    given: tuple[Sequence[Any], ...] = (slots, object_ids, keys)
+    shared = len({*since}) == len({*due}) == 1
+    if shared:
+        common = {**common, "since_at": since[0], **dict.fromkeys(TIMES, due[0])}
+    else:
+        written_as = functools.cache(lambda at: at and str(connection.ops.adapt_datetimefield_value(at)))
+        given += [*map(written_as, since)], [*map(written_as, due)]
+    rows = json.dumps([dict(zip(GIVEN, row, strict=False)) for row in zip(*given, strict=True)])
+    empty = tuple(name for name in ("payload", "since_at") if common.get(name, given) is None)
+    shape = (using, GIVEN[: len(given)], empty, replace)
     if connection.features.supports_update_conflicts_with_target:
-        return cast("list[tuple[int, datetime]]", _inserted.rows(*shape, rows=rows, **common))
+        written = _inserted.rows(*shape, rows=rows, **common)
+        return [(*row, due[0]) for row in written] if shared else cast("list[tuple[int, datetime]]", written)
     _inserted.execute(*shape, rows=rows, **common)
-    found = Timeout.objects.using(using).filter(slot__in=[each.slot for each in page], slot_taken=1)
+    found = Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1)
     return list(as_it_is(found.filter(idempotency_key__in=keys), using).values_list("id", "run_at"))
 
 
 @compiled
-def _inserted(using: str, no_payload: bool, replace: bool) -> Raw:
+def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: bool) -> Raw:
     connection = connections[using]
     dialect, quoted = dialect_of(connection), connection.ops.quote_name
     fields: dict[str, Any] = {field.name: field for field in Timeout._meta.concrete_fields if not field.primary_key}
-    known = NEW | {name: f"given.{name}" for name in GIVEN}
-    known |= {"run_at": "given.due_at", "first_due_at": "given.due_at", "history": "'[]'", "final_attempt": "false"}
-    if no_payload:
-        known["payload"] = "NULL"  # among the parameters it would have no type
+    known = NEW | {name: f"given.{name}" for name in given} | {"history": "'[]'", "final_attempt": "false"}
+    known |= dict.fromkeys(empty, "NULL")  # among the parameters it would have no type
+    if "due_at" in given:
+        known |= dict.fromkeys(TIMES, "given.due_at")
     values = ", ".join(known.get(name, "%s") for name in fields)
     columns = ", ".join(quoted(field.column) for field in fields.values())
-    rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in GIVEN}, "given")
+    rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in given}, "given")
     unique = [quoted("slot"), quoted("slot_taken")]
     end = (
         dialect.on_conflict(unique, [quoted(fields[name].column) for name in ROUND_FIELDS])
@@ -136,7 +136,8 @@ def _inserted(using: str, no_payload: bool, replace: bool) -> Raw:
     parameters = [*(param(name) for name in fields if name not in known), Param(TextField(), "rows")]
     if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
         return Raw(sql, parameters)
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "run_at")]
+    # Drivers take long to read datetimes: only where they differ.
+    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "run_at") if name == "id" or "due_at" in given]
     return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
 
 

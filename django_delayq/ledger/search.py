@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import Param, Statement
 from django_delayq.models import TimeoutQuerySet
 from django_delayq.policies import registry
@@ -246,9 +247,7 @@ def count_each(wanted: Mapping[K, QuerySet[Any, Any]], using: str, cap: int = MA
     the cap is soon reached, and read the whole table.
     """
     found: dict[K, Count] = {}
-    names = list(wanted)
-    for start in range(0, len(names), COUNTS_PER_STATEMENT):
-        part = names[start : start + COUNTS_PER_STATEMENT]
+    for part in chunks(list(wanted), COUNTS_PER_STATEMENT):
         with connections[using].cursor() as cursor:
             cursor.execute(*counting([wanted[name] for name in part], using, cap))
             found |= {part[number]: Count(min(value, cap), value > cap) for number, value in cursor.fetchall()}

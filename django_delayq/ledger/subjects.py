@@ -88,7 +88,7 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
 
 
 def place_of(obj: Model, policy: str | TimeoutPolicy[Any] | None) -> tuple[TimeoutPolicy[Any], str, Any]:
-    """Return the policy, the database and the key, of its own type, of an object. Raises what `subject_of` raises."""
+    """Return the policy, the database and the key of an object. Raises what `subject_of` raises."""
     if not isinstance(obj, Model):
         words = f"the class {obj.__name__}" if isinstance(obj, type) else type(obj).__name__
         raise TypeError(f"Expected a model instance or a Timeout, not {words}.")
@@ -98,8 +98,7 @@ def place_of(obj: Model, policy: str | TimeoutPolicy[Any] | None) -> tuple[Timeo
     pk = resolved.pk_of(obj)
     if pk is None or obj._state.adding:
         raise ValueError(f"{obj!r} is not saved: save it first, its timeouts are kept by its primary key.")
-    table = resolved.concrete_model
-    return resolved, database_of(type(obj), obj), pk_of(table, object_id_of(table, pk))
+    return resolved, database_of(type(obj), obj), pk
 
 
 def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:

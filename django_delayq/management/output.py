@@ -12,8 +12,8 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from django.core.management.base import OutputWrapper
-from django.utils import timezone
 
+from django_delayq import clock
 from django_delayq.delays import duration_text
 from django_delayq.guard_rails import Rate
 from django_delayq.ledger.controls import PolicyState
@@ -135,9 +135,7 @@ class Screen:
 
 def local(at: datetime | None) -> str:
     """Return local time to the second with its zone; empty for None."""
-    if at is None:
-        return ""
-    return f"{timezone.localtime(at) if timezone.is_aware(at) else at:%Y-%m-%d %H:%M:%S %Z}".rstrip()
+    return "" if at is None else f"{clock.local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def seconds(value: float | None) -> str:

@@ -103,8 +103,7 @@ class ClockSkew:
 
 
 def _ms(time: datetime) -> float:
-    aware = time if timezone.is_aware(time) else timezone.make_aware(time)
-    return (aware - _EPOCH) / timedelta(milliseconds=1)
+    return (clock.aware(time) - _EPOCH) / timedelta(milliseconds=1)
 
 
 class _Offset:

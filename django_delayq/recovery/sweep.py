@@ -199,7 +199,6 @@ class Sweep:
             # Workers remove entries of policies with a rate shortly before they are due, and defer those of others.
             is_kept = policy is not None and policy.rate is None
             was_pushed = is_kept and row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
-            was_pushed = was_pushed and not has_rate
             place = row.queue, self._engine.shard_of(row.id), was_pushed
             entries[place].append((row.id, self._skew.redis_ms(due_at)))
         changed = {True: 0, False: 0}

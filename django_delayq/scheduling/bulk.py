@@ -74,7 +74,7 @@ def schedule_timeouts(
                 raise TimeoutConflict(f"{len(taken)} of {len(rounds)} are pending already, such as {row}.", row)
             former = {row.object_id for row in taken if row.policy != resolved.label}
             if on_conflict == "keep":
-                rounds = [each for each in rounds if each.object_id not in former]
+                rounds = [each for each in rounds if each[1] not in former]
             else:
                 for object_id in former:
                     writing.relabel_pending(subject_at(resolved, object_id, key, using))
@@ -99,7 +99,8 @@ def _places(
                 "it, use reschedule_timeouts() or extend_timeouts()."
             )
         each = [place_of(obj, policy) for obj in listed]
-        places, found = {(resolved, using) for resolved, using, _ in each}, {pk for _, _, pk in each}
+        places = {(resolved, using) for resolved, using, _ in each}
+        found = {pk_of(resolved.concrete_model, pk) for resolved, _, pk in each}  # `"7"` is the key 7, too
     if len(places) > 1:
         raise TypeError("The objects must be of one model in one database.")
     return (*places.pop(), sorted(found)) if found else None
@@ -113,16 +114,18 @@ def _lock_and_plan(
     Reads whole objects only for callables, because an instance costs more than everything else.
     """
     in_force = None if given is not None or policy.after is None else read_delay(policy, using)
-    now, to_python, rounds = clock.now(), root_of_key(policy.model).to_python, []
+    now, to_python = clock.now(), root_of_key(policy.model).to_python
+    rounds: list[many.Round] = []
     due_at = None if given is None else given.due_from(now)
     # Large pages: to find 500 rows of a table of 50,000, PostgreSQL reads all of it.
     for chunk in chunks(pks, None if connections[using].features.max_query_params else LOCKED_AT_ONCE):
         rows = locking_rows(policy.model, chunk, using)
         if callable(policy.since) or (due_at is None and callable(policy.after)):
             read = {to_python(obj.pk): (policy.since_of(obj), obj) for obj in rows}
+        elif policy.since:
+            read = {to_python(pk): (policy.checked_since(at), None) for pk, at in rows.values_list("pk", policy.since)}
         else:
-            values = rows.values_list("pk", policy.since or "pk")
-            read = {to_python(pk): (policy.checked_since(at) if policy.since else None, None) for pk, at in values}
+            read = dict.fromkeys(map(to_python, rows.values_list("pk", flat=True)), (None, None))
         for pk, object_id, slot in slots_of(policy, policy.label, chunk, key, using):
             if pk not in read:
                 raise ValueError(f"{subject_at(policy, pk, key, using)}: the object is not in the database (any more).")
@@ -130,7 +133,7 @@ def _lock_and_plan(
             due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
             if due is None:
                 raise no_deadline(subject_at(policy, pk, key, using))
-            rounds.append(many.Round(slot, object_id, since_at, due))
+            rounds.append((slot, object_id, since_at, due))
     return rounds
 
 
@@ -139,9 +142,9 @@ def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[many.Round], key: str, u
 
     They need no lock: each caller that inserts or cancels one has locked its object first.
     """
-    slots = {each.slot for each in rounds}
+    slots = {slot for slot, *_ in rounds}
     if len(policy.labels) > 1:
-        pks = [pk_of(policy.concrete_model, each.object_id) for each in rounds]
+        pks = [pk_of(policy.concrete_model, object_id) for _, object_id, *_ in rounds]
         slots |= {slot for label in policy.labels[1:] for _, _, slot in slots_of(policy, label, pks, key, using)}
     taken: list[Any] = []
     for chunk in chunks(sorted(slots)):

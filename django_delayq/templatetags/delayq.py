@@ -7,7 +7,6 @@ from typing import Any
 
 from django import template
 from django.db.models import Model
-from django.utils import timezone
 from django.utils.translation import get_language, gettext
 
 from django_delayq import clock
@@ -63,10 +62,10 @@ def countdown(
         return {"due_at": None}
     return {
         "due_at": shown.due_at,
-        "iso": _aware(shown.due_at).astimezone(UTC).isoformat(),
+        "iso": clock.aware(shown.due_at).astimezone(UTC).isoformat(),
         # Strings: some languages would add thousands separators to numbers.
-        "due_ms": str(round(_aware(shown.due_at).timestamp() * 1000)),
-        "now_ms": str(round(_aware(shown.now).timestamp() * 1000)),
+        "due_ms": str(round(clock.aware(shown.due_at).timestamp() * 1000)),
+        "now_ms": str(round(clock.aware(shown.now).timestamp() * 1000)),
         "language": get_language(),
         "label": label,
         "left": gettext("{time} left"),
@@ -75,7 +74,3 @@ def countdown(
         "sync": sync,
         "announce": announce,
     }
-
-
-def _aware(at: datetime) -> datetime:
-    return at if timezone.is_aware(at) else timezone.make_aware(at)

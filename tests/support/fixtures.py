@@ -10,6 +10,7 @@ import pytest
 from django_delayq import TimeoutPolicy, timeout_policy
 from django_delayq.arming import receivers
 from django_delayq.policies import registry
+from tests.support.waiting import Steady
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -45,9 +46,27 @@ def order() -> Order:
 
 
 @pytest.fixture
+def steady() -> Steady:
+    """A monotonic clock that only the test moves."""
+    return Steady()
+
+
+@pytest.fixture
 def without_redis(settings: Settings) -> None:
     """`DELAYQ["REDIS"]` is None: workers poll the ledger."""
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
+
+
+@pytest.fixture
+def controls_are_read_again() -> Iterator[None]:
+    """Let neither the test nor the next one see stops, guard rails or an engine that this process knows from before."""
+    from django_delayq.ledger.controls import stop_cache  # not before the apps are loaded: a plugin
+    from django_delayq.redis_clients import forget_engine
+
+    stop_cache.forget()
+    yield
+    stop_cache.forget()
+    forget_engine()
 
 
 @pytest.fixture(params=["redis", "ledger"])

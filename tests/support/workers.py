@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 
 from django_delayq import schedule_timeout
 from django_delayq.models import Timeout
@@ -83,3 +83,16 @@ def events(caplog: pytest.LogCaptureFixture, logger: str = "django_delayq.worker
     records = [record for record in caplog.records if record.name == logger and record.levelno >= logging.WARNING]
     found = [str(vars(record)["event"]) for record in records]
     return [event for event in found if event != "too_few_connections"]
+
+
+def cut_all_other_connections() -> None:
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            return
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+        for (number,) in cursor.fetchall():
+            cursor.execute(f"KILL {number}")

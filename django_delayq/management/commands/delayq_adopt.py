@@ -9,13 +9,13 @@ from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count
-from django_delayq.management.operating import AskingCommand, actor
+from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.monitoring.snapshot import ALIVE
 from django_delayq.operations import adopt
 
 
-class Command(AskingCommand):
+class Command(OperatorCommand):
     """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
 
     help = __doc__
@@ -32,7 +32,6 @@ class Command(AskingCommand):
             action="store_true",
             help="also claim the Redis prefix, if the other installation does not use it any more",
         )
-        parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

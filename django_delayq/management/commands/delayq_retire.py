@@ -6,12 +6,12 @@ from django.core.management.base import CommandParser
 
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count
-from django_delayq.management.operating import AskingCommand, actor
+from django_delayq.management.operating import OperatorCommand, actor
 from django_delayq.models import Timeout
 from django_delayq.operations import retire
 
 
-class Command(AskingCommand):
+class Command(OperatorCommand):
     """Cancels the pending timeouts of a policy that is not declared any more. Dead ones stay."""
 
     help = __doc__
@@ -20,7 +20,6 @@ class Command(AskingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", metavar="LABEL", help="the label of the policy, such as shop.order.cancel_unpaid")
-        parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -340,9 +340,8 @@ def test_a_wrong_count_of_a_bulk_verb(outcome: Outcome) -> None:
     assert outcome.kinds == {"answer"}
 
 
-@pytest.mark.parametrize("verb", ["schedule", "refire"])
-@pytest.mark.parametrize("seconds", [4.9, 5.1])
-def test_a_wrong_deadline(outcome: Outcome, seconds: float, verb: str) -> None:
+@pytest.mark.parametrize(("verb", "seconds"), [("schedule", 4.9), ("schedule", 5.1), ("refire", 4.9)])
+def test_a_wrong_deadline(outcome: Outcome, verb: str, seconds: float) -> None:
     outcome.write(88, "remind", 1, at(5), "pending")
     told = {"deadline": at(5).isoformat(), "answer": at(seconds).isoformat(), "heard": at(1).isoformat()}
     outcome.operate(claim(verb, 1, "remind", **told))

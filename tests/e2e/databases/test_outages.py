@@ -16,6 +16,7 @@ import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.e2e.databases.conftest import OwnDatabase
 from tests.support.waiting import wait_until
+from tests.support.workers import cut_all_other_connections
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -70,19 +71,6 @@ def fire_some_and_meanwhile(break_something: Callable[[], object]) -> None:
 def restart(own_database: OwnDatabase, *, at_once: bool = False) -> None:
     own_database.stop(at_once=at_once)
     own_database.start()
-
-
-def cut_all_other_connections() -> None:
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            return
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
-        for (number,) in cursor.fetchall():
-            cursor.execute(f"KILL {number}")
 
 
 def seconds_of_work_during_an_outage(own_database: OwnDatabase, pid: int, seconds: float = 6.0) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,9 +11,7 @@ from django.core.management import call_command
 from django.utils import timezone
 
 import django_delayq
-from django_delayq.ledger import controls
 from django_delayq.models import WorkerSeen
-from django_delayq.redis_clients import forget_engine
 
 
 class Said(NamedTuple):
@@ -34,11 +32,8 @@ def a_worker(**values: Any) -> WorkerSeen:
 
 
 @pytest.fixture(autouse=True)
-def as_in_a_new_process() -> Iterator[None]:
-    controls.stop_cache.forget()
-    yield
-    controls.stop_cache.forget()
-    forget_engine()
+def as_in_a_new_process(controls_are_read_again: None) -> None:
+    """Use the fixture for every test of this folder."""
 
 
 @pytest.fixture

@@ -21,6 +21,9 @@ from tests.testapp.models import Order
 WAIT = 60
 """Seconds after which a test that waits for another thread gives up."""
 
+MODES: dict[str, dict[str, Any]] = {"alone": {}, "batch": {"batch": 20}, "outside": {"atomic": False}}
+"""The ways to fire, and the options of a policy that is fired so."""
+
 Fire = Callable[..., Report]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from django_delayq.ledger import braking
 from django_delayq.ledger.controls import policy_state, stop_cache
 from django_delayq.models import PolicyChange, PolicyControl, PolicyMeter, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.redis_clients import get_engine
 from tests.integration.firing.conftest import WAIT, due, fire, grouping, in_another_thread, needs_row_locks
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders, needs_more_connections
@@ -30,18 +30,10 @@ from tests.testapp.models import Order
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 BY = "test:operator"
 PER = timedelta(minutes=10)
-
-
-@pytest.fixture(autouse=True)
-def controls_are_read_again() -> Iterator[None]:
-    stop_cache.forget()
-    yield
-    stop_cache.forget()
-    forget_engine()
 
 
 def fired(policy: dq.TimeoutPolicy[Any]) -> int:

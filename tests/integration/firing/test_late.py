@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,21 +22,13 @@ from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, postpone, refire, resume, retry
-from tests.integration.firing.conftest import due, fire, grouping, make_due, state
+from tests.integration.firing.conftest import MODES, due, fire, grouping, make_due, state
 from tests.testapp.models import Order
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 HOUR = timedelta(hours=1)
 BY = "test:operator"
-MODES: dict[str, dict[str, Any]] = {"alone": {}, "batch": {"batch": 20}, "outside": {"atomic": False}}
-
-
-@pytest.fixture(autouse=True)
-def controls_are_read_again() -> Iterator[None]:
-    stop_cache.forget()
-    yield
-    stop_cache.forget()
 
 
 class Ran(list[int]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,22 +14,13 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.firing.rails import is_in_shadow
-from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
 from django_delayq.operations import shadow
-from tests.integration.firing.conftest import due, fire, grouping, locking, needs_row_locks, state
+from tests.integration.firing.conftest import MODES, due, fire, grouping, locking, needs_row_locks, state
 from tests.testapp.models import Order, Parcel
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
-MODES: dict[str, dict[str, Any]] = {"alone": {}, "batch": {"batch": 20}, "outside": {"atomic": False}}
-
-
-@pytest.fixture(autouse=True)
-def controls_are_read_again() -> Iterator[None]:
-    stop_cache.forget()
-    yield
-    stop_cache.forget()
 
 
 def refuse(*_: object) -> None:

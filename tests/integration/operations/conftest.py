@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -10,20 +9,15 @@ import pytest
 from django.utils import timezone
 
 from django_delayq import schedule_timeout
-from django_delayq.ledger import controls
 from django_delayq.models import Timeout
-from django_delayq.redis_clients import forget_engine
 from tests.testapp.models import Order
 
 BY = "admin:alice"
 
 
 @pytest.fixture(autouse=True)
-def as_in_a_new_process() -> Iterator[None]:
-    controls.stop_cache.forget()
-    yield
-    controls.stop_cache.forget()
-    forget_engine()
+def as_in_a_new_process(controls_are_read_again: None) -> None:
+    """Use the fixture for every test of this folder."""
 
 
 def pending(order: Order, policy: Any = "remind", **delay: Any) -> Timeout:

@@ -9,22 +9,10 @@ import pytest
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.recovery import clock_skew as clocks_module
 from django_delayq.recovery.clock_skew import MIN_SAMPLES, TOLERATED_MS, WINDOW_SECONDS, ClockSkew
+from tests.support.waiting import Steady
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 NOON_MS = due_ms_of(NOON)
-
-
-class Steady:
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def steady() -> Steady:
-    return Steady()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from django_delayq.recovery import sweep
 from django_delayq.redis_clients import forget_engine, get_engine
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker, all_are, due_orders, events, states
+from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -203,19 +203,6 @@ def can_read() -> bool:
     except DatabaseError:
         connection.close()
         return False
-
-
-def cut_all_other_connections() -> None:
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-            return
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
-        for (id,) in cursor.fetchall():
-            cursor.execute(f"KILL {id}")
 
 
 def test_an_error_that_nobody_thought_of_does_not_end_the_worker(

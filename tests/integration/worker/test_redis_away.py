@@ -23,7 +23,7 @@ from tests.e2e.outages.conftest import once
 from tests.e2e.outages.faults import FAULTS
 from tests.e2e.outages.wire import Wire
 from tests.engine.redis_process import RedisProcess
-from tests.support.waiting import wait_until
+from tests.support.waiting import Steady, wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
 from tests.testapp.models import Effect
 
@@ -147,19 +147,6 @@ def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longe
             wait_until(all_are("fired"), seconds=9)
             assert wire.dropped > dropped, "Redis has called, and the call was lost"
     assert MAX_WAIT_SECONDS <= 1
-
-
-class Steady:
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def steady() -> Steady:
-    return Steady()
 
 
 @pytest.fixture
