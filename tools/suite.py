@@ -53,9 +53,12 @@ NOT_OF_PYTHON = (
     *(f"engine/test_{name}" for name in ("every_fault", "fault_proxy", "invariants", "model", "random_faults")),
     *(f"integration/{name}" for name in PLANS),
     *("integration/firing/test_crashes", "integration/matrix/test_keys_swapped_user", "integration/rest/test_contract"),
+    *(f"integration/{name}" for name in WORDS),
 )
-"""Tests of servers, of Lua, of query plans and of processes, and requests, commands and faults at random: they ran on
-the other Python."""
+"""Tests of servers, of Lua, of query plans, of words and of processes, and requests, commands and faults at random:
+they ran on the other Python."""
+NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "connections", "transfer", "urls"))
+"""Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""
 NOT_OF_CONNECTIONS = ("executors", "rates", "remote")
 """Tests of workers that mostly wait: of the kinds of connections only the smallest pool can change their results."""
 NOT_OF_MARIADB = ("crashes/test_installation.py", "crashes/test_supervisor.py", "guard_rails", "operations")
@@ -190,8 +193,7 @@ class Job:
 
 def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
     """Return the command for tests that compute; with more processes than cores they would get in each other's way."""
-    left_out = [f"--ignore={path}" for path in (THREADS, *PROCESSES, *ignored)]
-    return ["pytest", "-n", WORKERS, *options, *left_out, *paths]
+    return ["pytest", "-n", WORKERS, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
 def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
@@ -202,9 +204,13 @@ def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]
     """
     marks = "not real_orders" if browser else "not real_orders and not browser"
     return [
-        ["pytest", "-n", IN_THREADS, "-m", marks, THREADS],
-        ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *(f"--ignore={path}" for path in ignored), *PROCESSES],
+        ["pytest", "-n", IN_THREADS, "-m", marks, *([] if browser else _ignore(NOT_OF_DATABASES)), THREADS],
+        ["pytest", "-n", "3", "--dist", "loadfile", "-m", marks, *_ignore(ignored), *PROCESSES],
     ]
+
+
+def _ignore(paths: Sequence[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
 
 
 def _stages() -> list[Stage]:
@@ -264,7 +270,7 @@ def _routers() -> Stage:
         "routers",
         "decisions and answers behind a replica that is always stale, on SQLite",
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [["pytest", "-n", IN_THREADS, THREADS]],
+        [["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), THREADS]],
         {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
     )
 
@@ -272,8 +278,8 @@ def _routers() -> Stage:
 def _connections() -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
-    in_threads = ["pytest", "-n", IN_THREADS, THREADS]
-    most = [*in_threads, *(f"--ignore={THREADS}/test_{name}.py" for name in NOT_OF_CONNECTIONS)]
+    in_threads = ["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), THREADS]
+    most = [*in_threads, *_ignore([f"{THREADS}/test_{name}.py" for name in NOT_OF_CONNECTIONS])]
     return Stage(
         "connections",
         "workers with pools of several sizes, with prepared statements, and through PgBouncer",
