@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -44,8 +43,6 @@ MAX_POLICIES: Final = 30
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 EXIT_SECONDS: Final = 5.0
 """How long a process that is reloaded waits for running handlers."""
-RELOAD: Final = 3
-"""The exit code by which Django's reloader asks to be started again."""
 POLL_SECONDS: Final = 1.0
 """How often the code is checked after it could not be loaded; as often as Django's reloader does."""
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -109,18 +106,13 @@ class Command(BaseCommand):
         Django's loop would end with a process that fails to load the code. This one waits for the next change.
         """
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        command = autoreload.get_child_arguments()
-        environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
         with suppress(KeyboardInterrupt):
-            while True:
-                before = _code()
-                code = subprocess.run(command, env=environment, close_fds=False, check=False).returncode
-                if code <= 0:
-                    sys.exit(code)
-                if code != RELOAD:
-                    self.stderr.write(f"delayq_worker: exit code {code}; it starts again when the code changes")
-                    while _code() == before:
-                        time.sleep(POLL_SECONDS)
+            while (code := autoreload.restart_with_reloader()) > 0:
+                broken = _code()
+                self.stderr.write(f"delayq_worker: exit code {code}; it starts again when the code changes")
+                while _code() == broken:
+                    time.sleep(POLL_SECONDS)
+            sys.exit(code)
 
     def _run_with_reloader(self, options: dict[str, Any]) -> None:
         """Run in a thread of Django's reloader, whose process exits when the code changes, and is then started again.
