@@ -245,8 +245,11 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
         if rows is not None and not rows.query.is_sliced:
             ids = rows.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
         else:  # MySQL refuses a slice as a subquery
-            keys: Any = (getattr(obj, key.attname) for obj in objects)
-            keys = keys if rows is None else rows.values_list(key.name, flat=True)
+            keys = (
+                [getattr(obj, key.attname) for obj in objects]
+                if rows is None
+                else rows.values_list(key.name, flat=True)
+            )
             ids = [object_id_of(table, each) for each in keys if each is not None]
         wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted
