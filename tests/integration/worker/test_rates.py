@@ -106,10 +106,11 @@ def test_slots_are_assigned_in_due_order_for_the_next_second_only(declare: Decla
 def test_the_next_slots_follow_the_last_ones(declare: Declare) -> None:
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
     ids = overdue(policy, 10)
-    first, second = claim(policy, 3), claim(policy, 50)
-    assert list(second.claimed.claims) == ids[3:]
-    gap = second.slots[ids[3]].begin_at - first.slots[ids[2]].begin_at
-    assert gap == pytest.approx(2.125 / 20, abs=0.1), "an interval, read by the clock of the database"
+    granted = [*(claim(policy, 1) for _ in ids[:4]), claim(policy, 50)]
+    assert list(granted[-1].claimed.claims) == ids[4:]
+    begins = [each.slots[timeout_id].begin_at for each, timeout_id in zip(granted, ids, strict=False)]
+    gaps = sorted(later - earlier for earlier, later in pairwise(begins))  # a pause of this process changes two of them
+    assert gaps[1] == pytest.approx(2.125 / 20, abs=0.05), "an interval, read by the clock of the database"
 
 
 def test_a_slot_is_used_up_only_by_a_timeout(declare: Declare) -> None:
@@ -124,9 +125,8 @@ def test_a_batch_shares_a_slot_and_counts_each_object(declare: Declare) -> None:
     policy = declare(Order, name="rated", batch=15, limits=Limits(rate=RATE))
     ids = overdue(policy, 30)
     granted = claim(policy)
-    assert list(granted.slots) == ids[:10], "20 in two seconds: works of ten"
-    assert len(set(granted.slots.values())) == 1
     slots = granted.slots
+    assert (list(slots), len(set(slots.values()))) == (ids[:10], 1), "20 in two seconds: works of ten"
     [work], report = plan(granted.claimed.claims, "default", pacing=Pacing(slots, lambda label, seconds: None))
     assert (work.ids, report.done) == (tuple(ids[:10]), ())
     assert (work.begin_at, work.begin_by) == slots[ids[0]]
