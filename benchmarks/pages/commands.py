@@ -67,11 +67,11 @@ def window(days: int) -> Sequence[str]:
 
 
 def run(words: Sequence[str]) -> float:
-    """Return the duration of a command in seconds; ignore its exit code, which may be a finding of the doctor."""
-    from django.core.management import call_command
+    """Return the duration of a command in seconds; ignore its exit code: a finding of the doctor, or a refusal."""
+    from django.core.management import CommandError, call_command
 
     began = time.perf_counter()
-    with contextlib.suppress(SystemExit):
+    with contextlib.suppress(SystemExit, CommandError):
         call_command(*words, stdout=io.StringIO(), stderr=io.StringIO())
     return time.perf_counter() - began
 
