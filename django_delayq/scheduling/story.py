@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.utils import formats, timezone
+from django.utils import formats
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -250,5 +250,4 @@ def _datetime(text: Any) -> datetime:
 
 def _local(at: datetime, precision: str = "seconds") -> str:
     """Return local time: events show milliseconds, sentences about the present show seconds, as the admin does."""
-    shown = timezone.localtime(at) if timezone.is_aware(at) else at
-    return shown.replace(tzinfo=None).isoformat(" ", precision)
+    return clock.local(at).replace(tzinfo=None).isoformat(" ", precision)
