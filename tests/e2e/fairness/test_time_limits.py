@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.django_db(t
 MODES = ["hang_outside"] if DB == "sqlite" else ["hang", "hang_outside", "hang_many", "ahang"]
 LIMIT_SECONDS = 2.0
 MOST_LATE = timedelta(seconds=3 * LIMIT_SECONDS)
-"""All that hang, one after the other on these threads, would delay others by at least four times the limit."""
+"""All that hang, one after the other on these threads, would delay others by at least four times the limit. On an idle
+machine none is later than 3 s; `pytest -s` shows the latest one."""
 QUICK = 200
 MAX_STUCK = 16
 """Four times the threads of the worker."""
@@ -82,6 +84,7 @@ def test_handlers_that_hang_in_each_mode_delay_others_by_their_limit_at_most(
     quick = Timeout.objects.filter(policy__endswith=".chase")
     wait_until(lambda: quick.filter(state="fired").count() == QUICK, "the quick ones have fired")
     late = [settled_at - due_at for due_at, settled_at in quick.values_list("due_at", "settled_at") if settled_at]
+    sys.stdout.write(f"{max(late).total_seconds():.2f} s late at most\n")
     assert max(late) < MOST_LATE
     wait_until(lambda: hung.filter(state="dead").count() == 2 * len(MODES), "the hanging ones are dead")
     for row in hung:
