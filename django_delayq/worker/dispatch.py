@@ -170,7 +170,7 @@ class Dispatch:
                 if work.ids[0] in self._in_flight:
                     self._submit(work)
             for work in queue.without_slot():
-                self._retry([id for id in work.ids if id in self._in_flight], 0)
+                self._retry(work.ids, 0)
 
     @property
     def seconds_left(self) -> float:
@@ -283,9 +283,13 @@ class Dispatch:
             self._retry([id], self._in_flight[id].at + lease - time.monotonic())
 
     def _retry(self, ids: Sequence[int], seconds: float) -> None:
-        """Have ids in flight delivered again after some seconds. This delivery is not counted."""
-        self._remove(ids)
-        self._resolve_again(ids, seconds)
+        """Have those of `ids` that are in flight delivered again after some seconds. This delivery is not counted.
+
+        A work that waits for a slot may have been given up meanwhile.
+        """
+        if held := [id for id in ids if id in self._in_flight]:
+            self._remove(held)
+            self._resolve_again(held, seconds)
 
     def release(self, after_seconds: float = 0.0) -> int:
         """Release timeouts that came `after_seconds` ago and have not begun, so that others can take them.

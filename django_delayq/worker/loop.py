@@ -346,6 +346,7 @@ class Worker:
         while dispatch.in_flight and not self._hard:
             self._wakeup.wait(MAX_WAIT_SECONDS)
             if dispatch.collect():
+                released += dispatch.release()  # a work that has missed its slot would wait for another one
                 self._try(self._sources.flush)
         keeper.stop()
         if self._hard:

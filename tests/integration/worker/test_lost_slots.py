@@ -1,0 +1,81 @@
+"""Works of a policy with a rate that lose their slot at an unlucky moment: none stays behind in the worker."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import pytest
+
+from django_delayq import Limits
+from django_delayq.firing import Report, Work, run
+from django_delayq.ledger.meters import Slot
+from django_delayq.models import Timeout
+from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.dispatch import Dispatch, Prefetch
+from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.sources.switch import Sources
+from tests.integration.worker.test_rates import RATE, Begins, Declare, overdue
+from tests.support.waiting import wait_until
+from tests.support.workers import StartWorker
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("source", ["redis"], indirect=True)
+def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
+    source: str,
+    declare: Declare,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def run_late(work: Work, using: str) -> Any:
+        has_begun.set()
+        may_go_on.wait(30)
+        return run(replace(work, begin_by=0.0), using)
+
+    monkeypatch.setattr("django_delayq.executors.run", run_late)
+    caplog.set_level(logging.INFO)
+    begins = Begins()
+    policy = declare(Order, begins, name="rated", limits=Limits(rate=RATE))
+    overdue(policy, 40)
+    worker = start_worker(concurrency=1)
+    assert has_begun.wait(30)
+    worker.worker.stop()
+    wait_until(lambda: "The worker stops when" in caplog.text, "the others have been released")
+    may_go_on.set()
+    worker.join()
+    assert not begins.ids
+    assert set(Timeout.objects.pending().values_list("claims", "attempts")) == {(0, 0)}
+
+
+def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(declare: Declare, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=1)}
+
+    class Silent:
+        works: ClassVar[list[tuple[Work, Callable[..., None]]]] = []
+
+        def submit(self, work: Work, done: Callable[..., None]) -> None:
+            self.works.append((work, done))
+
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    [id] = overdue(policy, 1)
+    skew = ClockSkew("default")
+    sources = Sources(RedisHealth(None), ["default"], None, "default", skew)
+    executor: Any = Silent()
+    dispatch = Dispatch(executor, sources, "default", skew=skew, prefetch=Prefetch(1), wake=lambda: None)
+    dispatch.submit({id: 1}, {id: Slot(time.monotonic(), time.monotonic() + 60)})
+    [(work, done)] = executor.works
+    done(work, Report(missed=True))
+    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
+    dispatch.submit_due()
+    assert dispatch.waiting_for_slots == 0
