@@ -25,7 +25,7 @@ from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import PolicyState, is_stop_in_force, lock_control, policy_state, stop_cache
-from django_delayq.ledger.history import clipped, record
+from django_delayq.ledger.history import clipped, iso, record
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import count_each, labels_in
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -79,7 +79,7 @@ def pause(
             until = control.until if is_stopped else None
         if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
             return None
-        change.details = {"until": _iso(until), **(_previous(control) if is_stopped else {})}
+        change.details = {"until": iso(until), **(_previous(control) if is_stopped else {})}
         if not is_stopped:
             control.stopped_at = change.at
         control.stop, control.until = Stop.PAUSED, until
@@ -95,9 +95,6 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     Raises PolicyConflict while it is being released.
     """
     with control_of(policy, by, reason) as (control, change):
-        if control.stop == Stop.RELEASING:
-            words = _("{policy} is already {stop}.")
-            raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
         change.details = _previous(control) if is_stop_in_force(control, change.at) else {}
@@ -138,9 +135,10 @@ def resume(
             return None
         moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
         change.what = What.RESUMED
-        change.details = {"was": str(control.stop), "since": _iso(control.stopped_at)}
+        since = iso(control.stopped_at)
+        change.details = {"was": str(control.stop), "since": since}
         if moves:
-            change.details |= {"move": "thaw", "frozen_at": _iso(control.stopped_at), "thawed_at": _iso(change.at)}
+            change.details |= {"move": "thaw", "frozen_at": since, "thawed_at": iso(change.at)}
             begin_move(change, using)
             control.stop = Stop.RELEASING
         else:
@@ -193,14 +191,10 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
 def _previous(control: PolicyControl) -> dict[str, Any]:
     return {
         "was": str(control.stop),
-        "since": _iso(control.stopped_at),
-        "was_until": _iso(control.until),
+        "since": iso(control.stopped_at),
+        "was_until": iso(control.until),
         "was_reason": control.reason,
     }
-
-
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class Dispatch:
         """Return for how many seconds nothing is to be submitted, because the executor has refused works."""
         return self._refusals.seconds_left
 
-    def submit(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
+    def add(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
         """Load the rows and plan their works, or resolve them in the sources. Ids that are in flight are skipped.
 
         Due works are submitted at once, others by `submit_due`. `slots`: when those of policies with a rate may begin.
