@@ -30,7 +30,7 @@ from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import count_each, labels_in
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replan import Progress, begin_move, continue_moves, requeue_due, run_move, unfinished
-from django_delayq.operations.timeouts import Action, Context, Result, checked_actor, refuse_unless_pending, run_action
+from django_delayq.operations.runner import Action, Context, Result, checked_actor, refuse_unless_pending, run_action
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
 logger = logging.getLogger("django_delayq.steering")
