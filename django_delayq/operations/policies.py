@@ -74,9 +74,9 @@ def pause(
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
-        is_stopped = is_stop_in_force(control, change.at)
+        is_stopped = control.stop != Stop.NONE
         if until == "keep":
-            until = control.until if is_stopped else None
+            until = control.until
         if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
             return None
         change.details = {"until": iso(until), **(_previous(control) if is_stopped else {})}
@@ -97,7 +97,7 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     with control_of(policy, by, reason) as (control, change):
         if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
-        change.details = _previous(control) if is_stop_in_force(control, change.at) else {}
+        change.details = _previous(control) if control.stop != Stop.NONE else {}
         if control.stop != Stop.HELD:
             control.stopped_at = change.at
         control.stop, control.until = Stop.HELD, None
@@ -130,8 +130,7 @@ def resume(
     if earlier is not None and earlier.what == What.RESUMED:
         return run_move(earlier, using, progress)
     with control_of(found, by, reason) as (control, change):
-        if not is_stop_in_force(control, change.at):
-            control.stop, control.until = Stop.NONE, None
+        if control.stop == Stop.NONE:
             return None
         moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
         change.what = What.RESUMED
@@ -152,7 +151,10 @@ def resume(
 
 @contextmanager
 def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
-    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`."""
+    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`.
+
+    A pause that is over is removed from the control before.
+    """
     found, actor = get_policy(policy), checked_actor(by)
     using = database_of(found.concrete_model)
     continue_moves(using, found)
@@ -165,6 +167,8 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         now = database_now(using)
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
         was_stopped = is_stop_in_force(control, now)
+        if not was_stopped:
+            control.stop, control.until = Stop.NONE, None
         yield control, change
         if change.what:
             control.changed_at = now
