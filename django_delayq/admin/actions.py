@@ -32,7 +32,7 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
+from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
 
 MAX_ROWS: Final = 1_000
@@ -86,9 +86,8 @@ def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[st
     here = reverse(f"{site.name}:django_delayq_timeout_change", args=[quote(row.pk)])
     steer = f"{site.name}:django_delayq_timeout_steer"
     return [
-        {"label": str(each.label), "address": f"{reverse(steer, args=[name])}?ids={row.pk}&back={here}"}
-        for name, each in TIMEOUT_OPERATIONS.items()
-        if each.fits(row) and each.is_permitted(request.user)
+        {"label": str(each.label), "address": f"{reverse(steer, args=[each.name])}?ids={row.pk}&back={here}"}
+        for each in operations_for(request.user, row)
     ]
 
 

@@ -33,6 +33,13 @@ STATE, POLICY, DUE, OBJECT, OWNER = "state__exact", "policy", "due", "object", "
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
 DUE_STATES: Final = {"hour": "pending", "overdue": "pending", "retrying": "pending", "dead": "dead"}
 """The state of the rows of each choice of `DueFilter`."""
+DUE_LABELS: Final = {
+    "hour": _("due in the next hour"),
+    "overdue": _("overdue"),
+    "retrying": _("failed, will be retried"),
+    "waiting": _("pending, soonest first"),
+    "dead": _("dead"),
+}
 
 State = Timeout.State
 
@@ -76,12 +83,7 @@ class DueFilter(admin.SimpleListFilter):
     parameter_name = DUE
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("hour", _("due in the next hour")),
-            ("overdue", _("overdue")),
-            ("retrying", _("failed, will be retried")),
-            ("dead", _("dead")),
-        ]
+        return [(choice, DUE_LABELS[choice]) for choice in ("hour", "overdue", "retrying", "dead")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset.filter(due_condition(self.value()))

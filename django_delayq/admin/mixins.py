@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq.admin import render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
 from django_delayq.admin.changelist import ReadOnlyAdmin, column, related_links
-from django_delayq.admin.filters import due_condition
+from django_delayq.admin.filters import DUE_LABELS, due_condition
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
@@ -43,12 +43,7 @@ class TimeoutsFilter(admin.SimpleListFilter):
     parameter_name = "timeouts"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [
-            ("hour", _("due in the next hour")),
-            ("overdue", _("overdue")),
-            ("waiting", _("pending, soonest first")),
-            ("dead", _("dead")),
-        ]
+        return [(choice, DUE_LABELS[choice]) for choice in ("hour", "overdue", "waiting", "dead")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
@@ -155,15 +150,13 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
 
     def get_queryset(self) -> Any:
         if not hasattr(self, "_queryset"):
-            rows = Timeout.objects.none() if self.instance is None or self.instance.pk is None else self._rows()
+            rows, obj = Timeout.objects.none(), self.instance
+            if obj is not None and obj.pk is not None:
+                model, using = type(obj), database_of(type(obj), obj)
+                wanted = about(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
+                rows = Timeout.objects.using(using).filter(wanted)
             self._queryset = rows.defer("history", "payload").order_by("-id")[: self.shown]
         return self._queryset
-
-    def _rows(self) -> QuerySet[Any]:
-        obj, model = self.instance, type(self.instance)
-        using = database_of(model, obj)
-        wanted = about(tables_of(model), [obj], using) | selection.owned_by(model, obj.pk, using)
-        return Timeout.objects.using(using).filter(wanted)
 
     def is_valid(self) -> bool:
         return True

@@ -25,7 +25,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
-from django_delayq.operations.registry import POLICY_OPERATIONS
+from django_delayq.operations.registry import operations_for
 from django_delayq.operations.replan import unfinished
 from django_delayq.policies import registry
 from django_delayq.scheduling.story import operator_label, reason_label
@@ -117,9 +117,8 @@ class PolicyControlAdmin(LedgerAdmin):
     def _buttons(self, request: HttpRequest, state: PolicyState) -> list[dict[str, str]]:
         name = f"{self.admin_site.name}:django_delayq_policycontrol_operate"
         return [
-            {"label": str(operation.label), "address": reverse(name, args=[state.label, operation.name])}
-            for operation in POLICY_OPERATIONS.values()
-            if operation.fits(state) and operation.is_permitted(request.user)
+            {"label": str(each.label), "address": reverse(name, args=[state.label, each.name])}
+            for each in operations_for(request.user, state)
         ]
 
 

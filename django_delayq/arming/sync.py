@@ -81,11 +81,6 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     return changed
 
 
-def sync_all(using: str) -> Synced:
-    """Sync every automatic policy whose table is in database `using`, at once."""
-    return sum((sync_policy(policy, using) for policy in automatic_policies(using)), Synced())
-
-
 def automatic_policies(using: str) -> list[TimeoutPolicy[Any]]:
     """Return the automatic policies whose table is in database `using`."""
     return [each for each in get_policies() if each.is_automatic and database_of(each.concrete_model) == using]

@@ -307,7 +307,10 @@ class StopCache:
         answer = self._recent(using)
         found = answer.guards.get(policy)
         if found is None:
-            found = answer.guards[policy] = _guards_of(policy, *answer.controls.get(policy.label, ({}, None)))
+            guards, changed_at = answer.controls.get(policy.label, ({}, None))
+            state = PolicyState(policy, guards=valid_guards(policy, guards))
+            late = None if state.late is None or state.late.then == "fire" else state.late
+            found = answer.guards[policy] = Guards(late, state.brake, state.shadow, changed_at)
         return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
@@ -328,13 +331,6 @@ class StopCache:
 
 
 stop_cache = StopCache()
-
-
-def _guards_of(policy: TimeoutPolicy[Any], guards: dict[str, Any], changed_at: datetime | None) -> Guards:
-    """Return the guard rails in force."""
-    state = PolicyState(policy, guards=valid_guards(policy, guards))
-    late = None if state.late is None or state.late.then == "fire" else state.late
-    return Guards(late, state.brake, state.shadow, changed_at)
 
 
 def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:

@@ -35,9 +35,9 @@ def event(what: str, at: datetime, *, by: str = "", reason: str = "", **details:
     """Return an event as JSON: `what`, `at`, and the others that are not empty; datetimes as ISO strings in UTC."""
     said = {"by": by, "reason": clipped(reason), **details}
     return {
-        "at": _iso(at),
+        "at": iso(at),
         "what": what,
-        **{name: _iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value},
+        **{name: iso(value) if isinstance(value, datetime) else value for name, value in said.items() if value},
     }
 
 
@@ -93,5 +93,6 @@ def clean(text: str) -> str:
     return text.replace("\0", "�").encode("utf-8", "replace").decode()
 
 
-def _iso(at: datetime) -> str:
-    return (at.astimezone(UTC) if timezone.is_aware(at) else at).isoformat()
+def iso(at: datetime | None) -> str | None:
+    """Return `at` as a string for JSON, in UTC if it is aware."""
+    return None if at is None else (at.astimezone(UTC) if timezone.is_aware(at) else at).isoformat()

@@ -22,9 +22,9 @@ from django_delayq.operations.policies import (
     resume,
     retire,
 )
-from django_delayq.operations.repetition import refire
 from django_delayq.operations.replan import continue_moves
-from django_delayq.operations.timeouts import Refusal, Refused, Result, cancel, fire_now, postpone, retry
+from django_delayq.operations.runner import Refusal, Refused, Result
+from django_delayq.operations.timeouts import cancel, fire_now, postpone, refire, retry
 
 __all__ = [
     "Adoption",

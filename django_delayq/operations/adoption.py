@@ -20,7 +20,7 @@ from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import record
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.models import Timeout
-from django_delayq.operations.timeouts import Action, Context, Refusal, Result, checked_actor, run_action
+from django_delayq.operations.runner import Action, Context, Refusal, Result, checked_actor, run_action
 from django_delayq.redis_clients import get_engine
 
 logger = logging.getLogger("django_delayq.steering")

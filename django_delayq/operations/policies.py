@@ -25,12 +25,12 @@ from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import PolicyState, is_stop_in_force, lock_control, policy_state, stop_cache
-from django_delayq.ledger.history import clipped, record
+from django_delayq.ledger.history import clipped, iso, record
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import count_each, labels_in
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.replan import Progress, begin_move, continue_moves, requeue_due, run_move, unfinished
-from django_delayq.operations.timeouts import Action, Context, Result, checked_actor, refuse_unless_pending, run_action
+from django_delayq.operations.runner import Action, Context, Result, checked_actor, refuse_unless_pending, run_action
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 
 logger = logging.getLogger("django_delayq.steering")
@@ -74,12 +74,12 @@ def pause(
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
-        is_stopped = is_stop_in_force(control, change.at)
+        is_stopped = control.stop != Stop.NONE
         if until == "keep":
-            until = control.until if is_stopped else None
+            until = control.until
         if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
             return None
-        change.details = {"until": _iso(until), **(_previous(control) if is_stopped else {})}
+        change.details = {"until": iso(until), **(_previous(control) if is_stopped else {})}
         if not is_stopped:
             control.stopped_at = change.at
         control.stop, control.until = Stop.PAUSED, until
@@ -95,12 +95,9 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     Raises PolicyConflict while it is being released.
     """
     with control_of(policy, by, reason) as (control, change):
-        if control.stop == Stop.RELEASING:
-            words = _("{policy} is already {stop}.")
-            raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
         if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
             return None
-        change.details = _previous(control) if is_stop_in_force(control, change.at) else {}
+        change.details = _previous(control) if control.stop != Stop.NONE else {}
         if control.stop != Stop.HELD:
             control.stopped_at = change.at
         control.stop, control.until = Stop.HELD, None
@@ -133,14 +130,14 @@ def resume(
     if earlier is not None and earlier.what == What.RESUMED:
         return run_move(earlier, using, progress)
     with control_of(found, by, reason) as (control, change):
-        if not is_stop_in_force(control, change.at):
-            control.stop, control.until = Stop.NONE, None
+        if control.stop == Stop.NONE:
             return None
         moves = control.stop == Stop.HELD and control.stopped_at is not None and shift
         change.what = What.RESUMED
-        change.details = {"was": str(control.stop), "since": _iso(control.stopped_at)}
+        since = iso(control.stopped_at)
+        change.details = {"was": str(control.stop), "since": since}
         if moves:
-            change.details |= {"move": "thaw", "frozen_at": _iso(control.stopped_at), "thawed_at": _iso(change.at)}
+            change.details |= {"move": "thaw", "frozen_at": since, "thawed_at": iso(change.at)}
             begin_move(change, using)
             control.stop = Stop.RELEASING
         else:
@@ -154,7 +151,10 @@ def resume(
 
 @contextmanager
 def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
-    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`."""
+    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`.
+
+    A pause that is over is removed from the control before.
+    """
     found, actor = get_policy(policy), checked_actor(by)
     using = database_of(found.concrete_model)
     continue_moves(using, found)
@@ -167,6 +167,8 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
         now = database_now(using)
         change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
         was_stopped = is_stop_in_force(control, now)
+        if not was_stopped:
+            control.stop, control.until = Stop.NONE, None
         yield control, change
         if change.what:
             control.changed_at = now
@@ -193,14 +195,10 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
 def _previous(control: PolicyControl) -> dict[str, Any]:
     return {
         "was": str(control.stop),
-        "since": _iso(control.stopped_at),
-        "was_until": _iso(control.until),
+        "since": iso(control.stopped_at),
+        "was_until": iso(control.until),
         "was_reason": control.reason,
     }
-
-
-def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
 
 
 @dataclass(frozen=True, slots=True)

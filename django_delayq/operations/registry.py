@@ -242,3 +242,9 @@ OPERATIONS: Final = {
 }
 TIMEOUT_OPERATIONS: Final = {name: each for name, each in OPERATIONS.items() if each.kind == "timeout"}
 POLICY_OPERATIONS: Final = {name: each for name, each in OPERATIONS.items() if each.kind == "policy"}
+
+
+def operations_for(user: Any, target: Timeout | PolicyState) -> list[Operation]:
+    """Return the operations that `user` may do to this row or policy now."""
+    found = TIMEOUT_OPERATIONS if isinstance(target, Timeout) else POLICY_OPERATIONS
+    return [each for each in found.values() if each.fits(target) and each.is_permitted(user)]

@@ -1,146 +1,35 @@
-"""Cancel, fire, postpone and retry timeouts, also if their object or policy no longer exists.
-
-`run_action` works page by page: lock the objects, lock the rows, refuse or change each row, report.
-"""
+"""Cancel, fire, postpone, retry and repeat timeouts, also if their object or policy no longer exists."""
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias, Unpack
+from typing import Any, Unpack
 
-from django.db.models import QuerySet, TextChoices
-from django.dispatch import Signal
+from django.db.models import QuerySet
 from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock, signals
-from django_delayq.delays import DelayArgs, check_length, parse_delay, shifted
+from django_delayq.delays import DelayArgs, check_length, check_moment, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
-from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.history import clean, record, record_death
-from django_delayq.ledger.locking import as_it_is
-from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import Page, each_page
-from django_delayq.models import Timeout, slot_of
+from django_delayq.ledger.history import record, record_death
+from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.subjects import subject_at
+from django_delayq.models import Timeout
+from django_delayq.operations.runner import (
+    Action,
+    Context,
+    Progress,
+    Refusal,
+    Result,
+    Target,
+    refuse_round,
+    refuse_unless_pending,
+    run_action,
+)
 from django_delayq.policies import registry
 
 State = Timeout.State
-logger = logging.getLogger("django_delayq.steering")
-
-MAX_IDS: Final = 1_000
-"""A result lists at most this many changed and as many refused rows. It counts all of them."""
-MAX_ACTOR_LENGTH: Final = 150
-
-
-class Refusal(TextChoices):
-    """The reason why an operation leaves a row unchanged."""
-
-    MISSING = "missing", _("it no longer exists")
-    SETTLED = "settled", _("it is already settled")
-    FIRING = "firing", _("it is firing now")
-    DEAD = "dead", _("it is dead: retry it")
-    NOT_DEAD = "not_dead", _("it is not dead")
-    OBJECT_GONE = "object_gone", _("its object is gone")
-    NOT_SETTLED = "not_settled", _("it is not settled yet")
-    SLOT_TAKEN = "slot_taken", _("a newer round is pending")
-    POLICY_UNKNOWN = "policy_unknown", _("its policy is no longer declared")
-    POLICY_STOPPED = "policy_stopped", _("its policy is stopped: resume it first")
-    NOT_LATER = "not_later", _("the new time is not later than its deadline")
-    TOO_FAR = "too_far", _("the new deadline is too far in the future")
-
-
-class Refused(NamedTuple):
-    """A row that an operation left unchanged."""
-
-    id: int
-    why: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of an operation on timeouts; with `dry_run`, the result that it would have.
-
-    Attributes:
-        verb: `cancel`, `fire_now`, `postpone`, `retry`, `refire`, `retire` or `adopt`.
-        changed: the number of changed rows.
-        refused: the number of unchanged rows by reason.
-        ids: the first `MAX_IDS` changed rows. Each page that `progress` receives lists all of its rows.
-        refusals: the first `MAX_IDS` unchanged rows.
-        dry_run: nothing was written.
-    """
-
-    verb: str
-    changed: int = 0
-    refused: Mapping[Refusal, int] = field(default_factory=dict)
-    ids: tuple[int, ...] = ()
-    refusals: tuple[Refused, ...] = ()
-    dry_run: bool = False
-
-    @property
-    def unchanged(self) -> int:
-        return sum(self.refused.values())
-
-    def __add__(self, other: Result) -> Result:
-        return Result(
-            self.verb,
-            self.changed + other.changed,
-            dict(Counter(self.refused) + Counter(other.refused)),
-            (self.ids + other.ids)[:MAX_IDS],
-            (self.refusals + other.refusals)[:MAX_IDS],
-            self.dry_run,
-        )
-
-
-Target: TypeAlias = Timeout | QuerySet[Timeout] | Iterable[Timeout]
-Progress: TypeAlias = Callable[[Result], object]
-
-
-@dataclass
-class Context:
-    """What an operation knows about the page whose rows it changes."""
-
-    page: Page
-    by: str
-    reason: str
-    now: datetime
-    """The time of the database."""
-
-    @property
-    def using(self) -> str:
-        return self.page.using
-
-    @cached_property
-    def stopped(self) -> Stopped:
-        return stop_cache.read(self.using)
-
-    @cached_property
-    def taken(self) -> set[str]:
-        """Return the slots of the page's rows in which a round is pending, or will be."""
-        slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
-        rows = Timeout.objects.using(self.using).filter(slot__in=slots, slot_taken=1)
-        return set(as_it_is(rows, self.using).values_list("slot", flat=True))
-
-    @property
-    def event(self) -> dict[str, Any]:
-        return {"at": self.now, "by": self.by, "reason": self.reason}
-
-
-class Action(NamedTuple):
-    """What an operation does with the rows of a page."""
-
-    name: str
-    signal: Signal
-    """Sent for a single timeout, with the row, or with the one that `write` returns."""
-    refuse: Callable[[Timeout, Context], Refusal | None]
-    """Return why a row must stay unchanged, or None."""
-    write: Callable[[list[Timeout], list[Timeout], Context], Sequence[Timeout] | None]
-    """Change the first rows in ledger and Redis. The second ones were refused. Return new rows, if there are any."""
 
 
 def cancel(
@@ -265,80 +154,61 @@ def retry(
     return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def slots_of_row(row: Timeout) -> set[str]:
-    """Return the slots of `row`, under the present and all former labels of its policy."""
-    policy = registry.get(row.policy)
-    labels = policy.labels if policy else ()
-    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels)}
-
-
-def refuse_round(row: Timeout, context: Context) -> Refusal | None:
-    """Return why no round can begin for the object of `row`, or None: then the slot is taken from now on."""
-    if registry.get(row.policy) is None:
-        return Refusal.POLICY_UNKNOWN
-    if context.page.object_of(row) is None:
-        return Refusal.OBJECT_GONE
-    slots = slots_of_row(row)
-    if slots & context.taken:
-        return Refusal.SLOT_TAKEN
-    context.taken.update(slots)
-    return None
-
-
-def refuse_unless_pending(row: Timeout, context: Context) -> Refusal | None:
-    """Return why `row` is not pending, or None."""
-    if row.state == State.PENDING:
-        return None
-    return {State.FIRING: Refusal.FIRING, State.DEAD: Refusal.DEAD}.get(State(row.state), Refusal.SETTLED)
-
-
-def run_action(
-    target: Target, action: Action, *, by: str, reason: str, dry_run: bool = False, progress: Progress | None = None
+def refire(
+    target: Target,
+    *,
+    by: str,
+    reason: str = "",
+    at: datetime | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
 ) -> Result:
-    """Change each row of `target` that is not refused, and return what changed and what did not.
+    """Repeat settled timeouts: each gets a new round, a new row with the same payload, key and queue.
 
-    Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
-    interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
+    The settled row stays, and the histories of both name each other. The new one has all its attempts, and its own
+    `idempotency_key`, so that effects outside the database are repeated. A worker fires it if `when` holds. Refused if
+    the object is gone, the policy is no longer declared, or a round is pending. Of several rounds of one object only
+    the newest is repeated. The other arguments and errors are those of `cancel`.
+
+    Args:
+        at: the deadline of the new rounds; by default, and if it has passed, now.
+
+    Raises:
+        InvalidDelay: `at` is not a datetime, its awareness does not fit `USE_TZ`, or it is too far in the future.
     """
-    by = checked_actor(by)
-    if isinstance(target, Timeout) and target.pk is None:
-        raise ValueError("This Timeout is not a row of the ledger.")
+    wanted = None if at is None else check_moment(at, "at")
 
-    def change(page: Page) -> Result:
-        context = Context(page, by, reason, clock.database_now(page.using))
-        missing = set(page.ids) - {row.pk for row in page.rows}
-        refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
-        accepted, refused = [], []
-        for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
-            if why := action.refuse(row, context):
-                refused.append(row)
-                refusals.append(Refused(row.pk, why))
-            else:
-                accepted.append(row)
-        accepted.sort(key=lambda row: (row.slot, row.pk))
-        if not dry_run:
-            new = action.write(accepted, refused, context)
-            for row in (new or accepted) if isinstance(target, Timeout) else ():
-                announce(action.signal, row, page.using)
-        counts = dict(Counter(why for _, why in refusals))
-        return Result(action.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
+    def refuse(row: Timeout, context: Context) -> Refusal | None:
+        return refuse_round(row, context) if row.is_settled else Refusal.NOT_SETTLED
 
-    total = Result(action.name, dry_run=dry_run)
-    for result in each_page(target, change, pending_only=False, by_id=True, dry_run=dry_run):
-        total += result
-        if progress is not None:
-            progress(result)
-    if not dry_run:
-        logger.info(
-            "%s by %s: %d timeouts changed, %d did not",
-            *(action.name, by, total.changed, total.unchanged),
-            extra={"event": "timeouts_steered", "verb": action.name, "by": by, "reason": reason},
-        )
-    return total
+    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> list[Timeout]:
+        due_at = max(wanted or context.now, context.now)
+        new = [_repetition(row, due_at, context) for row in rows]
+        writing.insert(new, context.using)
+        for row, repetition in zip(rows, new, strict=True):
+            record(row, "refired", timeout=repetition.pk, to=due_at, **context.event)
+            record(repetition, "refires", timeout=row.pk, **context.event)
+        writing.write_histories([*rows, *new], context.using)
+        return new
+
+    if isinstance(target, QuerySet) and target.model is Timeout and not target.query.is_sliced:
+        # Rows are read page by page. A worker may have fired new rounds of the first pages when the last one is read,
+        # and they would be repeated again and again.
+        newest = Timeout.objects.using(database_of(Timeout, target)).order_by("-pk").values_list("pk", flat=True)
+        target = target.filter(pk__lte=newest.first() or 0)
+    action = Action("refire", signals.timeout_scheduled, refuse, write)
+    return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
-def checked_actor(by: str) -> str:
-    """Return `by` as it is stored, such as `admin:alice`. Raises ValueError if it is empty or not a string."""
-    if not isinstance(by, str) or not by.strip():
-        raise ValueError(f"by= names who does it, such as 'admin:alice', and must not be {by!r}.")
-    return clean(by.strip())[:MAX_ACTOR_LENGTH]
+def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
+    """Return an unsaved round like `row`.
+
+    It counts from the present value of `since`: arming leaves a pending round with this value alone, although a former
+    round has closed it, and would move or cancel one with another value.
+    """
+    policy: Any = registry.get(row.policy)
+    obj = context.page.object_of(row)
+    subject = subject_at(policy, obj.pk, row.key, context.using)
+    new = writing.new_row(subject, due_at, policy.since_of(obj), payload=row.payload, reason=context.reason)
+    new.queue = row.queue
+    return new

@@ -14,7 +14,7 @@ from django_delayq.clock import database_now
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stop, policy_state
-from django_delayq.ledger.locking import begin_write, lock_object, locking_rows
+from django_delayq.ledger.locking import begin_write, lock_object, lock_subject, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.scheduling.single import Cancelling, cancel_newest
@@ -62,8 +62,7 @@ def before_deadline(
     with transaction.atomic(using=subject.using):
         begin_write(subject.using)
         if isinstance(obj, Timeout):
-            if subject.model is not None:
-                lock_object(subject.model, subject.pk, subject.using)
+            lock_subject(subject)
         else:
             _refresh(obj, subject.using)
         pending = writing.cancel_pending(subject, reason, lock=False, whole=True, in_time=strict)

@@ -19,7 +19,7 @@ from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayloa
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.history import record_death
-from django_delayq.ledger.locking import lock_newest, lock_object, transaction_of
+from django_delayq.ledger.locking import lock_newest, lock_object, lock_subject, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
@@ -188,8 +188,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
     if writing.cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
         return True
     with transaction_of(subject.using):
-        if subject.model is not None:
-            lock_object(subject.model, subject.pk, subject.using)
+        lock_subject(subject)
         return cancel_newest(subject, reason).in_time
 
 
@@ -287,8 +286,7 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
 
 
 def _locked_pending(subject: Subject) -> Timeout | None:
-    if subject.model is not None:
-        lock_object(subject.model, subject.pk, subject.using)
+    lock_subject(subject)
     return lock_newest(subject, pending=True)
 
 

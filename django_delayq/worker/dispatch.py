@@ -24,7 +24,7 @@ from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.worker.slots import SlotQueue
+from django_delayq.worker.sources.paced import SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
 from django_delayq.worker.sources.switch import Sources
 
@@ -128,7 +128,7 @@ class Dispatch:
         """Return for how many seconds nothing is to be submitted, because the executor has refused works."""
         return self._refusals.seconds_left
 
-    def submit(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
+    def add(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
         """Load the rows and plan their works, or resolve them in the sources. Ids that are in flight are skipped.
 
         Due works are submitted at once, others by `submit_due`. `slots`: when those of policies with a rate may begin.

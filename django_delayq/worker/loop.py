@@ -294,7 +294,7 @@ class Worker:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            dispatch.submit(batch.deliveries, batch.slots)
+            dispatch.add(batch.deliveries, batch.slots)
         except Exception:
             dispatch.requeue(batch.deliveries)
             raise

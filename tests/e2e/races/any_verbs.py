@@ -15,7 +15,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import operations
-from django_delayq.arming.sync import sync_all
+from django_delayq.arming.sync import automatic_policies, sync_policy
 from django_delayq.models import Timeout
 from tests.e2e.races import bulk_verbs, single_verbs
 from tests.testapp.models import Effect, ExpressOrder, Order
@@ -120,7 +120,8 @@ def _postpone(rows: Any, by: str) -> None:
 def _sync(orders: Sequence[int], dice: random.Random) -> None:
     """As the worker does it: never inside a transaction, as its pages are one each."""
     if not connection.in_atomic_block:
-        sync_all(DEFAULT_DB_ALIAS)
+        for policy in automatic_policies(DEFAULT_DB_ALIAS):
+            sync_policy(policy, DEFAULT_DB_ALIAS)
 
 
 OPERATIONS: list[Operation] = [_one, _one, _one, _many, _make_due, _save_some, _delete, _steer, _sync]

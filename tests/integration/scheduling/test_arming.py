@@ -13,6 +13,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
+from django_delayq.arming.sync import Synced, automatic_policies, sync_policy
 from django_delayq.models import Timeout
 from tests.testapp.models import Customer, ExpressOrder, Order, OrderProxy, Parcel, Plain
 
@@ -38,6 +39,10 @@ def rounds(obj: Any = None) -> list[Timeout]:
 
 def settle(row: Timeout, state: str, cause: str) -> None:
     Timeout.objects.filter(pk=row.pk).update(state=state, cause=cause, settled_at=timezone.now(), slot_taken=None)
+
+
+def sync_all() -> Synced:
+    return sum((sync_policy(policy, "default") for policy in automatic_policies("default")), Synced())
 
 
 def test_saving_arms_while_the_condition_holds(order: Order, now: datetime) -> None:
@@ -359,8 +364,6 @@ def test_sync_arms_and_cancels_what_saves_did_not_see(now: datetime) -> None:
 
 
 def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest(now: datetime) -> None:
-    from django_delayq.arming.sync import sync_all, sync_policy
-
     fresh, late, old = Order.objects.bulk_create(
         Order(created_at=now - HALF_HOUR - ago)
         for ago in (timedelta(minutes=-5), timedelta(seconds=90), timedelta(minutes=3))
@@ -368,7 +371,7 @@ def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest
     fresh, late, old = Order.objects.order_by("-created_at")
     gone = Order.objects.create(created_at=now)
     Order.objects.filter(pk=gone.pk)._raw_delete("default")
-    done = sync_all("default")
+    done = sync_all()
     assert (done.armed, done.cancelled) == (2, 1)
     assert [len(rounds(one)) for one in (fresh, late, old)] == [1, 1, 0]
     assert rounds(gone)[0].cause == "gone"
@@ -376,14 +379,12 @@ def test_the_background_sync_arms_what_is_not_long_overdue_and_backfill_the_rest
     assert sync_policy(policy, "default", backfill=True, dry_run=True).armed == 1
     assert rounds(old) == []
     assert sync_policy(policy, "default", backfill=True).armed == 1
-    assert sync_all("default") == (0, 0, 0, 0)
+    assert sync_all() == (0, 0, 0, 0)
 
 
 def test_the_background_sync_moves_what_an_update_moved(order: Order, now: datetime) -> None:
-    from django_delayq.arming.sync import sync_all
-
     Order.objects.update(created_at=now + timedelta(hours=1))
-    assert sync_all("default").moved == 1
+    assert sync_all().moved == 1
     assert rounds()[0].due_at == now + timedelta(hours=1) + HALF_HOUR
 
 
