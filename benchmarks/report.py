@@ -44,7 +44,7 @@ FIGURES = {
 }
 """The rows of the table in the README: work and column."""
 SETTINGS = """\
-Each contestant runs with the settings for two cores that its own documentation recommends. All of them use PostgreSQL
+Each contestant runs with the settings for two cores that its own documentation describes. All of them use PostgreSQL
 with the options of Django that make statements cheapest: `server_side_binding` and `prepare_threshold`
 ([source](databases.md#prepared-statements)).
 """

@@ -61,7 +61,7 @@ class Contestant:
     package: ClassVar[str]
     docs: ClassVar[str] = ""
     settings: ClassVar[Sequence[tuple[str, str]]]
-    """What it runs with, and the page below `docs`, or the URL, that recommends it."""
+    """What it runs with, and the page below `docs`, or the URL, that describes it."""
     tasks: ClassVar[Mapping[str, Any]] = {}
     """The task of each job of `benchmarks.shop.jobs`, as the contestant declares it."""
     on_commit: ClassVar[bool] = True

@@ -18,7 +18,8 @@ class Adapter(Contestant):
     settings = (
         ("Redis as broker, `workers` 2: one per core", "configure.html#workers"),
         ("`save_limit` -1: results of successful tasks are not stored", "configure.html#save-limit"),
-        ("`guard_cycle` 0.2; the scheduler still runs every 30 s", "configure.html#guard-cycle"),
+        ("`guard_cycle` 0.2", "configure.html#guard-cycle"),
+        ("the scheduler runs every 30 s", "architecture.html#scheduler"),
         ("bulk: `Schedule.objects.bulk_create`", "schedules.html"),
     )
 

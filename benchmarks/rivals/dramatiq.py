@@ -32,7 +32,7 @@ class Adapter(Contestant):
     docs = "https://dramatiq.io/"
     settings = (
         ("`--processes 2`, one per core, `--threads 8`: the defaults", "guide.html#workers"),
-        ("the default prefetch", "advanced.html#prefetch-limits"),
+        ("the default prefetch", "reference.html#environment-variables"),
         ("lag: one process with `Worker(worker_timeout=10)`, in ms", "reference.html#dramatiq.Worker"),
         ("`send_with_options(delay=...)`", "guide.html#scheduling-messages"),
     )

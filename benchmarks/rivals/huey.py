@@ -21,7 +21,8 @@ class Adapter(Contestant):
     settings = (
         ("`-k process`, one process per core, for tasks that compute", "consumer.html#worker-types"),
         ("`-s 1`: the finest interval of the scheduler", "consumer.html#options-for-the-consumer"),
-        ("`results=False`, and `-n`: no periodic tasks", "api.html#huey-object"),
+        ("`results=False`", "api.html#huey-object"),
+        ("`-n`: no periodic tasks", "consumer.html#options-for-the-consumer"),
         ("blocking reads of Redis, so that no delay applies", "api.html#RedisHuey"),
     )
     tasks = {name: huey.task()(job) for name, job in JOBS.items()}

@@ -11,6 +11,10 @@ from procrastinate.contrib.django import app
 from benchmarks.rivals.base import Contestant, empty, multiply, pages, python, relation_bytes, when
 from benchmarks.shop import jobs
 
+CONNECTOR = (
+    "https://github.com/procrastinate-org/procrastinate/blob/main/procrastinate/contrib/django/django_connector.py"
+)
+
 
 async def note(pk: int, due: float) -> None:
     jobs.record(due)
@@ -22,11 +26,11 @@ class Adapter(Contestant):
     docs = "https://procrastinate.readthedocs.io/en/stable/"
     on_commit = False
     settings: Sequence[tuple[str, str]] = (
-        ("the Django connector: jobs are part of the transaction", "howto/django/configuration.html"),
-        ("drain: two workers, `--concurrency 4` each", "howto/basics/worker.html"),
-        ("`--fetch-job-polling-interval 0.1`, and LISTEN/NOTIFY", "howto/basics/worker.html"),
+        ("the Django connector, which uses the connection of Django: jobs are part of the transaction", CONNECTOR),
+        ("drain: two workers, `--concurrency 4` each", "howto/production/concurrency.html"),
+        ("`--fetch-job-polling-interval 0.1`, and LISTEN/NOTIFY", "discussions.html#how-polling-works"),
         ("`--delete-jobs successful`", "howto/production/delete_finished_jobs.html"),
-        ("`batch_defer`", "howto/advanced/batch_defer.html"),
+        ("`batch_defer`", "howto/basics/batch_defer.html"),
         ("`async` for the task that does nothing", "howto/basics/tasks.html"),
     )
     app = app

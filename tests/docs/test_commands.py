@@ -18,7 +18,7 @@ from tests.docs.pages import ROOT, code, pages, read
 
 OTHER_PROGRAMS = {
     *("cd", "celery", "docker", "git", "gunicorn", "heroku", "journalctl", "kubectl", "mkdir", "redis-cli", "rq"),
-    *("source", "systemctl", "uvicorn"),
+    *("set", "source", "systemctl", "uvicorn"),
 }
 OTHER_MODULES = {"venv"}
 OTHER_PACKAGES = {"django-tasks-db"}

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import ROOT, read
-from tests.docs.test_commands import complaint_about
+from tests.docs.test_commands import complaint_about, complaint_about_requirement
 from tests.docs.test_facts import PROJECT
 from tools.servers import RedisServer
 
@@ -30,6 +30,11 @@ def file(page: str, name: str) -> str:
     blocks = [block.code for block in read(HOW_TO / f"{page}.md").blocks]
     (found,) = [code for code in blocks if re.match(rf"[#;] (/\S+/)?{re.escape(name)}\n", code)]
     return found
+
+
+def variables(page: str, name: str) -> set[str]:
+    """Return the names of the environment variables in a file that a page shows."""
+    return set(re.findall(r"^(\w+)=", file(page, name), re.MULTILINE))
 
 
 def check(command: list[str]) -> None:
@@ -63,6 +68,11 @@ def test_the_unit_does_not_restart_a_worker_of_another_installation() -> None:
     unit.read_string(file("systemd", "shop-timeouts.service"))
     assert unit["Service"]["RestartPreventExitStatus"] == str(REFUSED)
     check(shlex.split(unit["Service"]["ExecStart"]))
+
+
+@pytest.mark.parametrize(("page", "name"), [("systemd", "environment"), ("kubernetes", "shop.env")])
+def test_the_settings_read_the_variables_that_the_pages_without_settings_show(page: str, name: str) -> None:
+    assert variables(page, name) <= environment_of_settings("compose")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +110,17 @@ def test_the_settings_of_compose_read_the_variables_that_its_services_get(compos
     assert hosts == {"postgres", "redis://redis:6379/0"} and {"postgres", "redis"} <= compose["services"].keys()
 
 
+def test_the_variables_of_compose_are_in_its_file_which_the_image_does_not_contain() -> None:
+    used = set(re.findall(r"\$\{(\w+)\}", file("compose", "compose.yaml")))
+    assert used == variables("compose", ".env")
+    assert ".env" in file("compose", ".dockerignore").splitlines()
+
+
+def test_the_requirements_of_the_image_are_what_its_services_run(compose: Any) -> None:
+    own, server = file("compose", "requirements.txt").splitlines()[1:]
+    assert (complaint_about_requirement(own), server) == (None, compose["services"]["web"]["command"][0])
+
+
 def test_the_image_runs_a_supported_python_and_a_command_that_receives_signals() -> None:
     image = file("compose", "Dockerfile")
     (version,) = re.findall(r"^FROM python:(\d+\.\d+)-slim$", image, re.MULTILINE)
@@ -123,7 +144,7 @@ def test_redis_starts_with_the_shown_options_and_does_not_evict(source: str, com
     if missing := Shown.missing():
         pytest.skip(missing)
     with Shown(tmp_path) as server, redis.Redis.from_url(server.url) as client:
-        values: Any = client.config_get("maxmemory-policy", "save")
+        values: Any = client.config_get("maxmemory-policy") | client.config_get("save")  # Redis 6.2 takes one name
         assert values == {"maxmemory-policy": "noeviction", "save": ""}
 
 
@@ -132,7 +153,8 @@ def test_the_pools_of_pgbouncer_have_room_for_a_worker() -> None:
 
     pgbouncer = configparser.ConfigParser()
     pgbouncer.read_string(file("deploy", "pgbouncer.ini"))
-    options = dict(word.split("=") for word in pgbouncer["databases"]["shop_worker"].split())
+    (worker,) = re.findall(r"DATABASE_NAME=(\w+) python", (HOW_TO / "deploy.md").read_text())
+    options = dict(word.split("=") for word in pgbouncer["databases"][worker].split())
     assert int(options["pool_size"]) >= Settings().concurrency + 2
 
 
@@ -146,8 +168,10 @@ def test_the_containers_of_kubernetes_run_commands_that_exist() -> None:
     assert (timeouts["apiVersion"], timeouts["kind"]) == ("apps/v1", "Deployment")
     assert (migrate["apiVersion"], migrate["kind"]) == ("batch/v1", "Job")
     assert timeouts["spec"]["selector"]["matchLabels"] == timeouts["spec"]["template"]["metadata"]["labels"]
+    (secret,) = re.findall(r"kubectl create secret generic (\w+) ", (HOW_TO / "kubernetes.md").read_text())
     for manifest in (timeouts, migrate):
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": secret}}]
         check(container["command"])
         for probe in ("startupProbe", "livenessProbe"):
             if probe in container:
