@@ -98,6 +98,18 @@ def test_workers_that_are_gone_hang_or_serve_other_queues_are_found() -> None:
 
 
 @pytest.mark.usefixtures("without_redis")
+def test_threads_whose_handlers_hang_are_found(do: Do) -> None:
+    worker = a_worker(stuck_threads=2)
+    level, words = worst("workers.stuck_threads")
+    assert level == WARNING
+    assert "shop1:7 has 2 threads whose handlers do not end after their time limit" in words
+    assert "2 stuck threads" in do("delayq_status").out
+    worker.delete()
+    a_worker()
+    assert found("workers.stuck_threads") == []
+
+
+@pytest.mark.usefixtures("without_redis")
 def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_first_deadline(declare: Any) -> None:
     declare(Order, name="mailed", queue="mail")
     a_worker(queues=["default"])

@@ -78,11 +78,33 @@ def test_every_report_fits_eighty_columns(at_terminal: Callable[..., tuple[str, 
     parcel = Parcel.objects.create(sent_at=timezone.now())
     as_if(parcel.timeouts.get(), "dead", "retries", reason="ConnectionError: the courier did not answer", attempts=10)
     pending(Order.objects.create(), "linger")
-    for arguments in (["delayq_list", "--state", "dead"], ["delayq_policies"], ["delayq_status"]):
+    explained = ["delayq_explain", "--id", str(parcel.timeouts.get().pk)]
+    for arguments in (["delayq_list", "--state", "dead"], ["delayq_policies"], ["delayq_status"], explained):
         out, _ = at_terminal(*arguments)
         assert max(map(len, out.splitlines())) <= 80, out
     words = at_terminal("delayq_list", "--state", "dead")[0].replace("\n", " ").split()
     assert "".join(str(parcel.pk).split("-")[-1:]) in words and "courier" in words
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_findings_of_the_doctor_fit_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Timeout.objects.filter(pk=dead(Order.objects.create()).pk).update(policy="testapp.order.forgotten")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with pytest.raises(SystemExit):
+        call_command("delayq_doctor", "--no-color")
+    out = capsys.readouterr().out
+    assert "delayq_retire" in out and max(map(len, out.splitlines())) <= 80, out
+
+
+@pytest.mark.parametrize("stop", ["delayq_pause", "delayq_hold"])
+def test_a_stopped_policy_is_refused_in_words_that_fit_a_pause_and_a_hold(do: Do, stop: str) -> None:
+    row = pending(Order.objects.create())
+    do(stop, row.policy)
+    with pytest.raises(CommandError, match="its policy is stopped: resume it first"):
+        do("delayq_fire", "--id", str(row.pk))
 
 
 def test_the_list_shows_datetimes_with_their_zone_and_only_columns_with_values(do: Do) -> None:
