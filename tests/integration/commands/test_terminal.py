@@ -122,7 +122,7 @@ def test_a_timeout_that_is_named_and_left_alone_is_explained(do: Do, name: str) 
     waiting = pending(Order.objects.create())
     row, why = (waiting, "not") if name in {"retry", "refire"} else (fired, "already settled")
     more = ("--by", "1h") if name == "postpone" else ()
-    with pytest.raises(CommandError, match="left as they are") as refused:
+    with pytest.raises(CommandError, match="left unchanged") as refused:
         do(f"delayq_{name}", "--id", str(row.pk), "--id", "0", *more)
     assert refused.value.returncode == 1
     assert why in str(refused.value) and f"({row.pk})" in str(refused.value)
