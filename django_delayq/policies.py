@@ -64,9 +64,10 @@ class TimeoutPolicy(Generic[M]):
     def __post_init__(self) -> None:
         # Complete the given values; afterwards the policy is frozen.
         object.__setattr__(self, "name", self.name or getattr(self.handler, "__name__", ""))
-        former = (self.aliases,) if isinstance(self.aliases, str) else tuple(self.aliases)
-        object.__setattr__(self, "aliases", former)
-        object.__setattr__(self, "search", (self.search,) if isinstance(self.search, str) else tuple(self.search))
+        for option in ("aliases", "search"):
+            given = getattr(self, option)
+            is_several = isinstance(given, Iterable) and not isinstance(given, str)
+            object.__setattr__(self, option, tuple(given) if is_several else (given,))
         # `inspect.signature` and documentation tools show the handler. Set on the instance, because on the class
         # it would hide the signature of the class.
         object.__setattr__(self, "__wrapped__", self.handler)
@@ -195,12 +196,19 @@ _NOT_A_NAME = "Name a policy by its name, its label or the policy itself, not by
 
 def register_policy(policy: TimeoutPolicy[M]) -> TimeoutPolicy[M]:
     """Declare `policy`, as the decorator does, and return it. Raises PolicyError."""
+    if not isinstance(policy, TimeoutPolicy):
+        raise PolicyError(
+            f"register_policy() takes a TimeoutPolicy, not {policy!r}. To declare a function, decorate it: "
+            "@timeout_policy(Order, after=...)."
+        )
     registry.add(policy)
     return policy
 
 
 def get_policies(model: type[Model] | None = None) -> list[TimeoutPolicy[Any]]:
     """Return all declared policies in order of declaration, or those that saves of `model` concern."""
+    if not (model is None or (isinstance(model, type) and issubclass(model, Model))):
+        raise TypeError(f"get_policies() takes a model class, not {model!r}.")
     return [policy for policy in registry if model is None or policy.fits(model)]
 
 
@@ -216,7 +224,7 @@ def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> Ti
     """
     if isinstance(policy, TimeoutPolicy):
         return policy
-    if isinstance(policy, tuple):
+    if isinstance(policy, tuple) and len(policy) == 2 and isinstance(policy[0], type):
         return resolve_policy(policy[1], policy[0])
     if not isinstance(policy, str):
         raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))

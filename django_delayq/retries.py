@@ -39,6 +39,11 @@ class Retry:
     jitter: float
 
     def __init__(self, delays: Iterable[float | timedelta] = DEFAULT_LADDER, *, jitter: float = 0.0) -> None:
+        if not isinstance(delays, Iterable):
+            raise TypeError(
+                f"Retry() takes a list of delays, such as [60, 600], not {delays!r}. For a number of retries: "
+                "Retry.exponential(times=5)."
+            )
         if not 0 <= jitter <= 1:
             raise ValueError(f"jitter must lie between 0 and 1, not {jitter!r}.")
         object.__setattr__(self, "delays", tuple(_seconds(delay, "A step of the ladder") for delay in delays))

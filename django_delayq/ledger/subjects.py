@@ -78,11 +78,16 @@ def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str 
 
     Raises:
         UnknownPolicy: no such policy for this kind of object.
-        ValueError: an object that is not saved, or a wrong key.
+        ValueError: an object that is not saved, a wrong key, or a policy or key that is not that of the `Timeout`.
         TypeError: neither a model instance nor a `Timeout`, or no policy for an object.
     """
     if isinstance(target, Timeout):
-        return _subject_of_row(target)
+        found = _subject_of_row(target)
+        names = {found.policy, *found.labels, *(label.rpartition(".")[2] for label in found.labels)}
+        if not (policy is None or policy in names) or key not in ("", found.key):
+            named = f"{policy or found.labels[0]}{f' with the key {key!r}' if key else ''}"
+            raise ValueError(f"{found} is not a timeout of {named}.")
+        return found
     resolved, using, pk = place_of(target, policy)
     return subject_at(resolved, pk, key, using)
 

@@ -43,7 +43,7 @@ def check_refusals(result: Result, absent: Sequence[int] = ()) -> None:
     lines = []
     for why, number in result.refused.items():
         ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-        lines.append(f"{number} left as they are: {Refusal(why).label}{f' ({ids})' if ids else ''}")
+        lines.append(f"{number} left unchanged: {Refusal(why).label}{f' ({ids})' if ids else ''}")
     if absent:
         lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
     if lines:
@@ -233,7 +233,7 @@ class PolicyCommand(OperatorCommand):
             change = self.run_operation(policy, options, **more)
             self.end_progress()
             now = self.shown(policy_state(policy, using)) if change else "nothing to change"
-            moved = f"; {change.moved} moved, {change.unmoved} left as they are" if change and change.moved else ""
+            moved = f"; {change.moved} moved, {change.unmoved} left unchanged" if change and change.moved else ""
             self.stdout.write(f"{was}: {now}{moved}")
 
 

@@ -152,7 +152,7 @@ def workers(using: str) -> Iterator[CheckMessage]:
             hint = "Restart it. Its timeouts fire when their leases expire."
             yield Error(text, hint=hint, id="workers.stuck")
         if worker.stuck_threads:
-            text = f"{worker.name} has {worker.stuck_threads} threads whose handlers do not end after their time limit."
+            text = f"Threads of {worker.name} whose handlers do not end after their time limit: {worker.stuck_threads}."
             hint = "Give their sockets and calls timeouts of their own. See the log for TimeLimitExceeded."
             yield Warning(text, hint=hint, id="workers.stuck_threads")
     if any(worker.queues is None for worker in found):
@@ -181,7 +181,7 @@ def policies(using: str) -> Iterator[CheckMessage]:
         if waited > OVERDUE:
             is_late = True
             oldest = duration_text(waited, is_exact=False)
-            text = f"{policy.overdue} of {policy.label} are overdue, the oldest for {oldest}."
+            text = f"Overdue timeouts of {policy.label}: {policy.overdue}, the oldest for {oldest}."
             hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
             yield (Error if waited > OVERDUE_ERROR else Warning)(text, hint=hint, id="overdue")
     if not is_late:
@@ -199,10 +199,10 @@ def policies(using: str) -> Iterator[CheckMessage]:
             yield Warning(text, hint=hint, id="unknown_policy")
         if policy.dead.value and policy.state is None:
             hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {policy.label} --state dead"
-            yield Warning(f"{policy.dead} of {policy.label} are dead.", hint=hint, id="dead")
+            yield Warning(f"Dead timeouts of {policy.label}: {policy.dead}.", hint=hint, id="dead")
         elif policy.dead.value:
             hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
-            yield Warning(f"{policy.dead} of {policy.label} are dead.", hint=hint, id="dead")
+            yield Warning(f"Dead timeouts of {policy.label}: {policy.dead}.", hint=hint, id="dead")
 
 
 def stopped(using: str) -> Iterator[CheckMessage]:
@@ -233,7 +233,9 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
         if policy.is_automatic and database_of(policy.concrete_model) == using:
             count = count_too_old(policy, using, get_settings().sync_interval * 2)
             if count.value:
-                text = f"{count} objects match {policy.label}, but their deadlines passed too long ago to arm them."
+                text = (
+                    f"Objects that match {policy.label}, but whose deadlines passed too long ago to arm them: {count}."
+                )
                 hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
                 yield Warning(text, hint=hint, id="too_old")
 
@@ -286,7 +288,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
     starts = [now + number * minute for number in range(60)]
     counts = count_each({at: pending.filter(run_at__gt=at, run_at__lte=at + minute) for at in starts}, using)
     due, busiest = sum(counts.values(), NOTHING), max(counts.values())
-    text = f"{due} timeouts are due in the next hour, at most {busiest} in a minute."
+    text = f"Timeouts due in the next hour: {due}, at most {busiest} in a minute."
     if found:
         rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)

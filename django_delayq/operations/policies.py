@@ -65,10 +65,10 @@ def pause(
         The change; None: the policy was paused like this already.
 
     Raises:
-        InvalidDelay: `until` has passed, or its awareness does not fit `USE_TZ`.
+        InvalidDelay: `until` is not a datetime, has passed, or its awareness does not fit `USE_TZ`.
         PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
     """
-    if isinstance(until, datetime) and check_moment(until, "until") <= clock.now():
+    if until is not None and until != "keep" and check_moment(until, "until") <= clock.now():
         raise InvalidDelay(_("{moment} is in the past.").format(moment=until))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):

@@ -201,7 +201,7 @@ def run_action(
             progress(result)
     if not dry_run:
         logger.info(
-            "%s by %s: %d timeouts changed, %d did not",
+            "%s by %s: %d changed, %d unchanged",
             *(action.name, by, total.changed, total.unchanged),
             extra={"event": "timeouts_steered", "verb": action.name, "by": by, "reason": reason},
         )

@@ -196,3 +196,9 @@ def test_jitter_only_lengthens_and_can_be_seeded() -> None:
 def test_a_senseless_ladder_is_refused(make: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         make()
+
+
+def test_a_number_of_retries_is_refused_with_the_function_that_takes_one() -> None:
+    number: Any = 5
+    with pytest.raises(TypeError, match=r"a list of delays, such as \[60, 600\], not 5.*Retry.exponential\(times=5\)"):
+        Retry(number)

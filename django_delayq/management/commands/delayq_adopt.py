@@ -41,8 +41,8 @@ class Command(OperatorCommand):
         alive = WorkerSeen.objects.using(using).filter(seen_at__gt=database_now(using) - ALIVE).count()
         if alive and not (is_own or options["yes"] or options["dry_run"]):
             raise CommandError(
-                f"{alive} workers have used this database within the last {ALIVE.seconds} seconds. If it is not a "
-                "copy, stop them first. If it is one, wait, or give --yes."
+                f"Workers that have used this database within the last {ALIVE.seconds} seconds: {alive}. If it is not "
+                "a copy, stop them first. If it is one, wait, or give --yes."
             )
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
@@ -57,5 +57,5 @@ class Command(OperatorCommand):
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return
-        counts = f"{done.cancelled} timeouts cancelled, {done.renewed} with new idempotency keys"
+        counts = f"timeouts: {done.cancelled} cancelled, {done.renewed} with new idempotency keys"
         self.report(f"{done.name} adopted the database of {done.before or 'no installation'}: {counts}", options)

@@ -24,9 +24,9 @@ class Command(AskingCommand):
         using, days = router.db_for_write(Timeout), get_settings().retention.days
         old = count_old(using)
         if options["dry_run"]:
-            self.report(f"{old} timeouts settled more than {days} days ago", options)
+            self.report(f"Timeouts settled more than {days} days ago: {old}", options)
             return
         self.ask("delete", old, options)
         deleted = prune(using)
-        logger.info("%d timeouts were pruned by %s", deleted, actor(), extra={"event": "pruned", "by": actor()})
-        self.stdout.write(f"{deleted} timeouts settled more than {days} days ago were deleted")
+        logger.info("Timeouts pruned by %s: %d", actor(), deleted, extra={"event": "pruned", "by": actor()})
+        self.stdout.write(f"Timeouts settled more than {days} days ago: {deleted} deleted")

@@ -62,7 +62,7 @@ class Command(PolicyCommand):
         if mode != "keep":
             self.ask(mode, pending, options)
         change = self.run_operation(policy, options)
-        self.stdout.write(f"changed; {change.moved} moved, {change.unmoved} left as they are")
+        self.stdout.write(f"changed; {change.moved} moved, {change.unmoved} left unchanged")
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         return {"after": options["after"], "mode": options["mode"]}

@@ -73,7 +73,7 @@ def test_a_hold_ends_with_a_shift_that_is_asked_for(do: Do, typing: Callable[[st
     with pytest.raises(CommandError, match="Without a terminal"):
         do("delayq_resume", REMIND)
     assert stop_of(REMIND) == "held"
-    assert "11 moved, 0 left as they are" in do("delayq_resume", REMIND, "--yes").out
+    assert "11 moved, 0 left unchanged" in do("delayq_resume", REMIND, "--yes").out
     assert Timeout.objects.get(pk=rows[0].pk).due_at >= rows[0].due_at + timedelta(hours=1)
     do("delayq_hold", REMIND)
     assert "moved" not in do("delayq_resume", REMIND, "--no-shift").out

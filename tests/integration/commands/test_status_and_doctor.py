@@ -98,6 +98,18 @@ def test_workers_that_are_gone_hang_or_serve_other_queues_are_found() -> None:
 
 
 @pytest.mark.usefixtures("without_redis")
+def test_threads_whose_handlers_hang_are_found(do: Do) -> None:
+    worker = a_worker(stuck_threads=2)
+    level, words = worst("workers.stuck_threads")
+    assert level == WARNING
+    assert "Threads of shop1:7 whose handlers do not end after their time limit: 2." in words
+    assert "2 stuck threads" in do("delayq_status").out
+    worker.delete()
+    a_worker()
+    assert found("workers.stuck_threads") == []
+
+
+@pytest.mark.usefixtures("without_redis")
 def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_first_deadline(declare: Any) -> None:
     declare(Order, name="mailed", queue="mail")
     a_worker(queues=["default"])
@@ -112,7 +124,7 @@ def test_a_queue_that_policies_name_and_no_worker_serves_is_found_before_its_fir
 def test_what_waits_for_too_long_is_found_unless_somebody_has_paused_it() -> None:
     row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
     level, words = worst("overdue")
-    assert (level, "1 of testapp.order.remind are overdue, the oldest for 5 min" in words) == (WARNING, True)
+    assert (level, "Overdue timeouts of testapp.order.remind: 1, the oldest for 5 min" in words) == (WARNING, True)
     as_if(row, "pending", run_at=timezone.now() - HOUR)
     assert worst("overdue")[0] == ERROR
     pause(REMIND, by=BY, reason="outage")
@@ -133,7 +145,7 @@ def test_rows_that_nobody_will_fire_are_found() -> None:
     assert (level, "delayq_retire testapp.order.forgotten" in words) == (WARNING, True)
     level, words = worst("too_old")
     assert level == WARNING
-    assert "1 objects match testapp.order.cancel_unpaid" in words
+    assert "Objects that match testapp.order.cancel_unpaid, but" in words and "arm them: 1." in words
     assert "too_old" not in {finding.id for finding in examine(quick=True)}
 
 
@@ -151,9 +163,10 @@ def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do
     level, words = worst("unknown_policy")
     assert level == WARNING
     assert "testapp.order.forgotten is not declared, but has 0 pending, 0 firing and 4 dead timeouts." in words
+    assert "If it was renamed, name it in aliases= of its successor, or the next save schedules a second" in words
     level, words = worst("dead")
     assert level == WARNING
-    assert "4 of testapp.order.forgotten are dead." in words
+    assert "Dead timeouts of testapp.order.forgotten: 4." in words
     assert "delayq_cancel --policy testapp.order.forgotten --state dead" in words
 
 
@@ -182,13 +195,13 @@ def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("without_redis")
 def test_the_capacity_is_estimated_from_the_busiest_minute_and_the_running_workers() -> None:
-    assert worst("capacity") == (INFO, "0 timeouts are due in the next hour, at most 0 in a minute. None")
+    assert worst("capacity") == (INFO, "Timeouts due in the next hour: 0, at most 0 in a minute. None")
     a_worker(), a_worker(concurrency=1)
     soon, late = timezone.now() + timedelta(minutes=5, seconds=30), timezone.now() + timedelta(minutes=30)
     for run_at in (soon, soon, late, timezone.now() + 2 * HOUR, timezone.now() - HOUR):
         as_if(pending(Order.objects.create()), "pending", run_at=run_at)
     words = worst("capacity")[1]
-    assert "3 timeouts are due in the next hour, at most 2 in a minute." in words
+    assert "Timeouts due in the next hour: 3, at most 2 in a minute." in words
     assert f"about {doctor.CAPACITY['firings_per_second_two_processes']} a second" in words
     assert "up to 11 database connections" in words
     assert "at most 5 rows, about 0.0 MB" in worst("capacity.storage")[1]
@@ -349,7 +362,7 @@ def test_pruning_can_be_tried(do: Do) -> None:
     long_ago = timezone.now() - timedelta(days=100)
     Timeout.objects.filter(pk=old.pk).update(settled_at=long_ago, due_at=long_ago)
     said = do("delayq_prune", "--dry-run").out
-    assert said == "1 timeouts settled more than 30 days ago (dry run: nothing was changed)\n"
+    assert said == "Timeouts settled more than 30 days ago: 1 (dry run: nothing was changed)\n"
     assert Timeout.objects.exists()
-    assert do("delayq_prune").out.startswith("1 ")
+    assert do("delayq_prune").out == "Timeouts settled more than 30 days ago: 1 deleted\n"
     assert not Timeout.objects.exists()

@@ -78,11 +78,33 @@ def test_every_report_fits_eighty_columns(at_terminal: Callable[..., tuple[str, 
     parcel = Parcel.objects.create(sent_at=timezone.now())
     as_if(parcel.timeouts.get(), "dead", "retries", reason="ConnectionError: the courier did not answer", attempts=10)
     pending(Order.objects.create(), "linger")
-    for arguments in (["delayq_list", "--state", "dead"], ["delayq_policies"], ["delayq_status"]):
+    explained = ["delayq_explain", "--id", str(parcel.timeouts.get().pk)]
+    for arguments in (["delayq_list", "--state", "dead"], ["delayq_policies"], ["delayq_status"], explained):
         out, _ = at_terminal(*arguments)
         assert max(map(len, out.splitlines())) <= 80, out
     words = at_terminal("delayq_list", "--state", "dead")[0].replace("\n", " ").split()
     assert "".join(str(parcel.pk).split("-")[-1:]) in words and "courier" in words
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_findings_of_the_doctor_fit_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Timeout.objects.filter(pk=dead(Order.objects.create()).pk).update(policy="testapp.order.forgotten")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with pytest.raises(SystemExit):
+        call_command("delayq_doctor", "--no-color")
+    out = capsys.readouterr().out
+    assert "delayq_retire" in out and max(map(len, out.splitlines())) <= 80, out
+
+
+@pytest.mark.parametrize("stop", ["delayq_pause", "delayq_hold"])
+def test_a_stopped_policy_is_refused_in_words_that_fit_a_pause_and_a_hold(do: Do, stop: str) -> None:
+    row = pending(Order.objects.create())
+    do(stop, row.policy)
+    with pytest.raises(CommandError, match="its policy is stopped: resume it first"):
+        do("delayq_fire", "--id", str(row.pk))
 
 
 def test_the_list_shows_datetimes_with_their_zone_and_only_columns_with_values(do: Do) -> None:
@@ -100,7 +122,7 @@ def test_a_timeout_that_is_named_and_left_alone_is_explained(do: Do, name: str) 
     waiting = pending(Order.objects.create())
     row, why = (waiting, "not") if name in {"retry", "refire"} else (fired, "already settled")
     more = ("--by", "1h") if name == "postpone" else ()
-    with pytest.raises(CommandError, match="left as they are") as refused:
+    with pytest.raises(CommandError, match="left unchanged") as refused:
         do(f"delayq_{name}", "--id", str(row.pk), "--id", "0", *more)
     assert refused.value.returncode == 1
     assert why in str(refused.value) and f"({row.pk})" in str(refused.value)
@@ -119,11 +141,13 @@ def test_a_named_timeout_is_listed_in_any_state(do: Do) -> None:
     assert "fired" in do("delayq_list", "--id", str(fired.pk)).out
 
 
-def test_progress_is_erased_and_is_not_an_error(at_terminal: Callable[..., tuple[str, str]]) -> None:
+def test_progress_is_erased_and_is_not_an_error() -> None:
     rows = [pending(Order.objects.create()) for _ in range(3)]
-    out, err = at_terminal("delayq_cancel", "--all", force_color=True)
-    assert out == f"{len(rows)} cancelled\n"
-    shown, blank, end = err.split("\r")
+    out, err = Terminal(), Terminal()
+    # Given to the command and not to call_command(), where Django would not style errors.
+    call_command(type(load("django_delayq", "delayq_cancel"))(out, err, force_color=True), "--all", force_color=True)
+    assert out.getvalue() == f"{len(rows)} cancelled\n"
+    shown, blank, end = err.getvalue().split("\r")
     assert (shown.strip(), blank.strip(), end) == ("3 examined", "", "")
     assert len(blank) >= len(shown)
 

@@ -102,7 +102,7 @@ def test_what_stays_is_said_with_its_reason(do: Do) -> None:
     firing = as_if(pending(Order.objects.create(), "send_outside"), "firing")
     (waits,) = some()
     ids = ("--id", str(firing.pk), "--id", str(waits.pk))
-    with pytest.raises(CommandError, match=rf"^1 left as they are: it is firing now \({firing.pk}\)$"):
+    with pytest.raises(CommandError, match=rf"^1 left unchanged: it is firing now \({firing.pk}\)$"):
         do("delayq_cancel", *ids, "--state", "firing", "--state", "pending")
     assert states([firing, waits]) == ["firing", "cancelled"]
 

@@ -91,6 +91,9 @@ def test_a_pause_that_would_be_over_already_is_refused(until: timedelta) -> None
         pause("testapp.order.remin", by=BY)
     with pytest.raises(ValueError, match="who does it"):
         pause(REMIND, by="")
+    for until_wrong in ("tomorrow", HOUR):
+        with pytest.raises(InvalidDelay, match="until must be a datetime, not (str|timedelta)"):
+            pause(REMIND, by=BY, until=until_wrong)  # type: ignore[arg-type]
     assert changes() == []
     assert stops() == set()
 

@@ -18,10 +18,24 @@ def test_a_policy_names_itself() -> None:
     assert dq.get_policy(cancel_unpaid) is cancel_unpaid
 
 
-@pytest.mark.parametrize("wrong", [None, 5, Order])
+@pytest.mark.parametrize("wrong", [None, 5, Order, (Order,), (Order, "remind", 1), ("testapp.Order", "remind")])
 def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
     with pytest.raises(dq.UnknownPolicy, match="Name a policy by its name, its label or the policy itself"):
         dq.get_policy(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["testapp.Order", 5, Order()])
+def test_policies_of_what_is_no_model_are_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="takes a model class, not "):
+        dq.get_policies(wrong)
+
+
+def test_registering_a_function_is_refused_with_the_decorator() -> None:
+    def remind(order: Any, timeout: Any) -> None: ...
+
+    register: Any = dq.register_policy
+    with pytest.raises(dq.PolicyError, match=r"takes a TimeoutPolicy, not .*remind.*@timeout_policy\(Order, after="):
+        register(remind)
 
 
 @pytest.mark.django_db
@@ -38,7 +52,9 @@ def test_a_policy_looks_like_its_handler_and_its_class_like_a_class() -> None:
     assert "handler" in inspect.signature(dq.TimeoutPolicy).parameters
 
 
-def test_an_alias_that_is_no_text_is_refused() -> None:
-    aliases: Any = (1,)
-    with pytest.raises(dq.PolicyError, match="aliases"):
-        dq.timeout_policy(Order, name="other", aliases=aliases)(lambda order, timeout: None)
+@pytest.mark.parametrize("option", ["aliases", "search"])
+@pytest.mark.parametrize("value", [(1,), 1, None])
+def test_an_alias_or_a_search_that_is_no_text_is_refused(option: str, value: Any) -> None:
+    declare: Any = dq.timeout_policy
+    with pytest.raises(dq.PolicyError, match=option):
+        declare(Order, name="other", **{option: value})(lambda order, timeout: None)

@@ -58,6 +58,20 @@ def test_a_guarded_timeout_whose_condition_the_block_ends_counts_as_cancelled_by
     assert Timeout.objects.get().cause == "condition"
 
 
+@pytest.mark.parametrize("verb", [dq.cancel_timeout, dq.get_deadline, dq.extend_timeout, dq.explain_timeout])
+def test_a_timeout_is_refused_beside_a_policy_or_a_key_that_is_not_its_own(order: Order, verb: Any) -> None:
+    row = dq.schedule_timeout(order, "remind", key="first", hours=1)
+    delay = {"minutes": 1} if verb is dq.extend_timeout else {}
+    for wrong in ({"policy": "linger"}, {"policy": dq.get_policy("testapp.order.linger")}, {"key": "second"}):
+        with pytest.raises(ValueError, match="is not a timeout of"):
+            verb(row, **wrong, **delay)
+    row.refresh_from_db()
+    assert (row.state, row.extensions) == ("pending", 0)
+    policy = dq.get_policy("testapp.order.remind")
+    for named in ({}, {"policy": "remind", "key": "first"}, {"policy": policy}, {"policy": policy.label}):
+        verb(row, **named, **delay)
+
+
 untyped: Any = dq
 operate: Any = operations
 seam: Any = clock

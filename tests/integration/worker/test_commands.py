@@ -38,6 +38,19 @@ def test_the_worker_command_says_what_it_serves(source: str, capsys: pytest.Capt
     assert "testapp.order.remind         by hand, each with its own delay" in out
 
 
+def test_a_worker_that_does_not_reach_redis_does_not_say_that_redis_wakes_it(
+    settings: Settings, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": "redis://127.0.0.1:1/0"}
+    with caplog.at_level("INFO", "django_delayq.worker"):
+        call_command("delayq_worker", "--burst")
+    assert (
+        "  Redis     not reached: until it answers, due timeouts are read from the database" in capsys.readouterr().out
+    )
+    (line,) = [each for each in caplog.messages if "serves all queues" in each]
+    assert line.endswith("woken by the ledger, once a second")
+
+
 @pytest.mark.usefixtures("without_redis")
 def test_the_first_screen_names_a_time_without_a_delay(
     declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
