@@ -73,7 +73,7 @@ def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(decla
     sources = Sources(RedisHealth(None), ["default"], None, "default", skew)
     executor: Any = Silent()
     dispatch = Dispatch(executor, sources, "default", skew=skew, prefetch=Prefetch(1), wake=lambda: None)
-    dispatch.submit({id: 1}, {id: Slot(time.monotonic(), time.monotonic() + 60)})
+    dispatch.add({id: 1}, {id: Slot(time.monotonic(), time.monotonic() + 60)})
     [(work, done)] = executor.works
     done(work, Report(missed=True))
     wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
