@@ -19,7 +19,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock, signals
-from django_delayq.delays import DelayArgs, check_length, parse_delay, shifted
+from django_delayq.delays import DelayArgs, check_length, counted, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import Stopped, stop_cache
@@ -330,8 +330,8 @@ def run_action(
             progress(result)
     if not dry_run:
         logger.info(
-            "%s by %s: %d changed, %d unchanged",
-            *(action.name, by, total.changed, total.unchanged),
+            "%s by %s: %s changed, %d did not",
+            *(action.name, by, counted(total.changed, "timeout"), total.unchanged),
             extra={"event": "timeouts_steered", "verb": action.name, "by": by, "reason": reason},
         )
     return total
