@@ -137,6 +137,17 @@ def brief(seconds: float) -> str:
     return duration_text(timedelta(seconds=round(seconds, 1)), is_exact=False)
 
 
+def counted(number: object, one: str, many: str = "") -> str:
+    """Return `1 timeout`, `2 timeouts` or `1,000+ timeouts`, as everywhere but on translated pages.
+
+    Args:
+        number: an int, or what is shown as one.
+        one: the words after 1.
+        many: the words after another number; empty: `one` with an s.
+    """
+    return f"{number} {one if str(number) == '1' else many or f'{one}s'}"
+
+
 def check_moment(value: Any, name: str) -> datetime:
     """Return `value`, in UTC if aware; raise `InvalidDelay` unless it is a datetime whose awareness fits `USE_TZ`."""
     if not isinstance(value, datetime):

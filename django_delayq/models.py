@@ -248,8 +248,8 @@ class PolicyControl(models.Model):
     reason = models.CharField(_("reason"), max_length=255, default="", blank=True)
 
     class Meta:
-        verbose_name = _("policy control")
-        verbose_name_plural = _("policy controls")
+        verbose_name = _("policy")
+        verbose_name_plural = _("Policies")  # a title, as on its page
         default_permissions = ("view",)
         permissions = (
             ("pause_policy", _("Can pause, hold and resume policies")),

@@ -39,6 +39,8 @@ nitpick_ignore_regex = [
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["diagrams.css"]
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 

@@ -13,7 +13,6 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
@@ -64,7 +63,7 @@ class PolicyControlAdmin(LedgerAdmin):
         states = [policy["state"] for policy in policies if policy["state"] is not None]
         context = {
             **self.admin_site.each_context(request),
-            "title": _("Policies"),
+            "title": self.opts.verbose_name_plural,
             "opts": self.model._meta,
             "media": self.media,
             "policies": policies,

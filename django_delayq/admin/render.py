@@ -173,7 +173,8 @@ def _event(event: StoryEvent) -> SafeString:
     if event.by:
         parts.append(actor_label(event.by))
     name = EVENT_LABELS.get(event.what, event.what)
-    line = format_html('{} <span class="delayq-what">{}</span>', time_tag(event.at), name)
+    # &#32;: the theme grappelli strips spaces between tags.
+    line = format_html('{}&#32;<span class="delayq-what">{}</span>', time_tag(event.at), name)
     line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
     reason = reason_label(event.reason)
     return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
@@ -199,7 +200,7 @@ def payload(row: Timeout) -> SafeString | str:
 def failures(row: Timeout) -> SafeString | str:
     """Render each failed attempt with its traceback, newest first."""
     details = (
-        '<details class="delayq-failure"{}><summary>{} <strong>{}</strong> <bdi>{}</bdi></summary>'
+        '<details class="delayq-failure"{}><summary>{}&#32;<strong>{}</strong>&#32;<bdi>{}</bdi></summary>'
         '<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre></details>'
     )
     values = (

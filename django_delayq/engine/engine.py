@@ -89,7 +89,7 @@ class DelayQueue:
             self._caller.log_once(
                 "foreign_members",
                 self.name,
-                "Queue %r contained %d invalid members, which were removed. Later ones are removed without a log line",
+                "Queue %r contained invalid members, now removed (%d). Later ones are removed without a log line",
                 self.name,
                 discarded,
             )

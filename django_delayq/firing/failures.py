@@ -12,6 +12,7 @@ from django.dispatch import Signal
 
 from django_delayq import clock, signals
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.handler import firing_transaction
@@ -146,7 +147,7 @@ def _verdict(
             return _failure(policy, row, too_far, now, attempt)
         number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
         if most is not None and number > most:
-            words = f"It snoozed {number} times, and its policy allows {most}: {error.reason}"
+            words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}: {error.reason}"
             values = {**settling.settled(State.DEAD, Cause.LIMIT, now), "reason": clipped(words), "attempts": attempt}
             return _Verdict(values, [], signals.timeout_dead, TooManySnoozes(words))
         snoozed = event("snoozed", now, reason=error.reason, to=run_at, number=number)

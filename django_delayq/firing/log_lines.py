@@ -13,7 +13,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from django_delayq.delays import brief
+from django_delayq.delays import brief, counted
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.scrubbing import keep_user_frames, message_of, shown
 from django_delayq.models import Timeout
@@ -43,7 +43,7 @@ def log_settled(rows: Iterable[Timeout], calls: Mapping[int, HandlerCall]) -> No
     for row in rows:
         if row.state == State.FIRED and row.settled_at:
             at, seconds, count = calls.get(row.pk, HandlerCall(row.settled_at, 0.0, 1))
-            others = f", together with {count - 1} others" if count > 1 else ""
+            others = f", together with {counted(count - 1, 'other')}" if count > 1 else ""
             times, facts = _timing(row, at, seconds)
             logger.info("%s fired %s%s", _name(row), times, others, extra=_extra(row, "timeout_fired", **facts))
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django.db import transaction
 
 from django_delayq.clock import database_now, to_ms
-from django_delayq.delays import duration_text
+from django_delayq.delays import counted, duration_text
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
@@ -94,10 +94,11 @@ def log_withheld(label: str, rows: Collection[Timeout]) -> None:
             )
     late = [row for row in rows if row.cause == Cause.LATE]
     if late:
+        words = counted(len(late), f"timeout of {label} was", f"timeouts of {label} were")
         logger.log(
             logging.ERROR if late[0].state == State.DEAD else logging.WARNING,
-            "%d timeouts of %s were too late and are %s, such as %s: %s",
-            *(len(late), label, late[0].state, late[0].pk, late[0].reason),
+            "%s too late and %s, such as %s: %s",
+            *(words, late[0].state, late[0].pk, late[0].reason),
             extra={"event": "timeouts_late", "policy": label, "count": len(late)},
         )
 
@@ -118,8 +119,8 @@ def count_fired(policy: TimeoutPolicy[Any], count: int, guards: Guards, using: s
             pause(policy, guards, total, using)
     except Exception as error:  # see above
         logger.warning(
-            "The brake of %s could not count %d timeouts: %s",
-            *(policy.label, count, message_of(error)),
+            "The brake of %s could not count %s: %s",
+            *(policy.label, counted(count, "timeout"), message_of(error)),
             exc_info=None if transient_reason(error, using) else shown(error),
             extra={"event": "brake_failed", "policy": policy.label},
         )

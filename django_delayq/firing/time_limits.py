@@ -27,6 +27,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import record
 from django_delayq.firing.handler import run_callbacks
@@ -215,6 +216,6 @@ def _complete(loan: _Loan, report: ReportBuilder) -> None:
         running.work.policy,
         loan.limit,
         loan.place,
-        f"; {len(rest)} callbacks behind it did not run" if rest else "",
+        f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": running.work.policy},
     )

@@ -20,6 +20,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import Error, InterfaceError
 
 from django_delayq.conf import ConfigError
+from django_delayq.delays import counted
 from django_delayq.dialects import dialect_of
 
 logger = logging.getLogger("django_delayq.worker")
@@ -56,8 +57,8 @@ class Limit(NamedTuple):
         if self.size >= needed:
             return None
         return (
-            f"{self.setting} allows {self.size} connections, but a worker with {concurrency} handler threads "
-            f"needs {needed}."
+            f"{self.setting} allows {counted(self.size, 'connection')}, but a worker with "
+            f"{counted(concurrency, 'handler thread')} needs {needed}."
         )
 
     def threads(self, concurrency: int) -> int:
@@ -65,8 +66,8 @@ class Limit(NamedTuple):
         least = 2 if self.is_pool else 1 + self.own  # threads that share the last connection of a pool take turns
         if self.size < least:
             raise ConfigError(
-                f"{self.setting} allows {self.size} connections. A worker needs at least {least}, "
-                f"and {concurrency + self.own} for {concurrency} handler threads. Raise the limit."
+                f"{self.setting} allows {counted(self.size, 'connection')}. A worker needs at least {least}, "
+                f"and {concurrency + self.own} for {counted(concurrency, 'handler thread')}. Raise the limit."
             )
         return max(1, min(concurrency, self.size - self.own))
 

@@ -20,6 +20,7 @@ from django.db import connections, transaction
 
 from django_delayq import clock
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.engine import Change
 from django_delayq.engine.records import MAX_DUE_MS
 from django_delayq.exceptions import EngineError
@@ -141,7 +142,9 @@ def _send(changes: Sequence[Change]) -> None:
             engine.apply(changes)
     except EngineError as error:
         # The circuit breaker has logged it, once.
-        logger.debug("%d changes were not pushed: %s", len(changes), error, extra={"event": "push_failed"})
+        words = counted(len(changes), "change was", "changes were")
+        logger.debug("%s not pushed: %s", words, error, extra={"event": "push_failed"})
     except Exception:
         # Django logs this in callbacks only, and a caller that manages its own transaction must not fail for a hint.
-        logger.exception("%d changes were not pushed", len(changes), extra={"event": "push_failed"})
+        words = counted(len(changes), "change was", "changes were")
+        logger.exception("%s not pushed", words, extra={"event": "push_failed"})

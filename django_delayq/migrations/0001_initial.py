@@ -65,8 +65,8 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
             ],
             options={
-                'verbose_name': 'policy control',
-                'verbose_name_plural': 'policy controls',
+                'verbose_name': 'policy',
+                'verbose_name_plural': 'Policies',
                 'permissions': (('pause_policy', 'Can pause, hold and resume policies'), ('change_policy_delay', 'Can change the delay of policies'), ('change_policy_guards', 'Can change the guard rails of policies')),
                 'default_permissions': ('view',),
             },

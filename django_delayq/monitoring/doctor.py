@@ -21,7 +21,7 @@ import django_delayq
 from django_delayq.arming.sync import count_too_old
 from django_delayq.clock import database_now, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.delays import duration_text
+from django_delayq.delays import counted, duration_text
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit
 from django_delayq.ledger.db_errors import unapplied_migrations
@@ -152,7 +152,8 @@ def workers(using: str) -> Iterator[CheckMessage]:
             hint = "Restart it. Its timeouts fire when their leases expire."
             yield Error(text, hint=hint, id="workers.stuck")
         if worker.stuck_threads:
-            text = f"Threads of {worker.name} whose handlers do not end after their time limit: {worker.stuck_threads}."
+            text = counted(worker.stuck_threads, "thread whose handler does not", "threads whose handlers do not")
+            text = f"{worker.name} has {text} end after the time limit."
             hint = "Give their sockets and calls timeouts of their own. See the log for TimeLimitExceeded."
             yield Warning(text, hint=hint, id="workers.stuck_threads")
     if any(worker.queues is None for worker in found):
@@ -181,17 +182,19 @@ def policies(using: str) -> Iterator[CheckMessage]:
         if waited > OVERDUE:
             is_late = True
             oldest = duration_text(waited, is_exact=False)
-            text = f"Overdue timeouts of {policy.label}: {policy.overdue}, the oldest for {oldest}."
+            text = counted(
+                policy.overdue,
+                f"of {policy.label} is overdue, for {oldest}.",
+                f"of {policy.label} are overdue, the oldest for {oldest}.",
+            )
             hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
             yield (Error if waited > OVERDUE_ERROR else Warning)(text, hint=hint, id="overdue")
     if not is_late:
         yield Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")
     for policy in statuses:
-        counts = (policy.pending, policy.firing, policy.dead)
+        of, counts = f"of {policy.label}", (policy.pending, policy.firing, policy.dead)
         if policy.state is None and any(count.value for count in counts):
-            text = "{} is not declared, but has {} pending, {} firing and {} dead timeouts.".format(
-                policy.label, *counts
-            )
+            text = "{} is not declared, but has timeouts: {} pending, {} firing, {} dead.".format(policy.label, *counts)
             hint = (
                 "If it was renamed, name it in aliases= of its successor, or the next save schedules a second timeout."
             )
@@ -199,10 +202,10 @@ def policies(using: str) -> Iterator[CheckMessage]:
             yield Warning(text, hint=hint, id="unknown_policy")
         if policy.dead.value and policy.state is None:
             hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {policy.label} --state dead"
-            yield Warning(f"Dead timeouts of {policy.label}: {policy.dead}.", hint=hint, id="dead")
+            yield Warning(counted(policy.dead, f"{of} is dead.", f"{of} are dead."), hint=hint, id="dead")
         elif policy.dead.value:
             hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
-            yield Warning(f"Dead timeouts of {policy.label}: {policy.dead}.", hint=hint, id="dead")
+            yield Warning(counted(policy.dead, f"{of} is dead.", f"{of} are dead."), hint=hint, id="dead")
 
 
 def stopped(using: str) -> Iterator[CheckMessage]:
@@ -222,7 +225,7 @@ def stopped(using: str) -> Iterator[CheckMessage]:
 def unfinished_changes(using: str) -> Iterator[CheckMessage]:
     """Find changes of policies that have stopped moving rows before their end."""
     for change in unfinished(using).filter(touched_at__lt=database_now(using) - UNFINISHED_ERROR):
-        text = f"The change {change.what} of {change.policy} has moved {change.moved} rows and stopped."
+        text = f"The change {change.what} of {change.policy} has moved {counted(change.moved, 'row')} and stopped."
         hint = f"A worker continues it. Without a worker, run delayq_resume {change.policy}."
         yield Error(text, hint=hint, id="changes")
 
@@ -233,8 +236,10 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
         if policy.is_automatic and database_of(policy.concrete_model) == using:
             count = count_too_old(policy, using, get_settings().sync_interval * 2)
             if count.value:
-                text = (
-                    f"Objects that match {policy.label}, but whose deadlines passed too long ago to arm them: {count}."
+                text = counted(
+                    count,
+                    f"object matches {policy.label}, but its deadline passed too long ago to arm it.",
+                    f"objects match {policy.label}, but their deadlines passed too long ago to arm them.",
                 )
                 hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
                 yield Warning(text, hint=hint, id="too_old")
@@ -257,9 +262,9 @@ def delays(using: str) -> Iterator[CheckMessage]:
         former = Counter({each: found[each] for each in found if each != delay and not each.microseconds})
         for distance, count in former.most_common(1):
             is_wrong = True
-            text = f"Of {len(rows)} pending timeouts of {policy.label} that were checked, {count} are due"
-            text += f" {duration_text(distance)} after the time they count from, but its delay is "
-            text += f"{duration_text(delay)} now."
+            text = f"Of {counted(len(rows), 'checked timeout')} of {policy.label}, "
+            text += f"{counted(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "
+            text += f"but its delay is {duration_text(delay)} now."
             hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run"
             yield Warning(text, hint=hint, id="delays")
     if not is_wrong:
@@ -288,20 +293,22 @@ def capacity(using: str) -> Iterator[CheckMessage]:
     starts = [now + number * minute for number in range(60)]
     counts = count_each({at: pending.filter(run_at__gt=at, run_at__lte=at + minute) for at in starts}, using)
     due, busiest = sum(counts.values(), NOTHING), max(counts.values())
-    text = f"Timeouts due in the next hour: {due}, at most {busiest} in a minute."
+    text = f"{counted(due, 'timeout is', 'timeouts are')} due in the next hour, at most {busiest} in a minute."
     if found:
         rate = len(found) * CAPACITY["firings_per_second_two_processes"] / 2
         opened = sum(worker.concurrency + CAPACITY["connections_per_worker"] - 4 for worker in found)
         text += (
-            f" The running workers fire about {rate:.0f} a second, so that minute takes {busiest.value / rate:.0f} s "
-            f"and the hour {due.value / rate / 60:.0f} minutes. They open up to {opened} database connections."
+            f" The {counted(len(found), 'running worker fires', 'running workers fire')} about {rate:.0f} a second, "
+            f"so that minute takes {busiest.value / rate:.0f} s and the hour {due.value / rate / 60:.0f} min. "
+            f"This needs up to {opened} database connections."
         )
     yield Info(text, id="capacity")
     ids = Timeout.objects.using(using).aggregate(first=Min("id"), last=Max("id"))
     rows = ids["last"] - ids["first"] + 1 if ids["last"] else 0
     sizes = [rows * CAPACITY["ledger_bytes_per_row"], due.value * CAPACITY["redis_bytes_per_pending"]]
     ledger, redis_hour = (f"{size / 1e6:,.1f} MB" for size in sizes)
-    text = f"The ledger has at most {rows} rows, about {ledger}. Redis needs about {redis_hour} for the next hour."
+    text = f"The ledger has at most {counted(rows, 'row')}, about {ledger}. "
+    text += f"Redis needs about {redis_hour} for the next hour."
     yield Info(text, id="capacity.storage")
 
 

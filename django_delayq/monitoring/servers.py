@@ -8,6 +8,7 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Error, Info, Warning
 
 from django_delayq.clock import database_now, to_ms
+from django_delayq.delays import counted
 from django_delayq.engine.faults import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.monitoring.snapshot import redis_status
@@ -47,7 +48,7 @@ def redis(using: str) -> Iterator[CheckMessage]:
     # Redis's clock wakes workers. They correct a small skew.
     yield skew("redis.clock", "Redis's clock", (stats.now_ms - to_ms(database_now(using))) / 1000)
     status = redis_status(using, database_now(using))
-    text = f"Redis has {status.compared - status.missing} of the {status.compared} timeouts that are due next."
+    text = f"Redis has {status.compared - status.missing} of the next {counted(status.compared, 'timeout')}."
     if status.missing:
         hint = "If a worker is running, its sweep adds them within seconds."
         yield Warning(text, hint=hint, id="redis.in_step")

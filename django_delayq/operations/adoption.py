@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from django_delayq import signals
 from django_delayq.conf import ConfigError, get_settings
+from django_delayq.delays import counted
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import record
@@ -93,8 +94,8 @@ def adopt(
         with transaction_of(using):
             installation.assign(using, name)
         logger.info(
-            "The database of %r was adopted as %r by %s: %d timeouts cancelled, %d with new keys",
-            *(done.before, name, by, done.cancelled, done.renewed),
+            "The database of %r was adopted as %r by %s: %s cancelled, %s renewed",
+            *(done.before, name, by, counted(done.cancelled, "timeout"), counted(done.renewed, "idempotency key")),
             extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
         )
     if with_redis and (engine := get_engine()) is not None:

@@ -71,7 +71,7 @@ def schedule_timeouts(
             taken = _taken(resolved, rounds, key, using)
             if taken and on_conflict == "error":
                 row = Timeout.objects.using(using).get(pk=taken[0].pk)
-                raise TimeoutConflict(f"{len(taken)} of {len(rounds)} are pending already, such as {row}.", row)
+                raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
             former = {row.object_id for row in taken if row.policy != resolved.label}
             if on_conflict == "keep":
                 rounds = [each for each in rounds if each[1] not in former]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
-from django_delayq.delays import brief
+from django_delayq.delays import brief, counted
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.planning import Pacing
@@ -271,9 +271,9 @@ class Dispatch:
     def _lose(self, ids: Sequence[int]) -> None:
         """Have `ids`, which may still be running, delivered again when their lease would have ended."""
         logger.warning(
-            "The executor %s did not report what became of %d timeouts; they are submitted again after a lease",
+            "The executor %s did not report the outcome of %s: submitted again after a lease",
             self._executor_name,
-            len(ids),
+            counted(len(ids), "timeout"),
             extra={"event": "executor_lost"},
         )
         lease = get_settings().lease.total_seconds()

@@ -18,6 +18,7 @@ from django.db import router
 
 from django_delayq import __version__
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError, WrongInstallation
 from django_delayq.executors import Executor, make_executor
@@ -106,7 +107,7 @@ class Worker:
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self.only else "all queues"
         source = "Redis" if self.redis.is_up else "the ledger, once a second"
-        threads = "1 thread" if self.concurrency == 1 else f"{self.concurrency} threads"
+        threads = counted(self.concurrency, "thread")
         return f"serves {queues} of database {self.using!r} with {threads}, woken by {source}"
 
     def stop(self, *, hard: bool = False) -> None:
@@ -281,9 +282,8 @@ class Worker:
         if stuck >= MAX_STUCK_PER_THREAD * self.concurrency and not self._stopping:
             self.is_stuck = True
             logger.error(
-                "%d threads are stuck in handlers that took longer than their time limit: the worker ends, to be "
-                "started again by its supervisor",
-                stuck,
+                "%s stuck in handlers beyond their time limit: the worker ends, for its supervisor to restart it",
+                counted(stuck, "thread is", "threads are"),
                 extra={"event": "too_many_stuck"},
             )
             self.stop()
@@ -341,8 +341,8 @@ class Worker:
         released = dispatch.release()
         self._try(self._sources.flush)
         if dispatch.in_flight and not self._hard:
-            words = "The worker stops when %d running timeouts are completed"
-            logger.info(words, dispatch.in_flight, extra={"event": "worker_stopping", "running": dispatch.in_flight})
+            running, facts = counted(dispatch.in_flight, "running timeout"), {"running": dispatch.in_flight}
+            logger.info("The worker completes %s, then stops", running, extra={"event": "worker_stopping", **facts})
         while dispatch.in_flight and not self._hard:
             self._wakeup.wait(MAX_WAIT_SECONDS)
             if dispatch.collect():

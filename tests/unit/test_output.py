@@ -8,7 +8,8 @@ from datetime import timedelta
 import pytest
 from django.core.management.base import OutputWrapper
 
-from django_delayq.delays import duration_text
+from django_delayq.delays import counted, duration_text
+from django_delayq.ledger.search import Count
 from django_delayq.management.output import Painted, Screen, fold, table
 
 HEAD = ("id", "policy", "object", "reason")
@@ -34,6 +35,20 @@ class Terminal(io.StringIO):
 )
 def test_a_duration_has_one_format(value: timedelta, exact: str, rounded: str) -> None:
     assert (duration_text(value), duration_text(value, is_exact=False)) == (exact, rounded)
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "text"),
+    [
+        (0, ("timeout",), "0 timeouts"),
+        (1, ("timeout",), "1 timeout"),
+        (2, ("timeout is", "timeouts are"), "2 timeouts are"),
+        (Count(1), ("entry", "entries"), "1 entry"),
+        (Count(1, is_capped=True), ("entry", "entries"), "1+ entries"),
+    ],
+)
+def test_a_count_of_one_is_in_the_singular(number: object, words: tuple[str, ...], text: str) -> None:
+    assert counted(number, *words) == text
 
 
 def test_without_a_terminal_a_table_has_one_line_for_each_row() -> None:

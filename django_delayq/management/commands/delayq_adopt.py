@@ -6,6 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.ledger import installation
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count
@@ -40,9 +41,10 @@ class Command(OperatorCommand):
         is_own = installation.ledger_name(using) == get_settings().installation
         alive = WorkerSeen.objects.using(using).filter(seen_at__gt=database_now(using) - ALIVE).count()
         if alive and not (is_own or options["yes"] or options["dry_run"]):
+            words = counted(alive, "worker has", "workers have")
             raise CommandError(
-                f"Workers that have used this database within the last {ALIVE.seconds} seconds: {alive}. If it is not "
-                "a copy, stop them first. If it is one, wait, or give --yes."
+                f"{words} used this database within the last {ALIVE.seconds} seconds. If it is not a copy, "
+                "stop every worker first. If it is one, wait, or give --yes."
             )
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
@@ -57,5 +59,5 @@ class Command(OperatorCommand):
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return
-        counts = f"timeouts: {done.cancelled} cancelled, {done.renewed} with new idempotency keys"
+        counts = f"{counted(done.cancelled, 'timeout')} cancelled, {counted(done.renewed, 'idempotency key')} renewed"
         self.report(f"{done.name} adopted the database of {done.before or 'no installation'}: {counts}", options)

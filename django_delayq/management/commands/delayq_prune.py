@@ -6,6 +6,7 @@ from typing import Any
 from django.db import router
 
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.models import Timeout
 from django_delayq.recovery.prune import count_old, prune
@@ -21,12 +22,14 @@ class Command(AskingCommand):
     runs_unattended = True
 
     def handle(self, *args: Any, **options: Any) -> None:
-        using, days = router.db_for_write(Timeout), get_settings().retention.days
+        using = router.db_for_write(Timeout)
+        settled = f"settled more than {counted(get_settings().retention.days, 'day')} ago"
         old = count_old(using)
         if options["dry_run"]:
-            self.report(f"Timeouts settled more than {days} days ago: {old}", options)
+            self.report(f"{counted(old, 'timeout')} {settled}", options)
             return
         self.ask("delete", old, options)
         deleted = prune(using)
-        logger.info("Timeouts pruned by %s: %d", actor(), deleted, extra={"event": "pruned", "by": actor()})
-        self.stdout.write(f"Timeouts settled more than {days} days ago: {deleted} deleted")
+        words = counted(deleted, "timeout was", "timeouts were")
+        logger.info("%s pruned by %s", words, actor(), extra={"event": "pruned", "by": actor()})
+        self.stdout.write(counted(deleted, f"timeout {settled} was deleted", f"timeouts {settled} were deleted"))

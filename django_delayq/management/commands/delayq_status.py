@@ -8,6 +8,7 @@ from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, router
 
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.db_errors import not_migrated
@@ -89,12 +90,14 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     threads, held, stuck = (
         sum(getattr(worker, name) for worker in seen.workers) for name in ("concurrency", "held", "stuck_threads")
     )
-    words = f", {stuck} stuck threads" if stuck else ""
-    text = f"{len(seen.workers)} alive, {threads} threads, {held} under way{words}"
+    words = f", {counted(stuck, 'stuck thread')}" if stuck else ""
+    text = f"{len(seen.workers)} alive, {counted(threads, 'thread')}, {held} under way{words}"
     yield Line("workers", text, "bad" if not seen.workers else "warning" if stuck else "good")
     text = f"{seen.pending}, of which {seen.due} due, {seen.overdue} for more than a minute"
     yield Line("pending", text, "warning" if seen.overdue.value else "")
-    yield Line("oldest", f"due for {seconds(seen.oldest_overdue_seconds)}")
+    none = "nothing due that may fire" if seen.due.value else "nothing due"
+    waited = seen.oldest_overdue_seconds
+    yield Line("oldest", f"due for {seconds(waited)}" if waited else none)
     yield Line("firing", str(seen.firing))
     yield Line("dead", str(seen.dead), "warning" if seen.dead.value else "")
     yield Line("lag", f"p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)")
@@ -107,8 +110,9 @@ def _redis(redis: RedisStatus) -> Line:
     if not redis.is_reachable:
         return Line("redis", f"unreachable: {redis.error}", "bad")
     entries, leased = (sum(getattr(each, name) for each in redis.queues) for name in ("entries", "leased"))
-    missing = f"{redis.missing} of the next {redis.compared} are missing" if redis.missing else "in step"
-    return Line("redis", f"{entries} entries, {leased} leased, {missing}", "warning" if redis.missing else "good")
+    missing = f"{redis.missing} of the next {redis.compared} missing" if redis.missing else "in step"
+    text = f"{counted(entries, 'entry', 'entries')}, {leased} leased, {missing}"
+    return Line("redis", text, "warning" if redis.missing else "good")
 
 
 def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
@@ -142,4 +146,4 @@ def _progress(sync: SyncStatus) -> str:
     """Show the pass over a table of which objects are read, which may take longer than `SYNC_INTERVAL`."""
     about = f" of about {sync.total}" if sync.is_running and sync.total else ""
     ended = f"the last complete pass ended {local(sync.finished_at)}" if sync.finished_at else "no complete pass yet"
-    return f"{sync.checked}{about} objects checked; {ended}"
+    return f"{counted(f'{sync.checked}{about}', 'object')} checked; {ended}"

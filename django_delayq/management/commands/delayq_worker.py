@@ -23,7 +23,7 @@ from django.utils import autoreload
 
 from django_delayq import __version__
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError
-from django_delayq.delays import duration_text
+from django_delayq.delays import counted, duration_text
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_errors import unapplied_migrations
@@ -153,7 +153,7 @@ class Command(BaseCommand):
         except (NotMigrated, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
         if worker.abandoned:
-            self.stderr.write(f"delayq_worker: {worker.abandoned} timeouts were running; they are retried")
+            self.stderr.write(f"delayq_worker: aborted {counted(worker.abandoned, 'running timeout')}, to be retried")
         if worker.abandoned or firing_state.stuck_threads:
             # Not sys.exit: it would wait for threads that handlers may have started.
             logging.shutdown()
@@ -174,7 +174,7 @@ class Command(BaseCommand):
                     words = "Migrations of %s are not applied: run manage.py migrate"
                     logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
             if options["verbosity"] > 0 and options["log_format"] != "json":
-                self.stdout.write("\n".join(first_screen(worker, processes)))
+                self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
                 self.stdout.flush()
 
         worker_started.connect(greet)

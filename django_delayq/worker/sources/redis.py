@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from django_delayq.conf import get_settings
+from django_delayq.delays import counted
 from django_delayq.engine import DelayQueue, Engine, Lease
 from django_delayq.firing.unknown import unknown
 from django_delayq.recovery.clock_skew import ClockSkew
@@ -164,13 +165,11 @@ class RedisSource(Source):
                 began = time.monotonic()
                 leased.lease, count = leased.queue.extend(leased.lease, lease_ms)
                 leased.expires = began + lease_ms / 1000
-                lost = len(leased.in_flight) - count
+                lost, name = len(leased.in_flight) - count, leased.queue.name
                 if lost > leased.lost:  # no action: the worker that has the lease now finds the row locked or settled
                     logger.warning(
-                        "%d timeouts of queue %r were moved, cancelled or leased to others while this worker fires "
-                        "them",
-                        lost,
-                        leased.queue.name,
-                        extra={"event": "lease_lost", "queue": leased.queue.name},
+                        "%s moved, cancelled or leased to others while in flight here",
+                        counted(lost, f"timeout of queue {name!r} was", f"timeouts of queue {name!r} were"),
+                        extra={"event": "lease_lost", "queue": name},
                     )
                 leased.lost = max(lost, 0)

@@ -63,19 +63,24 @@ ORDER = "Order.objects.latest('pk').pk"
 SOON = """
 from datetime import timedelta
 from django_delayq import clock
+from tests.e2e.admin.provider import BUSY, NONE, UNKNOWN
 
 def before(seconds, **length):
     return clock.set_to(now - timedelta(**length) + timedelta(seconds=seconds))
 
 now = clock.now()
 customer = Customer.objects.create(name="Dora", phone="+44 20 7946 0001")
-for seconds in (12, 13, 15):
+for seconds in (12, 21, 60):
     with before(seconds, minutes=30):
         Order.objects.place(customer, "Moka pot", 3490)
-with before(14, minutes=5):
+with before(33, minutes=5):
     Order.objects.place(customer, "Kettle", 7900).pay()
+for seconds, phone in ((27, BUSY), (41, NONE), (52, UNKNOWN)):
+    with before(seconds, days=3):
+        eve = Customer.objects.create(name="Eve", phone=phone)
+        TrialMembership.objects.create(customer=eve, started_at=clock.now())
 """
-COLUMNS, LINES = 110, 40
+COLUMNS, LINES = 118, 40
 TERMINAL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Terminal</title><style>
 body {{ margin: 0; background: #1c2128; }}
 pre {{ margin: 0; padding: 16px 20px; width: {columns}ch; font: 14px/1.5 "DejaVu Sans Mono", monospace; color: #d5dae1;
@@ -115,8 +120,9 @@ def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: py
         chrome.get(f"{url}{LIST}")
         admin.save_picture(IMAGES / "admin-timeouts-zh.png", 800)
     shop.ask("1", SOON)
+    shop.environment["DJANGO_SETTINGS_MODULE"] = "tests.e2e.admin.provider"
     for name, arguments, end, times in (
-        ("terminal-worker", ["delayq_worker"], " fired ", 4),
+        ("terminal-worker", ["delayq_worker"], " fired ", 5),
         ("terminal-explain", ["delayq_explain", "shop.order", str(order)], "", 0),
         ("terminal-status", ["delayq_status", "--watch"], "1 alive", 2),
     ):
@@ -156,7 +162,7 @@ def as_page(shop: Shop, arguments: list[str], written: str) -> str:
     text = re.sub(r"\x1b\[(\d\d);1m", r'<b class="c\1">', text).replace("\x1b[1m", "<b>").replace("\x1b[0m", "</b>")
     text = re.sub(r"\x1b\[\w*", "", text)
     # The reader's project has other paths and names.
-    text = re.sub(r"[^ ']+/(?=shop\.sqlite3)", "/srv/shop/", text).replace(
+    text = re.sub(r"[^ '\"]+/(?=shop\.sqlite3|shop/\w+\.py|provider\.py)", "/srv/shop/", text).replace(
         shop.environment["SHOP_REDIS_PREFIX"], "shop"
     )
     return TERMINAL.format(columns=COLUMNS, text=re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:6379", text))

@@ -12,8 +12,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.html import strip_spaces_between_tags
 
 import django_delayq as dq
+from django_delayq.admin import render
 from django_delayq.models import Timeout
 from tests.integration.admin.conftest import DETAIL, LIST
 from tests.testapp.models import Order
@@ -50,6 +52,12 @@ def test_the_detail_page_tells_the_story(viewer: Client, row: Timeout) -> None:
     due = f"It is due at {timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S} unless"  # as precise as all other times
     for words in ("scheduled", "extended", "asked for it", due, "&lt;b&gt;on request"):
         assert words in page
+
+
+def test_a_theme_that_strips_spaces_between_tags_does_not_join_words(row: Timeout) -> None:
+    row.history += [{"at": "2026-01-01T00:00:00+00:00", "what": "failed", "error": "KeyError", "message": "total"}]
+    for rendered in (render.story(row), render.failures(row)):
+        assert strip_spaces_between_tags(rendered) == rendered
 
 
 def test_rows_whose_object_or_policy_or_history_is_strange_still_show(viewer: Client, row: Timeout) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -74,6 +75,13 @@ def page(client: Client) -> str:
     answer = client.get(reverse(LIST))
     assert answer.status_code == 200
     return answer.content.decode()
+
+
+def test_the_page_has_the_name_of_its_link(admin_client: Client) -> None:
+    home = admin_client.get(reverse("admin:index")).content.decode()
+    names = re.findall(rf'<a href="{reverse(LIST)}"[^>]*>([^<]+)</a>', home)
+    assert "Policies" in names
+    assert re.search(r"<h1[^>]*>Policies</h1>", page(admin_client))
 
 
 def test_each_policy_is_told(admin_client: Client, order: Order) -> None:

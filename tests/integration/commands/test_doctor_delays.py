@@ -58,7 +58,7 @@ def test_deadlines_of_a_delay_that_was_changed_in_the_code_are_found_until_they_
     opened()
     level, words = worst("delays")
     assert level == WARNING
-    assert "Of 4 pending timeouts of testapp.order.pay_by that were checked, 3 are due 1 h after" in words
+    assert "Of 4 checked timeouts of testapp.order.pay_by, 3 are due 1 h after" in words
     assert "its delay is 2 h now" in words
     assert "delayq_replan testapp.order.pay_by --mode recompute" in words
     assert "delays" not in {finding.id for finding in examine(quick=True)}

@@ -42,7 +42,7 @@ def test_only_rows_go_whose_settling_and_deadline_are_both_old(capsys: pytest.Ca
         pending.pk,
         cancelled_long_before_its_deadline.pk,
     }
-    assert capsys.readouterr().out == "Timeouts settled more than 30 days ago: 1 deleted\n"
+    assert capsys.readouterr().out == "1 timeout settled more than 30 days ago was deleted\n"
 
 
 def test_many_rows_go_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

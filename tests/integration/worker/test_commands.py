@@ -52,6 +52,14 @@ def test_a_worker_that_does_not_reach_redis_does_not_say_that_redis_wakes_it(
 
 
 @pytest.mark.usefixtures("without_redis")
+def test_a_blank_line_separates_the_first_screen_from_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("delayq_worker", "--burst")
+    assert capsys.readouterr().out.endswith("A second signal aborts them.\n\n")
+    call_command("delayq_worker", "--burst", "--log-format", "json")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("without_redis")
 def test_the_first_screen_names_a_time_without_a_delay(
     declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
