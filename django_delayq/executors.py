@@ -163,6 +163,12 @@ class WorkQueue:
             if self._waiting:
                 self._changed.notify()  # a waiting thread may run the policy that is known to be quick now
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no work waits or runs."""
+        with self._changed:
+            return not self._waiting and not self._running
+
     def withdraw(self) -> list[Work]:
         """Remove and return the waiting works."""
         with self._changed:
@@ -200,6 +206,7 @@ class ThreadExecutor:
         self._broken_at = 0.0
         self._works = WorkQueue(concurrency, self._serves_several, _threads_for)
         self._closed = threading.Event()
+        self._has_works = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, name=f"delayq-handler-{number}", daemon=True)
             for number in range(1, concurrency + 1)
@@ -209,6 +216,7 @@ class ThreadExecutor:
 
     def submit(self, work: Work, done: Done) -> None:
         self._works.put(work, done)
+        self._has_works.set()
 
     def withdraw(self) -> list[Work]:
         return self._works.withdraw()
@@ -218,6 +226,7 @@ class ThreadExecutor:
         for thread in self._threads if wait else ():
             thread.join()
         self._closed.set()
+        self._has_works.set()
 
     def _serves_several(self) -> bool:
         served = (policy for policy in registry if self._queues is None or policy.queue in self._queues)
@@ -225,8 +234,11 @@ class ThreadExecutor:
 
     def _log_long_runs(self) -> None:
         lease = get_settings().lease.total_seconds()
-        while not self._closed.wait(min(LOG_SECONDS, lease / 3)):
+        while self._has_works.wait() and not self._closed.wait(min(LOG_SECONDS, lease / 3)):
             log_long_runs(lease, len(self._threads))
+            self._has_works.clear()
+            if not self._works.is_idle:  # asked after `clear`: a work that comes now sets it again
+                self._has_works.set()
 
     def _serve(self) -> None:
         open_connection(self._using)

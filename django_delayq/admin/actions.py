@@ -30,7 +30,7 @@ from django_delayq.admin.filters import rows_about
 from django_delayq.admin.forms import FORMS, GuardForm, ReasonForm, SignedDelayForm
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
@@ -181,7 +181,7 @@ class TimeoutOperationView(OperationView):
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
-        self.rows: Any = Timeout.objects.using(database_of(Timeout)).filter(pk__in=self.ids)
+        self.rows: Any = with_keys(Timeout.objects.using(database_of(Timeout)).all(), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if self.is_confirmed:

@@ -32,7 +32,7 @@ from django.utils.translation import gettext_lazy
 from django_delayq.admin import filters
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.ledger.search import Cursor, Order
 from django_delayq.ledger.subjects import model_and_pk_of
 from django_delayq.models import Timeout
@@ -178,7 +178,7 @@ class LedgerChangeList(ChangeList):
             rows = super().get_queryset(request, exclude_parameters)
         except OverflowError as error:  # a year that Django passes on to Python
             raise IncorrectLookupParameters(error) from error
-        return rows.filter(pk__in=self.window.ids)
+        return with_keys(rows, self.window.ids)
 
     def get_results(self, request: HttpRequest) -> None:
         paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)

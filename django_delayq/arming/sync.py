@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 PAGE = 500
-LOCKED = 25
-"""The number of objects that one transaction of the sync locks, so that others wait at most some milliseconds."""
+LOCKED = 15
+"""The number of objects that one transaction of the sync locks, so that others wait at most 20 ms of CPU time."""
 SHARE = 0.05
 """The part of one core that the regular sync may use, in this process and in the database, over all workers."""
 SLICE_SECONDS = 0.1

@@ -190,7 +190,7 @@ def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     """
     if wait:
         lock_parents(model, pks, using)
-    rows = for_update(_with_keys(model, pks, using).order_by("pk"), using, wait=wait)
+    rows = for_update(with_keys(rows_of(model, using), pks).order_by("pk"), using, wait=wait)
     if not has_own_manager(model):
         return rows
     seen = model._base_manager.using(using).select_related(None)
@@ -198,10 +198,13 @@ def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     return as_it_is(seen, using) if wait else seen
 
 
-def _with_keys(model: type[M], pks: Collection[Any], using: str) -> QuerySet[M]:
-    """Return the rows `pks`. For each value of `pk__in`, Django and the driver take longer than the database."""
-    rows = rows_of(model, using)
-    elements = None if refusal(model) else dialect_of(connections[using]).key_arrays.get(key_type(model).name)
+def with_keys(rows: QuerySet[M], pks: Collection[Any]) -> QuerySet[M]:
+    """Return those of `rows` that have the keys `pks`.
+
+    For each value of `pk__in`, Django and the driver take longer than the database. One array has all of them.
+    """
+    model = rows.model
+    elements = None if refusal(model) else dialect_of(connections[rows.db]).key_arrays.get(key_type(model).name)
     if elements is None or not pks:  # without a key, Django executes no statement
         return rows.filter(pk__in=pks)
     keys = Value("{" + ",".join(map(str, map(root_of_key(model).to_python, pks))) + "}")

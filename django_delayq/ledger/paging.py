@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
 from django.db.models import Model, QuerySet
 
 from django_delayq.key_types import pk_of
-from django_delayq.ledger.locking import database_of, lock_in_slot_order, lock_objects, locking_rows, transaction_of
+from django_delayq.ledger.locking import (
+    database_of,
+    lock_in_slot_order,
+    lock_objects,
+    locking_rows,
+    transaction_of,
+    with_keys,
+)
 from django_delayq.ledger.subjects import model_and_pk_of, model_of_kind, objects_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from django_delayq.models import TimeoutQuerySet
-
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 
 CHUNK = 500
@@ -25,7 +31,7 @@ R = TypeVar("R")
 _EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Page:
     """Rows and their objects, both locked until the transaction ends; not locked in a dry run."""
 
@@ -34,12 +40,20 @@ class Page:
     """The rows that were asked for."""
     rows: list[Timeout]
     """Those of them that exist, or that are pending if only those were asked for, in the order of their slots."""
-    objects: dict[int, dict[Any, Model]]
-    """The existing objects of `rows` by content type and key; empty if the caller did not ask for them."""
+    locked: dict[int, dict[Any, Model]] | None
+    """The existing objects of `rows` by content type and key, if they are locked and the caller asked for them."""
 
     def object_of(self, row: Timeout) -> Any:
         """Return the object of `row`; None: it does not exist."""
-        return self.objects.get(row.content_type_id, {}).get(model_and_pk_of(row, self.using)[1])
+        return self._objects.get(row.content_type_id, {}).get(model_and_pk_of(row, self.using)[1])
+
+    @cached_property
+    def _objects(self) -> dict[int, dict[Any, Model]]:
+        """Return `locked`; in a dry run, which rarely needs the objects, read them now."""
+        if self.locked is not None:
+            return self.locked
+        places = objects_of(self.rows, self.using)
+        return {kind: model._base_manager.using(self.using).in_bulk(pks) for kind, model, pks in places}
 
 
 def each_page(
@@ -79,20 +93,21 @@ def read_page(
 
     The objects are fresh. Call it inside `transaction_of(using)`. `columns`: as for `each_page`.
     """
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(pk__in=ids)
+    rows: Any = with_keys(Timeout.objects.using(using).all(), ids)
     if pending_only:
         rows = rows.filter(slot_taken=1)
+    if columns:
+        rows = rows.only(*columns)
+    if not lock:
+        return Page(using, ids, list(rows.defer("history", "payload").order_by("slot", "id")), None)
     objects: dict[int, dict[Any, Model]] = {}
     places: Any = rows.values_list("policy", "content_type_id", "object_id", named=True)
     for kind, model, pks in objects_of(places, using):
         if columns:
             list(locking_rows(model, pks, using).values_list("pk", flat=True))
         else:
-            objects[kind] = lock_objects(model, pks, using) if lock else model._base_manager.using(using).in_bulk(pks)
-    if columns:
-        rows = rows.only(*columns)
-    found = lock_in_slot_order(rows, using) if lock else list(rows.order_by("slot", "id"))
-    return Page(using, ids, found, objects)
+            objects[kind] = lock_objects(model, pks, using)
+    return Page(using, ids, lock_in_slot_order(rows, using), objects)
 
 
 def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import InvalidDelay, explain_timeout, signals
@@ -229,6 +230,18 @@ def test_a_dry_run_counts_the_same_and_writes_nothing(do: Callable[..., Result])
     assert (
         (dry.changed, dry.refused, dry.ids) == (real.changed, real.refused, real.ids) == (2, {"settled": 1}, real.ids)
     )
+
+
+def test_a_dry_run_reads_no_objects_unless_what_it_refuses_depends_on_them(order: Order) -> None:
+    pending(order)
+    with CaptureQueriesContext(connection) as without:
+        assert cancel(Timeout.objects.all(), by=BY, dry_run=True).changed == 1
+    assert not any(Order._meta.db_table in query["sql"] for query in without)
+    lost = dead(Order.objects.create())
+    Timeout.objects.filter(pk=lost.pk).update(object_id="12345678")
+    assert refused(retry(Timeout.objects.filter(pk=lost.pk), by=BY, dry_run=True)) == {lost.pk: "object_gone"}
+    kept = dead(Order.objects.create())
+    assert retry(Timeout.objects.filter(pk=kept.pk), by=BY, dry_run=True).changed == 1
 
 
 def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

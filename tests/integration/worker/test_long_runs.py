@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -185,3 +186,27 @@ def test_a_statement_that_takes_long_is_named_without_its_values(
     wait_until(lambda: slow(caplog))
     assert "waits for the database, in a statement SELECT, at" in slow(caplog)[0].getMessage()
     assert "sleep" not in slow(caplog)[0].getMessage()
+
+
+@pytest.mark.usefixtures("with_redis")
+def test_the_thread_that_watches_handlers_rests_while_none_runs(
+    start_worker: StartWorker, declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr("django_delayq.executors.LOG_SECONDS", 0.01)
+    monkeypatch.setattr("django_delayq.executors.log_long_runs", lambda *_: looks.append(time.monotonic()))
+    go_on = threading.Event()
+    policy = declare(Order, lambda order, timeout: go_on.wait(30), name="waits")
+    start_worker()
+    time.sleep(0.1)
+    assert not looks
+    for _ in range(2):  # it rests again, and wakes again
+        go_on.clear()
+        due_orders(policy)
+        before = len(looks)
+        try:
+            wait_until(lambda before=before: len(looks) > before + 5)  # type: ignore[misc]
+        finally:
+            go_on.set()
+        wait_until(all_are("fired"))
+        wait_until(lambda: looks[-1] < time.monotonic() - 0.3)
