@@ -20,6 +20,8 @@ from tests.e2e.chaos.stage import ROOT, Stage
 from tools import processes
 
 END_SECONDS = 30.0
+MOST_STOPPING_SECONDS = 120.0
+"""How long a worker may take to stop while servers are away. One that never stops keeps what it has reserved."""
 MOST_SURPRISES = 20
 WITHOUT_REDIS = "p0"
 """The producer whose pushes are never made: a quarter of all."""
@@ -45,12 +47,26 @@ class Worker:
     kind: str = THREADS
     is_ours_to_end: bool = False
     """The run has killed it, stopped it, or chosen it to be killed."""
-    is_told: bool = False
+    told_at: float | None = None
+    """When it got SIGTERM."""
     stopped_since: float | None = None
 
     @property
     def is_plain(self) -> bool:
         return not self.variables and not self.is_told and self.stopped_since is None
+
+    @property
+    def is_told(self) -> bool:
+        return self.told_at is not None
+
+    def tell(self) -> None:
+        """Ask it to stop. A second time would make it abort."""
+        self.told_at = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def does_not_stop(self) -> bool:
+        return self.told_at is not None and time.monotonic() - self.told_at > MOST_STOPPING_SECONDS
 
     def is_stopped(self) -> bool:
         return self._status("State").startswith("T")
@@ -117,6 +133,11 @@ class Crew:
                 self.workers.remove(worker)
                 if len(self.surprises) > MOST_SURPRISES:
                     raise RuntimeError(f"workers do not live; logs are in {self._stage.folder}")
+            elif worker.does_not_stop and not worker.is_ours_to_end:
+                if worker.kind != CELERY:
+                    self.surprises.append(f"a worker has not ended {MOST_STOPPING_SECONDS:g} s after SIGTERM")
+                worker.is_ours_to_end = True
+                processes.kill(worker.process)
             elif "STOP_AT" in worker.variables and worker.stopped_since is None and worker.is_stopped():
                 worker.stopped_since = time.monotonic()
         for intruder in [each for each in self._intruders if each.poll() is not None]:
@@ -154,8 +175,8 @@ class Crew:
         for worker in self.workers:
             while worker.process.poll() is None and not worker.listens():
                 time.sleep(0.02)
-            worker.is_told = True
-            worker.process.send_signal(signal.SIGTERM)
+            if not worker.is_told:
+                worker.tell()
         for worker in self.workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(END_SECONDS)

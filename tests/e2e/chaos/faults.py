@@ -144,8 +144,7 @@ class Faults:
         worker = self._a_worker(kind)
         if worker is None or not worker.listens():
             return False
-        worker.is_told = True
-        worker.process.send_signal(signal.SIGTERM)
+        worker.tell()
         return True
 
     def _wake_sleepers(self, now: float) -> None:

@@ -51,7 +51,10 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
     worker = start_worker(concurrency=1)
     assert has_begun.wait(30)
     worker.worker.stop()
-    wait_until(lambda: "The worker stops when" in caplog.text, "the others have been released")
+    wait_until(
+        lambda: "worker_stopping" in [vars(each).get("event") for each in caplog.records],
+        "the others have been released",
+    )
     may_go_on.set()
     worker.join()
     assert not begins.ids
