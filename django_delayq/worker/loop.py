@@ -282,11 +282,8 @@ class Worker:
         stuck = firing_state.stuck_threads
         if stuck >= MAX_STUCK_PER_THREAD * self.concurrency and not self._stopping:
             self.is_stuck = True
-            logger.error(
-                "%s stuck in handlers beyond their time limit: the worker ends, for its supervisor to restart it",
-                counted(stuck, "thread is", "threads are"),
-                extra={"event": "too_many_stuck"},
-            )
+            words = "%s stuck in handlers beyond their time limit: the worker ends, for its supervisor to restart it"
+            logger.error(words, counted(stuck, "thread is", "threads are"), extra={"event": "too_many_stuck"})
             self.stop()
 
     def _submit(self, dispatch: Dispatch, batch: Batch) -> None:
