@@ -62,9 +62,9 @@ class Scripted(Executor):
 def start(source: str, start_worker: StartWorker, settings: Settings) -> Callable[..., RunningWorker]:
     """Start a worker whose executor treats the first `times` works as `script` defines."""
 
-    def do(script: Any, times: int = 1, **options: Any) -> RunningWorker:
+    def do(script: Any, times: int = 1, lease: timedelta = LEASE, **options: Any) -> RunningWorker:
         Scripted.script, Scripted.times = script, times
-        settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Scripted", "LEASE": LEASE}
+        settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": f"{__name__}.Scripted", "LEASE": lease}
         return start_worker(**options)
 
     return do
@@ -148,6 +148,14 @@ def test_an_executor_that_refuses_is_asked_ever_more_rarely_and_named_in_the_log
     assert f"{__name__}.Scripted" in said[0]
     wait_until(lambda: "executor_back" in [getattr(record, "event", "") for record in caplog.records])
     assert "database_away" not in events(caplog)
+
+
+@pytest.mark.parametrize("fault", [raises, refuses], ids=lambda fault: fault.__name__)
+def test_what_an_executor_refuses_is_submitted_again_long_before_its_lease_ends(start: Any, fault: Any) -> None:
+    due_orders("remind", 3)
+    running = start(fault, lease=timedelta(minutes=10))
+    wait_until(all_are("fired"))
+    running.stop()
 
 
 def test_what_is_lost_is_handed_over_again_alone_and_as_a_suspect(start: Any) -> None:
