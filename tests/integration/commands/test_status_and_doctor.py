@@ -102,7 +102,7 @@ def test_threads_whose_handlers_hang_are_found(do: Do) -> None:
     worker = a_worker(stuck_threads=2)
     level, words = worst("workers.stuck_threads")
     assert level == WARNING
-    assert "Threads of shop1:7 whose handlers do not end after their time limit: 2." in words
+    assert "shop1:7 has 2 threads whose handlers do not end after the time limit." in words
     assert "2 stuck threads" in do("delayq_status").out
     worker.delete()
     a_worker()
@@ -165,7 +165,7 @@ def test_dead_rows_of_a_policy_that_is_not_declared_are_counted_and_named(do: Do
     assert "testapp.order.forgotten is not declared, but has timeouts: 0 pending, 0 firing, 4 dead." in words
     level, words = worst("dead")
     assert level == WARNING
-    assert "Dead timeouts of testapp.order.forgotten: 4." in words
+    assert "4 of testapp.order.forgotten are dead." in words
     assert "delayq_cancel --policy testapp.order.forgotten --state dead" in words
 
 
@@ -194,13 +194,13 @@ def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("without_redis")
 def test_the_capacity_is_estimated_from_the_busiest_minute_and_the_running_workers() -> None:
-    assert worst("capacity") == (INFO, "Timeouts due in the next hour: 0, at most 0 in a minute. None")
+    assert worst("capacity") == (INFO, "0 timeouts are due in the next hour, at most 0 in a minute. None")
     a_worker(), a_worker(concurrency=1)
     soon, late = timezone.now() + timedelta(minutes=5, seconds=30), timezone.now() + timedelta(minutes=30)
     for run_at in (soon, soon, late, timezone.now() + 2 * HOUR, timezone.now() - HOUR):
         as_if(pending(Order.objects.create()), "pending", run_at=run_at)
     words = worst("capacity")[1]
-    assert "Timeouts due in the next hour: 3, at most 2 in a minute." in words
+    assert "3 timeouts are due in the next hour, at most 2 in a minute." in words
     assert f"about {doctor.CAPACITY['firings_per_second_two_processes']} a second" in words
     assert "up to 11 database connections" in words
     assert "at most 5 rows, about 0.0 MB" in worst("capacity.storage")[1]
@@ -370,5 +370,5 @@ def test_pruning_can_be_tried(do: Do) -> None:
     said = do("delayq_prune", "--dry-run").out
     assert said == "1 timeout settled more than 30 days ago (dry run: nothing was changed)\n"
     assert Timeout.objects.exists()
-    assert do("delayq_prune").out == "Timeouts settled more than 30 days ago: 1 deleted\n"
+    assert do("delayq_prune").out == "1 timeout settled more than 30 days ago was deleted\n"
     assert not Timeout.objects.exists()
