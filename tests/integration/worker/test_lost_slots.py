@@ -1,4 +1,4 @@
-"""Works of a policy with a rate that lose their slot at an unlucky moment: none stays behind in the worker."""
+"""Works of a policy with a rate that lose their slot at any point: the worker keeps none of them."""
 
 from __future__ import annotations
 
