@@ -127,8 +127,9 @@ def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
     for number, count in enumerate(hours):
         height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
         hour = now + timedelta(hours=number)
-        bar = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height, "count": str(count)}
-        bar["hour"] = f"{clock.local(hour):%H:%M}"
+        place = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height}
+        bar = {name: str(value) for name, value in place.items()}  # strings: the template would localize numbers
+        bar |= {"count": str(count), "hour": f"{clock.local(hour):%H:%M}"}
         bars.append(bar | {"is_labelled": number % HOURS_PER_LABEL == 0})  # the axis has no room for all hours
     return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import router
+from django.db.models import DurationField, ExpressionWrapper, F
 
 from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
@@ -240,8 +241,7 @@ def _status(
         starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
         by_hour = _counted(_due_by_hour.rows(*shape, policy=labels, starts=starts))
     oldest = _oldest_due.rows(*shape, **at)
-    last = _last_fired.rows(*shape, **at)
-    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for due_at, settled_at in last if settled_at)
+    lags = sorted(max(0.0, lag.total_seconds()) for (lag,) in _last_lags.rows(*shape, **at))
     return PolicyStatus(
         label,
         state,
@@ -303,9 +303,10 @@ def _oldest_due(using: str, labels: int) -> Any:
 
 
 @compiled
-def _last_fired(using: str, labels: int) -> Any:
+def _last_lags(using: str, labels: int) -> Any:
     fired = _rows_of(using, labels).filter(state=State.FIRED, run_at__gte=_time("recent"))
-    return fired.order_by("-run_at", "-id").values_list("due_at", "settled_at")[:MAX_LAGS]
+    lag = ExpressionWrapper(F("settled_at") - F("due_at"), DurationField())
+    return fired.order_by("-run_at", "-id").values_list(lag)[:MAX_LAGS]
 
 
 def redis_status(using: str, now: datetime) -> RedisStatus:
