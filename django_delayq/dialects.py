@@ -79,7 +79,10 @@ class Dialect:
     """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
 
     key_arrays: ClassVar[dict[str, str]] = {}
-    """The type of the elements of an array of keys, by type of key, where one parameter `{1,2}` can have all keys."""
+    """The type of the elements of an array of keys, by type of key, where one parameter `{1,2}` has all keys of a list.
+
+    Empty, or with all types of keys.
+    """
 
     text_as_key: ClassVar[dict[str, tuple[str, str]]] = {}
     """Regular expression and SQL for the key of the string `{0}`, by type of key, where a cast may raise an error."""
@@ -158,7 +161,13 @@ class PostgreSQL(Dialect):
     has_pool = True
     hex_type = "uuid"
     updates_from_rows = True
-    key_arrays: ClassVar[dict[str, str]] = {"integer": "bigint", "uuid": "uuid"}
+    key_arrays: ClassVar[dict[str, str]] = {
+        **{name: name for name in ("uuid", "text", "date")},
+        **dict.fromkeys(("datetime", "naive datetime"), "timestamptz"),
+        "integer": "bigint",
+        "decimal": "numeric",
+        "ip": "inet",
+    }
     connection_limits = (
         "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
         " FROM pg_roles WHERE rolname = session_user AND NOT rolsuper"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
@@ -34,6 +35,10 @@ class KeyType:
     def text(self, field: Any, value: Any) -> str:
         """Return the text of `value`, a value of the Python type of `field`."""
         return str(value)
+
+    def element(self, field: Any, value: Any) -> str:
+        """Return the text as an element of an array literal of PostgreSQL."""
+        return self.text(field, value)
 
     def sql(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the same text as an SQL expression."""
@@ -63,6 +68,9 @@ class _Integer(KeyType):
 
 class _Text(KeyType):
     name = "text"
+
+    def element(self, field: Any, value: Any) -> str:
+        return '"' + str(value).replace("\\", r"\\").replace('"', r"\"") + '"'
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         same = dialect_of(connection).compares_across_collations
@@ -202,6 +210,12 @@ def object_id_of(model: type[Model], pk: Any) -> str:
     """Return the text of a primary key in the ledger, the same for `"7"` and 7."""
     field = root_of_key(model)
     return key_type(model).text(field, field.to_python(pk))
+
+
+def array_of(model: type[Model], pks: Iterable[Any]) -> str:
+    """Return primary keys, values of the Python type of the key, as an array literal of PostgreSQL."""
+    field, element = root_of_key(model), key_type(model).element
+    return "{" + ",".join([element(field, pk) for pk in pks]) + "}"
 
 
 def pk_of(model: type[Model], object_id: str) -> Any:

@@ -26,7 +26,7 @@ from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
-from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
+from django_delayq.ledger.db_errors import transient_reason
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
@@ -221,14 +221,14 @@ class Attempt:
 
     def _call(self) -> None:
         """Call the handler for each ready member in due order, or once for a batch. Then arm what a group has saved."""
-        is_group = len(self.ready) > 1 and self.policy.batch is None
-        group = OverlapDetector(self.policy, self.ready, self.using) if is_group else None
-        self.driver_connection = driver_connection_of(self.using)
+        is_group, connection = len(self.ready) > 1 and self.policy.batch is None, connections[self.using]
+        group = OverlapDetector(self.policy, self.ready, connection) if is_group else None
+        self.driver_connection = connection.connection
         began, cpu = time.monotonic(), time.thread_time()
         with ExitStack() as stack:
             later = stack.enter_context(arming_later(self.using)) if is_group else None
-            self.monitor = StatementMonitor(self.using, group, later)
-            stack.enter_context(connections[self.using].execute_wrapper(self.monitor))
+            self.monitor = StatementMonitor(connection, group, later)
+            stack.enter_context(connection.execute_wrapper(self.monitor))
             try:
                 if self.policy.batch:
                     self._call_batch()

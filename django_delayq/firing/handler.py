@@ -8,15 +8,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
+from django_delayq.dialects import dialect_of
 from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
-from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
@@ -47,12 +47,15 @@ def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | li
     The ORM calls of an async handler come back to this thread, and so to this connection and transaction.
     """
     running = firing_state.running[threading.get_ident()]
+
+    def act() -> None:
+        result = policy.handler(target, timeouts)
+        if result is not None and inspect.isawaitable(result):
+            running.awaited = result
+            async_to_sync(_awaited)(result, running)
+
     try:
-        with running.calling(call):
-            result = policy.handler(target, timeouts)
-            if inspect.isawaitable(result):
-                running.awaited = result
-                async_to_sync(_awaited)(result, running)
+        running.make(call, act)
     finally:
         running.awaited = running.cancel = None
 
@@ -70,7 +73,7 @@ def firing_transaction(using: str) -> Iterator[None]:
     connection: Any = connections[using]
     is_outermost = not connection.in_atomic_block
     with transaction.atomic(using=using):
-        begin_write(using)
+        dialect_of(connection).begin_write(connection, Timeout._meta.db_table)
         yield
         if is_outermost and connection.run_on_commit:
             # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
@@ -93,7 +96,9 @@ def _contained(callback: Callable[[], Any]) -> Callable[[], None]:
 
     def act() -> None:
         running = firing_state.running.get(threading.get_ident())
-        with nullcontext() if running is None else running.calling(Call()):
+        if running is None:
             callback()
+        else:
+            running.make(Call(), callback)
 
     return lambda: guarded(act, log)

@@ -13,7 +13,7 @@ from django_delayq.firing.report import MAX_ID, Candidate
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
-from django_delayq.ledger.statements import Param, compiled, padded
+from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
@@ -131,13 +131,13 @@ def lock_free_objects(policy: TimeoutPolicy[Any], pks: Collection[Any], using: s
     """
     if not is_compilable(policy.model):
         return lock_objects(policy.model, pks, using, wait=False)
-    wanted, to_python = padded(pks), root_of_key(policy.model).to_python
-    return {to_python(obj.pk): obj for obj in _free_objects.objects(using, policy, len(wanted), pk=wanted)}
+    (wanted, count), to_python = key_list(policy.model, pks, using), root_of_key(policy.model).to_python
+    return {to_python(obj.pk): obj for obj in _free_objects.objects(using, policy, count, pk=wanted)}
 
 
 @compiled
 def _free_objects(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any]:
-    rows = rows_of(policy.model, using).filter(pk__in=_keys(policy, count)).order_by("pk")
+    rows = rows_of(policy.model, using).filter(has_key(policy.model, "pk", count, using)).order_by("pk")
     if policy.when and not reads_other_rows(policy):
         rows = rows.annotate(delayq_matches=settling.matches(policy))
     return for_update(rows, using, wait=False)
@@ -155,25 +155,21 @@ def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str
     if "delayq_matches" in vars(objects[0]):
         return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
     if not is_compilable(policy.model):
-        return set(_matching(using, policy, pks).values_list("pk", flat=True))
-    wanted = padded(pks)
-    return {pk for (pk,) in _matching_compiled.rows(using, policy, len(wanted), pk=wanted)}
+        return set(_matching(using, policy, Q(pk__in=pks)).values_list("pk", flat=True))
+    wanted, count = key_list(policy.model, pks, using)
+    return {pk for (pk,) in _matching_compiled.rows(using, policy, count, pk=wanted)}
 
 
-def _matching(using: str, policy: TimeoutPolicy[Any], pks: Sequence[Any]) -> QuerySet[Any]:
-    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(pk__in=pks)
+def _matching(using: str, policy: TimeoutPolicy[Any], named: Any) -> QuerySet[Any]:
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(named)
     return rows.filter(policy.when or Q()).order_by()
 
 
 @compiled
 def _matching_compiled(using: str, policy: TimeoutPolicy[Any], count: int) -> QuerySet[Any, Any]:
-    return _matching(using, policy, _keys(policy, count)).values_list("pk")
+    return _matching(using, policy, has_key(policy.model, "pk", count, using)).values_list("pk")
 
 
 def is_compilable(model: type[Model]) -> bool:
     """Return whether statements on `model` can be kept: not with a manager of its own, which may change its mind."""
     return not has_own_manager(model) and not cast("Any", model._meta.pk).is_relation
-
-
-def _keys(policy: TimeoutPolicy[Any], count: int) -> list[Param]:
-    return [Param(cast("Any", policy.model._meta.pk), "pk", index) for index in range(count)]

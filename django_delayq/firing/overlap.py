@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.db import connections
 from django.db.utils import Error
 
 from django_delayq.ledger import settling
@@ -22,6 +21,8 @@ from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import TimeoutPolicy
 
 if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from django_delayq.arming.receivers import ArmingLater
     from django_delayq.firing.members import Member
 
@@ -44,13 +45,18 @@ class StatementMonitor:
         seconds: the wall time of the statements.
     """
 
-    def __init__(self, using: str, group: OverlapDetector | None = None, later: ArmingLater | None = None) -> None:
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        group: OverlapDetector | None = None,
+        later: ArmingLater | None = None,
+    ) -> None:
         self.errors: list[Error] = []
         self.overlaps = False
         self.seconds = 0.0
         self.group = group
         self._later = later
-        self._using = using
+        self._connection = connection
         self._saw_rollback = False
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
@@ -78,7 +84,7 @@ class StatementMonitor:
         Without this check Django would roll back silently at the end, and PostgreSQL answers the COMMIT of a failed
         transaction with a rollback: the row would count as fired although nothing was done.
         """
-        connection = connections[self._using]
+        connection: Any = self._connection
         if connection.closed_in_transaction or connection.connection is None:
             raise BrokenTransaction("The handler closed the database connection, and its work is lost.")
         if connection.needs_rollback:
@@ -97,7 +103,7 @@ class StatementMonitor:
     def _is_fired(self, row_id: int) -> bool:
         """Return whether the transaction still works and still contains the mark on the row."""
         try:
-            return settling.is_marked(row_id, self._using)
+            return settling.is_marked(row_id, self._connection.alias)
         except Error:
             return False
 
@@ -117,9 +123,9 @@ class OverlapDetector:
         member: the member whose handler is running.
     """
 
-    def __init__(self, policy: TimeoutPolicy[Any], members: Sequence[Member], using: str) -> None:
+    def __init__(self, policy: TimeoutPolicy[Any], members: Sequence[Member], connection: BaseDatabaseWrapper) -> None:
         self.member = members[0]
-        self._connection = connections[using]
+        self._connection = connection
         # The tables of which a member's row consists: the policy's model and those that it inherits from.
         concrete = policy.concrete_model
         models = [concrete, *(parent for parent in concrete._meta.all_parents if not parent._meta.proxy)]
@@ -183,4 +189,5 @@ class OverlapDetector:
 
 
 def _slots(policy: TimeoutPolicy[Any], row: Timeout) -> set[str]:
-    return {slot_of(label, row.content_type_id, row.object_id, row.key) for label in policy.labels} | {row.slot}
+    others = [label for label in policy.labels if label != row.policy]
+    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in others)}

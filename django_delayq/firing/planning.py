@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,7 +17,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.meters import Slot
-from django_delayq.ledger.statements import compiled, padded, params
+from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
@@ -69,8 +68,8 @@ def plan(
         django.db.Error: the database cannot be read. Nothing has changed then.
     """
     ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= MAX_ID]
-    wanted = padded(ids)
-    found = [_Row(*row) for row in _read.rows(using, len(wanted), id=wanted)] if wanted else []
+    wanted, count = key_list(Timeout, ids, using)
+    found = [_Row(*row) for row in _read.rows(using, count, id=wanted)] if ids else []
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
@@ -104,7 +103,7 @@ def plan(
     reach("planned")
     _log_waiting(found, report, stopped)
     works = [work for (label, _, begin), rows in due.items() for work in _works(label, rows, deliveries, begin)]
-    return works, replace(report.report(), early=early)
+    return works, report.report(early)
 
 
 def _log_waiting(rows: Sequence[_Row], report: ReportBuilder, stopped: Stopped) -> None:
@@ -126,7 +125,8 @@ def _log_waiting(rows: Sequence[_Row], report: ReportBuilder, stopped: Stopped) 
 
 @compiled
 def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
-    rows = Timeout.objects.using(using).filter(pk__in=params("id", count)).annotate(database_now=DatabaseNow())
+    rows = Timeout.objects.using(using).filter(has_key(Timeout, "id", count, using))
+    rows = rows.annotate(database_now=DatabaseNow())
     return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 

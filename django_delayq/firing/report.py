@@ -216,13 +216,15 @@ class ReportBuilder:
         for signal, row in self.signals:
             guarded(partial(announce, signal, row, using), partial(_log_unsent, row))
 
-    def report(self) -> Report:
+    def report(self, early: Mapping[int, datetime] | None = None) -> Report:
+        """Return the report. `early`: of a plan, see `Report`."""
         untried = tuple(self.uncounted & self.again.keys())
         return Report(
             tuple(self.done),
             dict(self.again),
             tuple(self.fired),
             self.now,
+            early or {},
             untried=untried,
             missed=self.missed,
             signals=self.signals,

@@ -42,7 +42,8 @@ def run(work: Work, using: str) -> Report:
     report, running, policy = ReportBuilder(), RunningWork(work), registry.get(work.policy)
 
     def fire() -> None:
-        time.sleep(max(0.0, work.begin_at - time.monotonic()))
+        if (seconds := work.begin_at - time.monotonic()) > 0:
+            time.sleep(seconds)
         with tracked(running):
             guarded(lambda: _fire(work, using, report), release)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from django_delayq.firing.unknown import unknown
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from django_delayq.firing.report import ReportBuilder, Work
 
 logger = logging.getLogger("django_delayq.firing")
+T = TypeVar("T")
 
 MAX_GROUP: Final = 50
 LOCK_SECONDS: Final = 0.02
@@ -259,15 +260,14 @@ class RunningWork:
         """The timeouts of the handler call that is running; empty: none is."""
         return () if (call := self.call) is None else call.timeout_ids
 
-    @contextmanager
-    def calling(self, call: Call) -> Iterator[None]:
-        """Note that `call` runs until the block ends. Raise Abandoned at its end if it was abandoned.
+    def make(self, call: Call, act: Callable[[], T]) -> T:
+        """Return what `act` returns, and note that `call` runs meanwhile. Raise Abandoned if it was abandoned.
 
-        What the block raises is replaced: a connection that was cut makes handlers raise errors of the database.
+        What `act` raises is replaced then: a connection that was cut makes handlers raise errors of the database.
         """
         outer, self.call = self.call, call
         try:
-            yield
+            return act()
         finally:
             with self._lock:
                 self.call = outer

@@ -26,7 +26,7 @@ from django.db.models import BooleanField, DurationField, Expression, Expression
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.guard_rails import Brake, Late
 from django_delayq.ledger.locking import for_update
-from django_delayq.ledger.statements import Raw, compiled, sql_of
+from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
 
@@ -353,13 +353,15 @@ def _controls(using: str, with_expired: bool) -> Raw:
     compiler = PolicyControl.objects.using(using).all().query.get_compiler(using)
     with evaluated_at_execution():
         now, parameters = compiler.compile(DatabaseNow())
+    now = selected(now, field("changed_at"), connection)
     if with_expired:
         rows = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
         expired, more = sql_of(rows.filter(run_at__lte=DatabaseNow()).values("pk"), using)
         now, parameters = f"{now}, EXISTS ({expired})", (*parameters, *more)
     names = ("policy", "stop", "until", "changed_at", "guards")
+    columns = ", ".join(selected(f"control.{name}", field(name), connection) for name in names)
     sql = (
-        f"SELECT {', '.join(f'control.{name}' for name in names)}, {now} FROM (SELECT 1 AS one) one"
+        f"SELECT {columns}, {now} FROM (SELECT 1 AS one) one"
         f" LEFT JOIN {connection.ops.quote_name(PolicyControl._meta.db_table)} control ON 1 = 1"
         " ORDER BY control.changed_at, control.id"
     )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
-from django.db.models import BooleanField, F, Func, Manager, Model, QuerySet, Value
+from django.db.models import Manager, Model, QuerySet, Value
 
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import key_type, refusal, root_of_key
-from django_delayq.ledger.statements import Param, compiled, param, params, sql_of
+from django_delayq.key_types import array_of, refusal, root_of_key
+from django_delayq.ledger.statements import Param, compiled, in_array, param, params, sql_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -204,12 +204,10 @@ def with_keys(rows: QuerySet[M], pks: Collection[Any]) -> QuerySet[M]:
     For each value of `pk__in`, Django and the driver take longer than the database. One array has all of them.
     """
     model = rows.model
-    elements = None if refusal(model) else dialect_of(connections[rows.db]).key_arrays.get(key_type(model).name)
-    if elements is None or not pks:  # without a key, Django executes no statement
-        return rows.filter(pk__in=pks)
-    keys = Value("{" + ",".join(map(str, map(root_of_key(model).to_python, pks))) + "}")
-    template = f"%(expressions)s::{elements}[])"
-    return rows.filter(Func(F("pk"), keys, template=template, arg_joiner=" = ANY(", output_field=BooleanField()))
+    if refusal(model) or not dialect_of(connections[rows.db]).key_arrays or not pks:
+        return rows.filter(pk__in=pks)  # without a key, Django executes no statement
+    array = Value(array_of(model, map(root_of_key(model).to_python, pks)))
+    return rows.filter(in_array(model, array, rows.db))
 
 
 def rows_of(model: type[M], using: str) -> QuerySet[M]:

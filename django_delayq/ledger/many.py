@@ -20,7 +20,7 @@ from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import Param, Raw, compiled, param, update
+from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, update
 from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import Timeout
 
@@ -138,7 +138,8 @@ def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: b
         return Raw(sql, parameters)
     # Drivers take long to read datetimes: only where they differ.
     returning: Any = [Timeout._meta.get_field(name) for name in ("id", "run_at") if name == "id" or "due_at" in given]
-    return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
+    returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
+    return Raw(f"{sql} RETURNING {returned}", parameters, returning)
 
 
 def update_each(

@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.db import connections
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, CharField, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
 from django_delayq import clock
 from django_delayq.clock import DatabaseNow
+from django_delayq.key_types import array_of
 from django_delayq.ledger.controls import IsStopped
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
@@ -28,7 +29,18 @@ from django_delayq.ledger.locking import (
     rows_of,
     transaction_of,
 )
-from django_delayq.ledger.statements import Param, Raw, compiled, padded, param, params, sql_of, update
+from django_delayq.ledger.statements import (
+    Param,
+    Raw,
+    compiled,
+    elements_of,
+    has_key,
+    key_list,
+    param,
+    selected,
+    sql_of,
+    update,
+)
 from django_delayq.ledger.subjects import object_id
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policy_rules import reads_other_rows
@@ -57,15 +69,15 @@ def lock_rows(
     attribute `is_stopped`: whether that policy is stopped. The statement reads it after its time, so nothing that was
     committed before that time is missed.
     """
-    wanted = padded(ids)
-    found = _locked.objects(using, len(wanted), history, policy, id=wanted) if wanted else []
+    wanted, count = key_list(Timeout, ids, using)
+    found = _locked.objects(using, count, history, policy, id=wanted) if ids else []
     now: datetime = vars(found[0])["database_now"] if found else clock.now()
     return {row.pk: row for row in found}, now
 
 
 @compiled
 def _locked(using: str, count: int, history: bool, policy: TimeoutPolicy[Any] | None) -> QuerySet[Any]:
-    rows: Any = Timeout.objects.using(using).filter(pk__in=params("id", count)).order_by("pk")
+    rows: Any = Timeout.objects.using(using).filter(has_key(Timeout, "id", count, using)).order_by("pk")
     rows = rows.annotate(database_now=DatabaseNow())
     if policy is not None:
         rows = rows.annotate(is_stopped=IsStopped(policy))
@@ -77,10 +89,11 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
 
     `counted`: the attempt has been counted already.
     """
-    ids, attempts = padded([row.pk for row in rows]), 0 if counted else 1
+    attempts = 0 if counted else 1
+    ids, count = key_list(Timeout, [row.pk for row in rows], using)
     with raising_instead_of_waiting(using):
-        count = _mark_fired.execute(using, len(ids), attempts, id=ids, settled_at=now)
-    if count != len(rows):
+        marked = _mark_fired.execute(using, count, attempts, id=ids, settled_at=now)
+    if marked != len(rows):
         return False
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
     for row in rows:
@@ -91,7 +104,7 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
 @compiled
 def _mark_fired(using: str, count: int, attempts: int) -> UpdateQuery:
     values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": param("settled_at"), "slot_taken": None}
-    return update(_due(params("id", count), using), **values, attempts=F("attempts") + attempts)
+    return update(_due(has_key(Timeout, "id", count, using), using), **values, attempts=F("attempts") + attempts)
 
 
 @lru_cache(maxsize=1000)
@@ -127,10 +140,15 @@ def mark_at_once(
     `is_late`.
     """
     model: type[Model] = policy.model
-    found = _marked_at_once.rows(using, policy, 0 if counted else 1, late, id=list(pks), pk=list(pks.values()))
-    own = [field.attname for field in model._meta.concrete_fields]
-    size = len(_COLUMNS)
+    arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
+    found = _marked_at_once.rows(using, policy, 0 if counted else 1, late, **arrays)
+    own, size = _columns_of(model), len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
+
+
+@lru_cache(maxsize=1000)
+def _columns_of(model: type[Model]) -> list[str]:
+    return [field.attname for field in model._meta.concrete_fields]
 
 
 @compiled
@@ -140,14 +158,12 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], attempts: int, late:
     For a list of keys PostgreSQL may read the whole table, and does so with a plan that it has kept since the table was
     small: up to seven times the CPU of a firing.
     """
-    from django.contrib.postgres.fields import ArrayField  # needs psycopg
-
     model, key, connection = policy.model, cast("Any", policy.model._meta.pk), connections[using]
     quoted, ledger = connection.ops.quote_name, connection.ops.quote_name(Timeout._meta.db_table)
     objects = rows_of(model, using).filter(pk__in=[RawSQL("delayq_given.pk", ())])
     objects = objects.annotate(delayq_id=object_id(F(key.name), model, using), delayq_matches=matches(policy))
     own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
-    due: Any = _due([RawSQL("delayq_given.id", ())], using)
+    due: Any = _due(Q(pk__in=[RawSQL("delayq_given.id", ())]), using)
     due = due.alias(label=_by_no_index("policy"), about=_by_no_index("object_id"))
     due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ())).exclude(IsStopped(policy))
     if late is not None:
@@ -159,18 +175,18 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], attempts: int, late:
         sql_of(update(Timeout.objects.using(using), **values, attempts=F("attempts") + attempts), using),
     )
     (locked, _), (checked, _), (marked, _) = parts
-    arrays = [ArrayField(cast("Any", each._meta.pk)) for each in (Timeout, model)]
-    given = ", ".join(f"%s::{each.cast_db_type(connection)}" for each in arrays)
-    returned = [f"{ledger}.{quoted(cast('str', field.column))}" for field in _ROW] + [f"due.{name}" for name in own]
+    given = ", ".join(f"%s::{elements_of(each, using)}[]" for each in (Timeout, model))
+    fields = [*_ROW, *model._meta.concrete_fields]
+    columns = [f"{ledger}.{quoted(cast('str', field.column))}" for field in _ROW] + [f"due.{name}" for name in own]
+    returned = [selected(column, field, connection) for column, field in zip(columns, fields, strict=True)]
     sql = (
         f"WITH due AS MATERIALIZED (SELECT delayq_given.id, locked.* FROM unnest({given}) AS delayq_given (id, pk)"
         f" CROSS JOIN LATERAL ({locked}) AS locked ({', '.join(own)}, object_id, matches)"
         f" CROSS JOIN LATERAL ({checked}) AS checked)"
         f" {marked} FROM due WHERE {ledger}.id = due.id AND due.matches = 1 RETURNING {', '.join(returned)}"
     )
-    arguments = [Param(array, name) for array, name in zip(arrays, ("id", "pk"), strict=True)]
-    parameters = [*arguments, *(each for _, given in parts for each in given)]
-    return Raw(sql, parameters, [*_ROW, *model._meta.concrete_fields])
+    parameters = [Param(CharField(), "id"), Param(CharField(), "pk"), *(each for _, given in parts for each in given)]
+    return Raw(sql, parameters, fields)
 
 
 def is_late(row: Timeout, now: datetime, late: timedelta, *, counted: bool = False) -> bool:
@@ -190,7 +206,7 @@ def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
     """Mark the pending `row` as firing until `until`, count its attempt, free its slot. Return False: it is not due."""
     values = {"state": State.FIRING, "slot_taken": None, "run_at": until, "attempts": row.attempts + 1}
     with raising_instead_of_waiting(using):
-        if not _due([row.pk], using).filter(attempts=row.attempts).update(**values):
+        if not _due(Q(pk=row.pk), using).filter(attempts=row.attempts).update(**values):
             return False
     _assign(row, values)
     return True
@@ -246,14 +262,16 @@ def slot_is_taken(row: Timeout, labels: Iterable[str], using: str) -> bool:
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
     """Return at most `limit` rows, only `ids` if given, whose attempt has expired, the longest expired first."""
-    wanted = padded(ids) if ids is not None else []
-    return [] if ids is not None and not ids else _expired.objects(using, limit, len(wanted), id=wanted)
+    if ids is None:
+        return _expired.objects(using, limit, None)
+    wanted, count = key_list(Timeout, ids, using)
+    return _expired.objects(using, limit, count, id=wanted) if ids else []
 
 
 @compiled
-def _expired(using: str, limit: int, ids: int) -> QuerySet[Timeout, Any]:
+def _expired(using: str, limit: int, ids: int | None) -> QuerySet[Timeout, Any]:
     rows = Timeout.objects.using(using).filter(state=State.FIRING, settled_at__isnull=True, run_at__lte=DatabaseNow())
-    rows = rows.filter(pk__in=params("id", ids)) if ids else rows
+    rows = rows if ids is None else rows.filter(has_key(Timeout, "id", ids, using))
     return rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit]
 
 
@@ -290,10 +308,10 @@ def delete_settled(using: str, before: datetime, start: datetime | None) -> tupl
     return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
 
 
-def _due(ids: Sequence[Any], using: str) -> TimeoutQuerySet:
-    """Return the rows among `ids` that are pending and due, found by their ids. Not by the state: see `in_state`."""
+def _due(named: Any, using: str) -> TimeoutQuerySet:
+    """Return the pending and due rows, found by `named`, a condition on ids. Not by the state: see `in_state`."""
     rows = Timeout.objects.using(using).alias(taken=_by_no_index("slot_taken"), begins_at=_by_no_index("run_at"))
-    return rows.filter(pk__in=ids, taken=1, begins_at__lte=DatabaseNow())
+    return rows.filter(named, taken=1, begins_at__lte=DatabaseNow())
 
 
 def _by_no_index(column: str) -> Coalesce:

@@ -25,7 +25,7 @@ from django_delayq.ledger.locking import (
 from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import Raw, compiled, padded, param, params, sql_of, update
+from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, sql_of, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.signals import timeout_cancelled
 
@@ -134,8 +134,8 @@ def _inserted(
     if model is not None:
         known = NEW | dict.fromkeys(("due_at", "run_at", "first_due_at"), "delayq_due")
         known |= {"since_at": "delayq_since"} if since else {}
-        selected = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
-        lock, first = lock_clause(model, using, **selected)
+        read = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
+        lock, first = lock_clause(model, using, **read)
     values = ", ".join(known.get(field.name, "%s") for field in columns)
     # WHERE, because SQLite would read ON as the condition of a join.
     source = f"SELECT {values} FROM locked WHERE 1 = 1" if lock else f"VALUES ({values})"
@@ -148,7 +148,8 @@ def _inserted(
     # Where the slot is taken, MariaDB returns the row that has it. The key shows whether it is the new one.
     key = () if connection.features.supports_update_conflicts_with_target else ("idempotency_key",)
     returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", *key)]
-    return Raw(f"{sql} RETURNING {', '.join(quoted(field.column) for field in returning)}", parameters, returning)
+    returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
+    return Raw(f"{sql} RETURNING {returned}", parameters, returning)
 
 
 def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlier_only: bool = True) -> None:
@@ -316,9 +317,9 @@ def _locking_update(changed: UpdateQuery, model: type[Model] | None, columns: Se
         lock, first = lock_clause(model, using)
         sql, parameters = f"{lock} {sql} AND EXISTS (SELECT 1 FROM locked)", (*first, *parameters)
     fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
-    quoted = connections[using].ops.quote_name
+    connection, quoted = connections[using], connections[using].ops.quote_name
     table = quoted(Timeout._meta.db_table)
-    returning = ", ".join(f"{table}.{quoted(field.column)}" for field in fields)
+    returning = ", ".join(selected(f"{table}.{quoted(field.column)}", field, connection) for field in fields)
     return Raw(f"{sql} RETURNING {returning}", parameters, fields)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.db.models import BooleanField, Func, Q, Value
+from django.db.models import BooleanField, Func, Model, Q, Value
 from django.test.utils import CaptureQueriesContext
 
 import django_delayq as dq
@@ -78,6 +78,28 @@ def fire_while(row: Timeout, act: Callable[[], object]) -> Report:
     thread.join(WAIT)
     [report] = reports
     return report
+
+
+def values_of(obj: Model) -> dict[str, str]:
+    """Return the columns of `obj` but the history of a timeout, with their types and time zones."""
+    names = [field.attname for field in obj._meta.concrete_fields if field.name != "history"]
+    return {name: repr(getattr(obj, name)) for name in names}
+
+
+def test_the_handler_gets_what_the_orm_reads(declare: Declare) -> None:
+    """The statement returns datetimes as text."""
+    moments = (datetime(2026, 3, 29, 1, 0, tzinfo=UTC), datetime(1900, 1, 1, microsecond=7, tzinfo=UTC), None)
+    handled: dict[int, tuple[dict[str, str], dict[str, str]]] = {}
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        handled[timeout.pk] = values_of(obj), values_of(timeout)
+
+    policy = declare(Order, handler, name="reading")
+    grouping(policy)
+    rows = [due(Order.objects.create(created_at=moment, paid_at=moment), policy) for moment in moments]
+    assert len(fire(*rows).fired) == len(rows)
+    for row in Timeout.objects.filter(pk__in=[row.pk for row in rows]):
+        assert handled[row.pk] == (values_of(Order.objects.get(pk=row.object_id)), values_of(row))
 
 
 def test_nothing_changed_while_it_waited(order: Order, gated: dq.TimeoutPolicy[Any]) -> None:

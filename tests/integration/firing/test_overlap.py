@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connections
 
 import django_delayq as dq
 from django_delayq.firing.members import Member
@@ -23,7 +24,7 @@ def detector() -> OverlapDetector:
     for place, pk in enumerate((501, 502)):
         order = Order.objects.create(pk=pk)
         members.append(Member(due(order, policy), order, place))
-    return OverlapDetector(policy, members, "default")
+    return OverlapDetector(policy, members, connections["default"])
 
 
 BEYOND: list[tuple[str, Any, bool]] = [
