@@ -104,7 +104,7 @@ def elements_of(model: type[Model], using: str) -> str:
 
 
 def selected(column: str, field: Field[Any, Any], connection: BaseDatabaseWrapper) -> str:
-    """Return the SQL that selects a column: on PostgreSQL, the text of a datetime.
+    """Return the SQL that selects a column in a `Raw`: on PostgreSQL, the text of a datetime.
 
     Django reads datetimes of PostgreSQL by a class of psycopg that is written in Python. It takes ten times as long as
     to parse their text, which was half of the CPU of a firing in a group. In UTC only, where each text is one datetime.
@@ -114,21 +114,6 @@ def selected(column: str, field: Field[Any, Any], connection: BaseDatabaseWrappe
 
 def _is_text(field: Field[Any, Any], connection: BaseDatabaseWrapper) -> bool:
     return connection.timezone is UTC and field.db_type(connection) == "timestamp with time zone"
-
-
-def _select_text(compiler: Any) -> None:
-    """Let the compiler of a query select columns by `selected`."""
-    get_select = compiler.get_select
-
-    def get_selected(*args: Any, **options: Any) -> Any:
-        select, *rest = get_select(*args, **options)
-        columns = [
-            (column, (selected(sql, column.output_field, compiler.connection), parameters), alias)
-            for column, (sql, parameters), alias in select
-        ]
-        return columns, *rest
-
-    compiler.get_select = get_selected
 
 
 def _parsed(text: str | None, *_: Any) -> datetime | None:
@@ -173,11 +158,11 @@ class Statement:
                 self.model, self.columns = built.returning[0].model, [field.attname for field in built.returning]
             query: Any = Query(self.model)
             compiler = query.get_compiler(using)
+            texts = [at for at, each in enumerate(expressions) if _is_text(each.output_field, compiler.connection)]
         else:
+            texts = []
             query = built.query if isinstance(built, QuerySet) else built
             compiler = query.get_compiler(using)
-            if self.is_read:
-                _select_text(compiler)
             with clock.evaluated_at_execution():
                 self.sql, parameters = compiler.as_sql()
             if self.is_read:
@@ -187,10 +172,9 @@ class Statement:
                     self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
                     self.annotations = list(compiler.annotation_col_map.items())
         converters = compiler.get_converters(expressions)
-        for at, column in enumerate(expressions):
-            if _is_text(column.output_field, compiler.connection):
-                functions, _ = converters.get(at, ([], column))
-                converters[at] = [_parsed, *functions], column
+        for at in texts:
+            functions, _ = converters.get(at, ([], None))
+            converters[at] = [_parsed, *functions], expressions[at]
         self.converters = [(at, *found) for at, found in converters.items()]
         self.sql, parameters = _with_literals(self.sql, parameters)
         self.constants = [None if isinstance(each, Param) or callable(each) else each for each in parameters]
