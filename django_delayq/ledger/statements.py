@@ -151,11 +151,10 @@ class Statement:
         self.locks = isinstance(built, QuerySet) and built.query.select_for_update
         expressions: list[Any] = []
         if isinstance(built, tuple):
-            built = Raw(*built)
-            self.sql, parameters = built.sql, built.parameters
-            expressions = [field.get_col(field.model._meta.db_table) for field in built.returning]
-            if built.returning:
-                self.model, self.columns = built.returning[0].model, [field.attname for field in built.returning]
+            self.sql, parameters, returned = Raw(*built)
+            expressions = [field.get_col(field.model._meta.db_table) for field in returned]
+            if returned:
+                self.model, self.columns = returned[0].model, [field.attname for field in returned]
             query: Any = Query(self.model)
             compiler = query.get_compiler(using)
             texts = [at for at, each in enumerate(expressions) if _is_text(each.output_field, compiler.connection)]
