@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.dialects import dialect_of
 from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
+from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
@@ -73,7 +73,7 @@ def firing_transaction(using: str) -> Iterator[None]:
     connection: Any = connections[using]
     is_outermost = not connection.in_atomic_block
     with transaction.atomic(using=using):
-        dialect_of(connection).begin_write(connection, Timeout._meta.db_table)
+        begin_write(using)
         yield
         if is_outermost and connection.run_on_commit:
             # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would

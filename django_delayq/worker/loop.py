@@ -107,9 +107,8 @@ class Worker:
     def __str__(self) -> str:
         queues = ", ".join(self.queues) if self.only else "all queues"
         source = "Redis" if self.redis.is_up else "the ledger, once a second"
-        return (
-            f"serves {queues} of database {self.using!r} with {counted(self.concurrency, 'thread')}, woken by {source}"
-        )
+        threads = counted(self.concurrency, "thread")
+        return f"serves {queues} of database {self.using!r} with {threads}, woken by {source}"
 
     def stop(self, *, hard: bool = False) -> None:
         """End `run` soon: release timeouts that have not begun, and wait for running handlers.
