@@ -6,16 +6,17 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
-from django.db import OperationalError, ProgrammingError, router
+from django.db import OperationalError, ProgrammingError, router, transaction
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_errors import not_migrated
-from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
 from django_delayq.management.output import Paint, as_json, guard_of, stop_of, table, terminal_width
@@ -114,7 +115,7 @@ class AskingCommand(DelayqCommand):
     """Whether it proceeds without a terminal: workers do the same on their own."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="change nothing, only count")
+        parser.add_argument("--dry-run", action="store_true", help="change nothing, only print what would change")
         parser.add_argument("--yes", action="store_true", help="do not ask, however many they are")
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
@@ -226,15 +227,27 @@ class PolicyCommand(OperatorCommand):
             if self.operation.moves_rows and moves:
                 self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
-            if options["dry_run"]:
-                self.report(f"{was}: would be {self.done}", options)
-                continue
             more = {"progress": self.show_progress} if self.operation.moves_rows else {}
-            change = self.run_operation(policy, options, **more)
+            # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
+            with _rolled_back(using) if options["dry_run"] else nullcontext():
+                change = self.run_operation(policy, options, **more)
             self.end_progress()
-            now = self.shown(policy_state(policy, using)) if change else "nothing to change"
-            moved = f"; {change.moved} moved, {change.unmoved} left unchanged" if change and change.moved else ""
-            self.stdout.write(f"{was}: {now}{moved}")
+            if change is None:
+                now = "nothing to change"
+            elif options["dry_run"]:
+                now = f"would be {self.done}"
+            else:
+                moved = f"; {change.moved} moved, {change.unmoved} left unchanged" if change.moved else ""
+                now = f"{self.shown(policy_state(policy, using))}{moved}"
+            self.report(f"{was}: {now}", options)
+
+
+@contextmanager
+def _rolled_back(using: str) -> Iterator[None]:
+    """Undo what the block writes. Functions that it registered for after the commit are not called."""
+    with transaction_of(using), transaction.atomic(using=using):
+        yield
+        transaction.set_rollback(True, using=using)
 
 
 class GuardCommand(PolicyCommand):

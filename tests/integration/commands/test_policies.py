@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError
+from django.db import transaction
 from django.utils import timezone
 
 from django_delayq import get_policy, pending_timeouts
@@ -87,6 +88,58 @@ def test_a_dry_run_changes_no_policy(do: Do, command: str) -> None:
     before = (stop_of(REMIND), PolicyChange.objects.count())
     assert "dry run: nothing was changed" in do(command, REMIND, "--dry-run").out
     assert (stop_of(REMIND), PolicyChange.objects.count()) == before
+
+
+@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["delayq_pause", REMIND, "--until", "nonsense"], 2, "is not a time"),
+        (["delayq_pause", REMIND, "--until", "1m ago"], 1, "is in the past"),
+        (["delayq_pause", LINGER], 1, "held: resume it first"),
+        (["delayq_brake", REMIND, "abc", "--per", "10m"], 2, "is not a number"),
+        (["delayq_brake", REMIND, "5", "--per", "0s"], 1, "per must lie between"),
+        (["delayq_late", REMIND, "soon"], 2, "is not a duration"),
+        (["delayq_shadow", REMIND, "--share", "101"], 2, "must be 0 to 100"),
+    ],
+)
+def test_a_dry_run_is_refused_as_the_command_is(
+    do: Do, arguments: list[str], code: int, words: str, dry_run: tuple[str, ...]
+) -> None:
+    do("delayq_hold", LINGER)
+    with pytest.raises(CommandError, match=words) as refused:
+        do(*arguments, *dry_run)
+    assert refused.value.returncode == code
+    assert PolicyChange.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("delayq_pause", LINGER),
+        ("delayq_hold", UNPAID),
+        ("delayq_resume", REMIND),
+        ("delayq_brake", REMIND, "500", "--per", "10m"),
+        ("delayq_late", REMIND, "declared"),
+    ],
+)
+def test_a_dry_run_says_that_nothing_would_change(do: Do, arguments: tuple[str, ...]) -> None:
+    do("delayq_pause", LINGER)
+    do("delayq_hold", UNPAID)
+    do("delayq_brake", REMIND, "500", "--per", "10m")
+    assert do(*arguments, "--dry-run").out.rstrip().endswith(": nothing to change (dry run: nothing was changed)")
+    assert do(*arguments).out.rstrip().endswith(": nothing to change")
+
+
+def test_a_dry_run_in_a_transaction_leaves_it_usable(do: Do) -> None:
+    do("delayq_hold", LINGER)
+    with transaction.atomic():
+        order = Order.objects.create()
+        assert "would be resumed" in do("delayq_resume", LINGER, "--dry-run").out
+        with pytest.raises(CommandError, match="held"):
+            do("delayq_pause", LINGER, "--dry-run")
+    assert Order.objects.filter(pk=order.pk).exists()
+    assert stop_of(LINGER) == "held"
 
 
 def test_a_wrong_name_among_several_changes_none(do: Do) -> None:
