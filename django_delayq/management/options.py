@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, cast
@@ -167,15 +168,15 @@ class Selection:
         found = set(self.rows.values_list("pk", flat=True)) if self.ids else set()
         return [row_id for row_id in dict.fromkeys(self.ids) if row_id not in found]
 
-    def first(self, limit: int) -> list[Timeout]:
-        """Return the first `limit` rows by their next attempt.
+    def first(self, limit: int, deferred: Sequence[str]) -> list[Timeout]:
+        """Return the first `limit` rows by their next attempt, without their `deferred` columns.
 
         They are read state by state, and settled ones label by label, in the order of an index: sorting a million rows
         to show fifty would take a second.
         """
         found: list[Timeout] = []
         for state in self.states:
-            part = self.rows.filter(state=state).order_by("run_at", "id").defer("history", "payload")
+            part = self.rows.filter(state=state).order_by("run_at", "id").defer(*deferred)
             if self.labels or Timeout.State(state).is_settled:
                 parts = [
                     part.filter(policy=label) for label in self.labels or labels_in(Timeout.objects.using(part.db))

@@ -1,8 +1,11 @@
 """`manage.py delayq_list`: list timeouts."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from django.contrib.contenttypes.models import ContentType
 from django.core.management.base import CommandParser
+from django.db import router
 
 from django_delayq import clock
 from django_delayq.management.operating import ReportCommand
@@ -11,7 +14,11 @@ from django_delayq.management.output import Painted, local
 from django_delayq.models import Timeout
 
 State = Timeout.State
-COLUMNS = ("id", "policy", "object_id", "key", "state", "due_at", "run_at", "attempts", "reason")
+COLUMNS = (
+    *("id", "policy", "object_id", "key", "queue", "state", "cause", "due_at", "run_at", "since_at", "first_due_at"),
+    *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
+)
+"""Of JSON, beside `model`. The history has a command of its own."""
 SHOWN = ("id", "policy", "object", "key", "state", "due", "next attempt", "attempts", "reason")
 ALWAYS = {"id", "policy", "object", "state", "due"}
 
@@ -19,7 +26,8 @@ ALWAYS = {"id", "policy", "object", "state", "due"}
 class Command(ReportCommand):
     """Lists timeouts by the time of their next attempt; settled ones by that of the last.
 
-    A column without values is omitted. `next attempt` is shown where it differs from the deadline.
+    A column without values is omitted. `next attempt` is shown where it differs from the deadline. JSON has all columns
+    but the history, which delayq_explain shows.
     """
 
     help = __doc__
@@ -38,13 +46,19 @@ class Command(ReportCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         limit = number("--limit", options["limit"])
-        found = Selection.of(options).first(limit + 1)
-        rows = [{name: getattr(row, name) for name in COLUMNS} for row in found[:limit]]
-        shown = [self._shown(row) for row in found[:limit]]
+        deferred = ("history",) if options["json"] else ("history", "payload")
+        found = Selection.of(options).first(limit + 1, deferred)
+        rows = found[:limit]
+        more = f"... and more: raise --limit, now {limit}, or select fewer" if len(found) > limit else ""
+        if options["json"]:
+            self.print(_values(rows), (), options)
+            if more:
+                self.stderr.write(more)
+            return
+        shown = [self._shown(row) for row in rows]
         filled = [name for name in SHOWN if name in ALWAYS or any(row[name] for row in shown)]
         lines = self.table(filled, [[row[name] for name in filled] for row in shown])
-        more = [f"... and more: raise --limit, now {limit}, or select fewer"] if len(found) > limit else []
-        self.print(rows, lines + more, options)
+        self.print((), [*lines, more] if more else lines, options)
 
     def _shown(self, row: Timeout) -> dict[str, object]:
         style = self.style
@@ -62,3 +76,10 @@ class Command(ReportCommand):
             again,
         )
         return dict(zip(SHOWN, (*cells, row.attempts or "", row.reason), strict=True))
+
+
+def _values(rows: Sequence[Timeout]) -> list[dict[str, Any]]:
+    """Return all public columns of `rows` but the history; `model` is None if it no longer exists."""
+    kinds = ContentType.objects.using(router.db_for_write(Timeout)).in_bulk({row.content_type_id for row in rows})
+    models = {pk: f"{kind.app_label}.{kind.model}" for pk, kind in kinds.items()}
+    return [{name: getattr(row, name) for name in COLUMNS} | {"model": models.get(row.content_type_id)} for row in rows]

@@ -188,3 +188,29 @@ def test_the_list_shows_the_next_first_and_says_that_there_is_more(do: Do) -> No
     lines = do("delayq_list", "--all", "--limit", "1").out.splitlines()
     assert len(lines) == 3
     assert lines[2].startswith("... and more")
+
+
+def test_the_list_as_json_has_every_public_column(do: Do) -> None:
+    row = pending(Order.objects.create(), hours=1, key="part", payload={"parcel": [7]}, reason="a test")
+    as_if(row, "cancelled", "hand", settled_at=row.created_at, since_at=row.due_at, extensions=2, attempts=1)
+    (shown,) = json.loads(do("delayq_list", "--id", str(row.pk), "--json").out)
+    row.refresh_from_db()
+    internal = {"slot", "slot_taken", "final_attempt", "claims", "claimed_until"}
+    elsewhere = {"content_type", "history"}
+    columns = {field.name for field in row._meta.fields} - internal - elsewhere
+    expected = {name: getattr(row, name) for name in columns} | {"model": "testapp.order"}
+    assert shown == {name: getattr(value, "isoformat", lambda v=value: v)() for name, value in expected.items()}
+
+
+def test_the_list_as_json_shows_rows_whose_model_is_gone(do: Do) -> None:
+    (row,) = some()
+    Timeout.objects.filter(pk=row.pk).update(content_type=10_000)
+    assert [each["model"] for each in json.loads(do("delayq_list", "--json").out)] == [None]
+
+
+def test_the_list_as_json_says_beside_it_that_there_is_more(do: Do) -> None:
+    some(3)
+    output = do("delayq_list", "--json", "--limit", "2")
+    assert len(json.loads(output.out)) == 2
+    assert output.err == "... and more: raise --limit, now 2, or select fewer\n"
+    assert do("delayq_list", "--json", "--limit", "3").err == ""
