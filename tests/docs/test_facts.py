@@ -48,12 +48,19 @@ def test_the_settings_and_their_defaults_are_those_of_the_code() -> None:
     assert documented == {field.name.upper(): field.default for field in fields(conf.Settings)}
 
 
+CHECK = re.compile(r"\b[EWI]\d{3}\b")
 SOURCE_OF_CHECKS = inspect.getsource(checks) + inspect.getsource(relations)
 
 
 def test_every_system_check_is_documented() -> None:
     documented = [code(row[0])[0] for row in read(DOCS / "settings.md").table("id")]
     assert set(documented) == set(re.findall(r'"(django_delayq\.[A-Z]\d+)"', SOURCE_OF_CHECKS))
+
+
+def test_system_checks_that_pages_name_exist() -> None:
+    ids = {f"django_delayq.{name}" for page in pages() for _, line in page.prose for name in CHECK.findall(line)}
+    assert len(ids) > 20
+    assert {name for name in ids if name not in SOURCE_OF_CHECKS} == set()
 
 
 def test_the_arguments_of_a_policy_are_those_of_the_code() -> None:
@@ -163,20 +170,26 @@ def test_names_that_do_not_exist_are_detected() -> None:
         "delayq_wroker",
         "stop_timeout(x)",
         "timeout_won",
+        '("django_delayq", "0000_unknown")',
+        'DELAYQ["RETENTOIN"]',
     )
     assert [len(unknown_names(text)) for text in wrong] == [1] * len(wrong)
 
 
 def unknown_names(text: str) -> list[str]:
-    """Return names that look like a module, command or public name of this library, and do not exist."""
+    """Return names that look like a part of this library and do not exist: a module, command, setting, migration ..."""
     modules = re.findall(r"(?<![\w/])django_delayq(?:\.\w+)+", text)
     commands = re.findall(r"(?<![\w./])delayq_\w+", text)
     public = re.findall(r"(?<![\w.\"'/])(a?[a-z]+_timeouts?|timeout_[a-z]+)\b(?!=)", text)
+    migrations = re.findall(r"\b\d{4}_\w+", text)
+    settings = re.findall(r"\bDELAYQ\[[\"'](\w+)", text)
     known = {*django_delayq.__all__, *LOG_ATTRIBUTES, *EVENTS, *permissions()}
     return [
         *(name for name in modules if not _resolves(name)),
         *(name for name in commands if name not in get_commands() and name not in METRICS),
         *(name for name in public if name not in known),
+        *(name for name in migrations if not (ROOT / "django_delayq" / "migrations" / f"{name}.py").exists()),
+        *(name for name in settings if name.lower() not in {field.name for field in fields(conf.Settings)}),
     ]
 
 
@@ -206,6 +219,12 @@ def test_the_files_that_internals_names_exist() -> None:
     package = ROOT / "django_delayq"
     places = [package, ROOT]
     assert {name for name in files if not any((place / name).exists() for place in places)} == set()
+
+
+def test_the_table_of_tests_has_every_folder() -> None:
+    rows = read(ROOT / "CONTRIBUTING.md").table("folder", "what it tests")
+    folders = {f"tests/{file.parent.name}" for file in (ROOT / "tests").glob("*/__init__.py")}
+    assert {name for row in rows for name in code(row[0])} == folders
 
 
 def test_the_import_rules_are_shown_in_their_order() -> None:
