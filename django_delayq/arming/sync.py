@@ -204,17 +204,23 @@ class TableSync:
         rows = PolicySync.objects.using(self._using).filter(policy__in=labels)
         found = list(rows)
         if missing := sorted(set(labels) - {row.policy for row in found}):
-            new = [PolicySync(policy=label) for label in missing]
+            new = [PolicySync(policy=label, before_at=now) for label in missing]
             PolicySync.objects.using(self._using).bulk_create(new, ignore_conflicts=True)
+            found = list(rows.all())
+        is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until=self._claim)
+        away_since = now - AWAY * interval
+        if left := [row for row in found if row.seen_at is not None and row.seen_at < away_since]:
+            anew: dict[str, Any] = {"before_at": away_since, "began_at": None, "place": "", "checked": 0}
+            rows.filter(is_free, pk__in=[row.pk for row in left]).update(**anew)
             found = list(rows.all())
         free = [row for row in found if row.claimed_until in (None, self._claim) or row.claimed_until <= now]
         due = [row for row in free if row.is_running or row.began_at is None or row.began_at <= now - interval * EARLY]
         if not due and self._claim is None:
             others = [row.claimed_until - now for row in found if row not in free and row.claimed_until is not None]
             return [], min([interval, *others])
-        is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until=self._claim)
         self._claim = now + interval * CLAIM if due else None
-        claimed = rows.filter(is_free, pk__in=[row.pk for row in free]).update(claimed_until=self._claim)
+        # A claim that ends keeps its time: workers ran until then, even if each of their passes failed.
+        claimed = rows.filter(is_free, pk__in=[row.pk for row in free]).update(claimed_until=self._claim or now)
         if claimed < len(free):  # by another worker, between the two statements
             self._claim = None
             return [], interval * CLAIM
@@ -236,13 +242,11 @@ class TableSync:
         `now`: the time of the database when the policies were claimed.
         """
         interval = get_settings().sync_interval
-        active_at = row.claimed_until or row.began_at if row.is_running else row.finished_at
-        is_late = active_at is not None and now - active_at > AWAY * interval
-        if not row.is_running or is_late:
-            row.before_at = now - AWAY * interval if is_late else row.began_at
+        if not row.is_running:
+            row.before_at = row.began_at or row.before_at
             row.began_at, row.place, row.checked = now, "", 0
         # What became due since the pass before began may have been missed by it, however long a pass takes.
-        spent, oldest = 0.0, 2 * interval + (now - (row.before_at or row.began_at or now))
+        spent, oldest = 0.0, 2 * interval + (now - (row.before_at or now))
         place = pk_of(policy.concrete_model, row.place) if row.place else None
         found = steps(policy, self._using, oldest, place)
         while True:

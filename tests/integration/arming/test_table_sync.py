@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -186,7 +186,7 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(decla
     for _ in range(8):
         second.run()
     assert (pending(policy), place().checked, place().total, place().is_running) == (7, 7, 7, False)
-    assert place().claimed_until is None
+    assert (place().claimed_until or timezone.now()) <= timezone.now(), "nobody has the claim"
     assert first.run() == 60.0, "nothing is due before the next interval"
 
 
@@ -262,3 +262,49 @@ def test_what_became_due_during_a_long_pass_is_armed_by_the_next_one(
     slow_orders(1, created_at=now - HOUR - due * minute)
     TableSync("default").run(at_once=True)
     assert pending(policy) == armed
+
+
+@pytest.mark.parametrize(("due", "armed"), [(170, True), (190, False)])
+def test_while_workers_run_and_each_pass_fails_nothing_becomes_too_old(declare: Any, due: int, armed: bool) -> None:
+    """The last complete pass began 185 minutes ago. Since then each worker was killed in the middle of its pass."""
+    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
+    now, minute = timezone.now(), timedelta(minutes=1)
+    times = {"began_at": now - 185 * minute, "finished_at": now - 180 * minute, "claimed_until": now - minute}
+    PolicySync.objects.create(policy=policy.label, **times)
+    slow_orders(1, created_at=now - HOUR - due * minute)
+    TableSync("default").run(at_once=True)
+    assert pending(policy) == armed
+
+
+def test_a_pass_that_fails_leaves_the_time_of_its_claim(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
+    slow_orders(1)
+    tables, began = TableSync("default"), timezone.now()
+    with monkeypatch.context() as patch:
+        patch.setattr(sync, "repair", lambda *_: connection.cursor().execute("SELECT 1 FROM nowhere"))
+        with pytest.raises(DatabaseError, match="nowhere"):
+            tables.run(at_once=True)
+    row = PolicySync.objects.get(policy=policy.label)
+    assert row.seen_at is not None
+    assert (row.seen_at > began, row.finished_at) == (True, None)
+    tables.run(at_once=True)
+    assert pending(policy) == 1
+
+
+def test_a_policy_that_waits_for_its_first_slice_after_an_absence_is_away_too(
+    declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is for all policies, and the first slices are those of others."""
+    monkeypatch.setattr(sync, "SLICE_SECONDS", 1e-9)
+    policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
+    tables = TableSync("default")
+    tables.run(at_once=True)
+    long_ago = timezone.now() - 3 * HOUR
+    others = PolicySync.objects.exclude(policy=policy.label)
+    PolicySync.objects.update(before_at=long_ago, began_at=long_ago, finished_at=long_ago, claimed_until=long_ago)
+    others.update(began_at=long_ago - HOUR)  # their turn comes first
+    slow_orders(1, created_at=timezone.now() - 2 * HOUR)
+    for _ in range(len(others) + 2):
+        tables.run()
+    assert PolicySync.objects.get(policy=policy.label).finished_at > timezone.now() - HOUR
+    assert pending(policy) == 0
