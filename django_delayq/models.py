@@ -316,25 +316,18 @@ class PolicySync(models.Model):
     total = models.PositiveBigIntegerField(null=True, default=None)
     """The number of objects that the last complete pass has checked; None: there was none."""
     before_at = models.DateTimeField(null=True, default=None)
-    """The start of the complete pass before, or later if no worker ran for long, or the policy was new then."""
+    """The start of the complete pass before, or later if no worker ran for long or the policy was new."""
     began_at = models.DateTimeField(null=True, default=None)
     """The start of the present pass, or of the last one."""
     finished_at = models.DateTimeField(null=True, default=None)
     """The end of the last complete pass."""
     claimed_until = models.DateTimeField(null=True, default=None)
-    """Until then one worker has the claim, or had it last."""
 
     class Meta:
         default_permissions = ()
 
     def __str__(self) -> str:
         return self.policy
-
-    @property
-    def seen_at(self) -> datetime | None:
-        """Return when a worker was last at work on this, or when the policy was new; None: neither is known."""
-        times = (self.before_at, self.began_at, self.finished_at, self.claimed_until)
-        return max((time for time in times if time is not None), default=None)
 
     @property
     def is_running(self) -> bool:

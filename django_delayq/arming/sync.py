@@ -209,7 +209,7 @@ class TableSync:
             found = list(rows.all())
         is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until=self._claim)
         away_since = now - AWAY * interval
-        if left := [row for row in found if row.seen_at is not None and row.seen_at < away_since]:
+        if left := [row for row in found if _was_left(row, away_since)]:
             anew: dict[str, Any] = {"before_at": away_since, "began_at": None, "place": "", "checked": 0}
             rows.filter(is_free, pk__in=[row.pk for row in left]).update(**anew)
             found = list(rows.all())
@@ -265,6 +265,12 @@ class TableSync:
                     break
         row.save(using=self._using, update_fields=("place", "checked", "total", "before_at", "began_at", "finished_at"))
         return spent
+
+
+def _was_left(row: PolicySync, since: datetime) -> bool:
+    """Return whether since then no worker had the claim, no pass began or ended, and the policy is not new."""
+    times = (row.before_at, row.began_at, row.finished_at, row.claimed_until)
+    return all(time is None or time < since for time in times)
 
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:

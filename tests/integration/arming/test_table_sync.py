@@ -285,8 +285,8 @@ def test_a_pass_that_fails_leaves_the_time_of_its_claim(declare: Any, monkeypatc
         with pytest.raises(DatabaseError, match="nowhere"):
             tables.run(at_once=True)
     row = PolicySync.objects.get(policy=policy.label)
-    assert row.seen_at is not None
-    assert (row.seen_at > began, row.finished_at) == (True, None)
+    assert row.claimed_until is not None
+    assert (row.claimed_until > began, row.finished_at) == (True, None)
     tables.run(at_once=True)
     assert pending(policy) == 1
 
