@@ -107,7 +107,7 @@ class TimeoutAdminMixin(_Mixin):
         found: dict[str, Any] = super().get_actions(request, *place)
         if self.actions is None or IS_POPUP_VAR in request.GET:
             return found
-        permitted = permitted_actions(request)
+        permitted = permitted_actions(request, self.admin_site)
         for action in timeout_actions(on_objects=True):
             made = self.get_action(action, *place)
             if made is not None and action.__name__ in permitted:

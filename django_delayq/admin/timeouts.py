@@ -151,5 +151,5 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
-        permitted = permitted_actions(request)
+        permitted = permitted_actions(request, self.admin_site)
         return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}
