@@ -11,13 +11,12 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
-from django.db.models import F, Q
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import Brake, Late, TimeoutPolicy, operations
+from django_delayq import Brake, Late, operations
 from django_delayq.admin import actions, render
 from django_delayq.admin.policies import chart
 from django_delayq.ledger import controls
@@ -352,23 +351,6 @@ def test_changes_are_listed_for_who_may_see_them(staff: Staff) -> None:
     change = PolicyChange.objects.get()
     detail = reverse("admin:django_delayq_policychange_change", args=[change.pk])
     assert staff("view_policychange").post(detail, {"reason": "forged"}).status_code == 403
-
-
-@pytest.mark.parametrize(
-    ("when", "words"),
-    [
-        (None, "none"),
-        (Q(), "always"),
-        (Q(status="x"), "status = 'x'"),
-        (Q(status="x", note=None), "note = None and status = 'x'"),
-        (Q(status="x") | Q(status="y"), "status = 'x' or status = 'y'"),
-        (~Q(status="x"), "not (status = 'x')"),
-        (Q(Q(a=1) | Q(b=2), c=3), "(a = 1 or b = 2) and c = 3"),
-        (Q(paid_at__gt=F("created_at")), "paid_at__gt = F(created_at)"),
-    ],
-)
-def test_conditions_in_words(when: Q | None, words: str) -> None:
-    assert render.condition(TimeoutPolicy(model=Order, handler=print, when=when)) == words
 
 
 @pytest.mark.parametrize(
