@@ -131,14 +131,20 @@ class OwnerFilter(ObjectFilter):
 def due_condition(value: str | None) -> Q:
     """Return the condition for a choice of `DueFilter`."""
     pending = Q(state=State.PENDING, settled_at__isnull=True)
-    now = clock.DatabaseNow()
     conditions = {
-        "hour": pending & Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
-        "overdue": pending & Q(run_at__lte=now),
+        "hour": pending & due_period("hour"),
+        "overdue": pending & due_period("overdue"),
         "retrying": pending & Q(attempts__gt=0),
         "dead": Q(state=State.DEAD, settled_at__isnull=False),
     }
     return conditions.get(value or "", Q())
+
+
+def due_period(value: str) -> Q:
+    """Return when the next attempt of a choice of `DueFilter` is; for most choices at any time."""
+    now = clock.DatabaseNow()
+    periods = {"hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)), "overdue": Q(run_at__lte=now)}
+    return periods.get(value, Q())
 
 
 def rows_about(objects: QuerySet[Any], states: Iterable[str], most: int) -> TimeoutQuerySet:

@@ -19,7 +19,7 @@ from django.urls import path
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, actions
+from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, actions, mixins
 from django_delayq.models import Timeout
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
 
@@ -248,6 +248,27 @@ def test_objects_are_filtered_by_what_their_timeouts_do(admin_client: Client) ->
     assert found("waiting") == {late.pk, soon.pk, far.pk}
     assert found("dead") == {dead.pk}
     assert found("nonsense") == {late.pk, soon.pk, far.pk, dead.pk, quiet.pk}
+
+
+def test_of_too_many_objects_the_most_urgent_ones_are_shown_whatever_their_policy(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (later,), soon, former = orders(1, hours=3), Order.objects.create(status="new"), Order.objects.create(status="new")
+    dq.schedule_timeout(soon, "linger", hours=2)
+    gone = dq.schedule_timeout(former, "linger", hours=1)
+    Timeout.objects.filter(pk=gone.pk).update(policy="testapp.order.former")
+    other = dq.schedule_timeout(Parcel.objects.create(status="new"), "chase", minutes=1)
+    Timeout.objects.filter(pk=other.pk).update(policy="testapp.parcel.former")
+    for most, shown in ((1, {former.pk}), (2, {former.pk, soon.pk}), (3, {former.pk, soon.pk, later.pk})):
+        monkeypatch.setattr(mixins, "MAX_OBJECTS", most)
+        found = admin_client.get(f"{ORDERS}?timeouts=waiting").context["cl"].result_list
+        assert {order.pk for order in found} == shown
+    now = timezone.now()
+    died = {"state": "dead", "cause": "retries", "settled_at": now, "slot_taken": None}
+    Timeout.objects.filter(object_id=str(later.pk)).update(**died, run_at=now - timedelta(minutes=2))
+    Timeout.objects.filter(object_id=str(soon.pk)).update(**died, run_at=now - timedelta(minutes=1))
+    monkeypatch.setattr(mixins, "MAX_OBJECTS", 1)
+    assert [order.pk for order in admin_client.get(f"{ORDERS}?timeouts=dead").context["cl"].result_list] == [soon.pk]
 
 
 @pytest.mark.parametrize("operation", ["cancel", "fire", "postpone"])
