@@ -121,11 +121,10 @@ class WindowPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """An admin of a table of this library: newest first, without counting the table."""
+    """An admin of a table of this library: newest first."""
 
     ordering = ("-id",)
     sortable_by = ()
-    paginator = WindowPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # they would count the table for each choice of each filter
 

@@ -27,6 +27,7 @@ from django_delayq.admin.changelist import (
     LedgerChangeList,
     ObjectColumn,
     RelatedColumn,
+    WindowPaginator,
     column,
 )
 from django_delayq.admin.filters import (
@@ -56,6 +57,7 @@ class TimeoutAdmin(LedgerAdmin):
     date_hierarchy = "due_at"
     actions = timeout_actions()
     list_per_page = 50
+    paginator = WindowPaginator
     list_select_related = False  # a join would hide the rows whose kind of object is gone
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:

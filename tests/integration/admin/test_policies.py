@@ -17,7 +17,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import Brake, Late, operations
-from django_delayq.admin import actions, render
+from django_delayq.admin import actions, changelist, render
 from django_delayq.admin.policies import chart
 from django_delayq.ledger import controls
 from django_delayq.ledger.search import Count
@@ -351,6 +351,17 @@ def test_changes_are_listed_for_who_may_see_them(staff: Staff) -> None:
     change = PolicyChange.objects.get()
     detail = reverse("admin:django_delayq_policychange_change", args=[change.pk])
     assert staff("view_policychange").post(detail, {"reason": "forged"}).status_code == 403
+
+
+def test_all_changes_are_listed_however_many_there_are(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelist, "WINDOW", 50)
+    now = timezone.now()
+    changes = [PolicyChange(policy=LABEL, what="paused", at=now, touched_at=now) for _ in range(120)]
+    ids = [change.pk for change in PolicyChange.objects.bulk_create(changes)]
+    address = reverse("admin:django_delayq_policychange_changelist")
+    pages = [admin_client.get(address, {"p": page}).context["cl"].result_list for page in (1, 2)]
+    assert [change.pk for page in pages for change in page] == ids[::-1]
+    assert not admin_client.get(address, {"what__exact": "held"}).context["cl"].result_list
 
 
 @pytest.mark.parametrize(
