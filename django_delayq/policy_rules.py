@@ -149,7 +149,8 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
         try:
             model._base_manager.filter(policy.when)
         except (FieldError, ValueError, TypeError) as error:
-            raise PolicyError(f"Timeout policy {policy.label}: when={policy.when} does not fit: {error}") from error
+            # Without the value, whose text would evaluate a queryset in it.
+            raise PolicyError(f"Timeout policy {policy.label}: its when does not fit: {error}") from error
     for path in policy.search:
         _check_field(policy, "search", path, "a field of strings, integers or UUIDs", _is_searchable)
     if policy.owner is not None:

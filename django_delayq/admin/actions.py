@@ -17,7 +17,7 @@ from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
-from django.urls import reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -48,17 +48,21 @@ def timeout_actions(*, on_objects: bool = False) -> list[Any]:
     return [_action(operation, on_objects=on_objects) for operation in TIMEOUT_OPERATIONS.values()]
 
 
-def permitted_actions(request: HttpRequest) -> set[str]:
-    """Return the names of the actions that the visitor has permission for."""
-    return {f"{name}_timeouts" for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)}
+def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
+    """Return the names of the actions that the visitor has permission for, and for which `site` has pages."""
+    permitted = [name for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)]
+    try:
+        for name in permitted:
+            reverse(f"{site.name}:django_delayq_timeout_steer", args=[name])
+    except NoReverseMatch:
+        return set()
+    return {f"{name}_timeouts" for name in permitted}
 
 
 def _action(operation: Operation, *, on_objects: bool) -> Any:
     def act(model_admin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
         if on_objects:
-            objects = list(queryset[:MAX_ROWS])
-            rows: Any = rows_about(objects) if objects else Timeout.objects.none()
-            rows = rows.filter(state__in=sorted(operation.states)).order_by("id")
+            rows = rows_about(queryset, operation.states, MAX_ROWS + 1).order_by("id")
             ids = list(rows.values_list("pk", flat=True)[: MAX_ROWS + 1])
         elif request.POST.get("select_across") in {None, "", "0"}:  # rows may have left the list since it was shown
             ids = [int(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if pk.isascii() and pk.isdigit()]
@@ -177,7 +181,7 @@ class TimeoutOperationView(OperationView):
             self.is_confirmed = "confirmed" in request.POST
         hosts = {request.get_host()}
         if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
-            self.back = reverse("admin:django_delayq_timeout_changelist")
+            self.back = reverse(f"{self.site.name}:django_delayq_timeout_changelist")
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]

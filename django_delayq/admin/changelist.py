@@ -18,7 +18,6 @@ from django.contrib.admin import AdminSite
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
-from django.contrib.auth import get_permission_codename
 from django.contrib.contenttypes.models import ContentType
 from django.core.paginator import InvalidPage, Page, Paginator
 from django.db.models import Model, QuerySet
@@ -37,6 +36,8 @@ from django_delayq.ledger.search import Cursor, Order
 from django_delayq.ledger.subjects import model_and_pk_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
+from django_delayq.operations.selection import may_view
+from django_delayq.policy_rules import field_at
 
 WINDOW: Final = 2_500
 FURTHER: Final = "further"
@@ -120,11 +121,10 @@ class WindowPaginator(Paginator):  # type: ignore[type-arg]
 
 
 class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """An admin of a table of this library: newest first, without counting the table."""
+    """An admin of a table of this library: newest first."""
 
     ordering = ("-id",)
     sortable_by = ()
-    paginator = WindowPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # they would count the table for each choice of each filter
 
@@ -141,8 +141,9 @@ class LedgerChangeList(ChangeList):
     is_window_filtered: bool
     """Whether the list is only a part of the window, or sorted in another order."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        super().__init__(request, *args, **kwargs)
+        self.search_help_text = self.search_help_text or search_help_text(request.user)
         if about := self.params.get(filters.OWNER) or self.params.get(filters.OBJECT):
             self.title = _("Timeouts of {object}").format(object=filters.object_label(about))
 
@@ -162,7 +163,8 @@ class LedgerChangeList(ChangeList):
         if self.query:
             for params in (self.params, self.filter_params):  # search forms send all parameters of the page
                 params.pop(FURTHER, None)
-            self.order, self.window = search.NEWEST, Window(selection.find_ids(self.root_queryset, self.query))
+            ids = selection.find_ids(self.root_queryset, self.query, request.user)
+            self.order, self.window = search.NEWEST, Window(ids)
             self.is_window_filtered = bool(asked)
         else:
             scans, start = filters.scans(self.params, self.root_queryset), self.params.get(FURTHER, "")
@@ -219,6 +221,15 @@ class LedgerChangeList(ChangeList):
         return selection.MAX_HITS if self.query and len(self.window.ids) >= selection.MAX_HITS else 0
 
 
+def search_help_text(user: Any) -> str:
+    """Return what the search accepts: also the fields that policies name in `search`, if `user` may search them."""
+    fields = (field_at(model, path) for model, path in selection.searched_fields(user))
+    names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
+    if not names:
+        return _("Enter a complete object id or key.")
+    return _("Enter a complete object id, key or {fields}.").format(fields=", ".join(names))
+
+
 class ObjectColumn:
     """The column of objects, for one visitor: one query for all content types, none for any object.
 
@@ -250,12 +261,6 @@ class ObjectColumn:
                 address = reverse(page, args=[quote(row.object_id)], current_app=self.site.name)
                 return format_html('<a href="{}">{}</a>', address, name)
         return name
-
-
-def may_view(user: Any, model: type[Model]) -> bool:
-    """Return whether `user` may view objects of `model`, as Django's admin decides it."""
-    codes = (get_permission_codename(action, model._meta) for action in ("view", "change"))
-    return any(user.has_perm(f"{model._meta.app_label}.{code}") for code in codes)
 
 
 def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk: Any) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,7 +12,7 @@ from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Exists, Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -23,7 +23,7 @@ from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Order, labels_of
-from django_delayq.ledger.subjects import about, kind_of, tables_of
+from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.policies import declared_queues, get_policies, registry
@@ -131,22 +131,28 @@ class OwnerFilter(ObjectFilter):
 def due_condition(value: str | None) -> Q:
     """Return the condition for a choice of `DueFilter`."""
     pending = Q(state=State.PENDING, settled_at__isnull=True)
-    now = clock.DatabaseNow()
     conditions = {
-        "hour": pending & Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
-        "overdue": pending & Q(run_at__lte=now),
+        "hour": pending & due_period("hour"),
+        "overdue": pending & due_period("overdue"),
         "retrying": pending & Q(attempts__gt=0),
         "dead": Q(state=State.DEAD, settled_at__isnull=False),
     }
     return conditions.get(value or "", Q())
 
 
-def rows_about(objects: Sequence[Model]) -> TimeoutQuerySet:
-    """Return every row about any of `objects`, which are of one model, also as objects of their parent models."""
-    model = type(objects[0])
-    using = database_of(model, objects[0])
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(about(tables_of(model), objects, using))
-    return rows
+def due_period(value: str) -> Q:
+    """Return when the next attempt of a choice of `DueFilter` is; for most choices at any time."""
+    now = clock.DatabaseNow()
+    periods = {"hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)), "overdue": Q(run_at__lte=now)}
+    return periods.get(value, Q())
+
+
+def rows_about(objects: QuerySet[Any], states: Iterable[str], most: int) -> TimeoutQuerySet:
+    """Return the rows in `states` about the first `most` of `objects` that have any, also about their parents."""
+    using = database_of(objects.model, objects)
+    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=sorted(states))
+    having = objects.using(using).filter(Exists(rows.filter(about_each(objects.model, using))))
+    return rows.filter(about(tables_of(objects.model), list(having[:most]), using))
 
 
 def object_condition(value: str | None) -> Q:

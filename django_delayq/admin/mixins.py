@@ -20,12 +20,14 @@ from django.utils.translation import gettext_lazy as _
 from django_delayq.admin import render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
 from django_delayq.admin.changelist import ReadOnlyAdmin, column, related_links
-from django_delayq.admin.filters import DUE_LABELS, due_condition
+from django_delayq.admin.filters import DUE_LABELS, DUE_STATES, MAX_LABELS, due_period
 from django_delayq.key_types import pk_of
+from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
+from django_delayq.policies import get_policies, registry
 from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
@@ -53,21 +55,35 @@ class TimeoutsFilter(admin.SimpleListFilter):
 
 
 def _objects_condition(model: type[Model], value: str) -> Q:
-    """Return the condition on objects that have such timeouts; of too many, the most urgent ones."""
+    """Return the condition on objects that have such timeouts; of too many, the most urgent ones.
+
+    No index has the timeouts of one model in this order, but `delayq_policy` has those of each label and state.
+    """
     using = database_of(model)
     tables = {kind_of(table, using): table for table in tables_of(model)}
-    rows: Any = Timeout.objects.using(using)
-    rows = rows.pending() if value == "waiting" else rows.filter(due_condition(value))
-    rows = rows.filter(content_type__in=list(tables))
-    rows = rows.order_by("-settled_at", "-id") if value == "dead" else rows.order_by("run_at", "id")
+    every: Any = Timeout.objects.using(using)
+    rows = every.filter(due_period(value), state=DUE_STATES.get(value, Timeout.State.PENDING))
+    order = search.LATEST if value == "dead" else search.SOONEST
+    columns = (*order.columns, "content_type_id", "object_id")
+    found: list[Any] = []
+    for label in _labels_about(list(tables.values()), every):
+        of_label = rows.filter(policy=label).order_by(*order.fields).values_list(*columns)[:MAX_OBJECTS]
+        found += (values for values in of_label if values[-2] in tables)  # a former label may be of another model
+    found.sort(reverse=order.descending)
     keys: dict[int, list[Any]] = {}
-    for kind, object_id in dict.fromkeys(rows.values_list("content_type_id", "object_id")[:MAX_OBJECTS]):
+    for kind, object_id in dict.fromkeys(values[-2:] for values in found[:MAX_OBJECTS]):
         with suppress(ValueError):
             keys.setdefault(kind, []).append(pk_of(tables[kind], object_id))
-    found = Q(pk__in=[])
+    wanted = Q(pk__in=[])
     for kind, pks in keys.items():
-        found |= Q(**{f"{cast('Any', tables[kind]._meta.pk).name}__in": pks})
-    return found
+        wanted |= Q(**{f"{cast('Any', tables[kind]._meta.pk).name}__in": pks})
+    return wanted
+
+
+def _labels_about(tables: list[type[Model]], rows: Any) -> list[str]:
+    """Return the labels of the policies of `tables`, and those that `rows` have and that are no longer declared."""
+    own = [label for policy in get_policies() if policy.concrete_model in tables for label in policy.labels]
+    return own + [label for label in search.labels_in(rows, MAX_LABELS) if registry.get(label) is None]
 
 
 class TimeoutAdminMixin(_Mixin):
@@ -107,7 +123,7 @@ class TimeoutAdminMixin(_Mixin):
         found: dict[str, Any] = super().get_actions(request, *place)
         if self.actions is None or IS_POPUP_VAR in request.GET:
             return found
-        permitted = permitted_actions(request)
+        permitted = permitted_actions(request, self.admin_site)
         for action in timeout_actions(on_objects=True):
             made = self.get_action(action, *place)
             if made is not None and action.__name__ in permitted:

@@ -136,7 +136,7 @@ def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
 
 @admin.register(PolicyChange)
 class PolicyChangeAdmin(LedgerAdmin):
-    """The changes of policies: policy, actor, reason and moved deadlines."""
+    """The changes of policies: policy, actor, reason and moved deadlines. They are few, so Django may count them."""
 
     list_display = ("at_shown", "policy_shown", "what", "by_shown", "reason_shown", "moved", "unmoved", "finished")
     list_filter = ("what",)

@@ -10,7 +10,6 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import Q
 from django.utils import formats, timezone
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
@@ -19,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_delayq import clock
+from django_delayq.conditions import condition_text
 from django_delayq.guard_rails import Limits
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
@@ -211,25 +211,8 @@ def failures(row: Timeout) -> SafeString | str:
 
 
 def condition(policy: TimeoutPolicy[Any]) -> str:
-    """Render `when` as a sentence of Django's lookups."""
-    if policy.when is None:
-        return _("none")
-    return _condition(policy.when) or _("always")
-
-
-def _condition(node: Any) -> str:
-    if isinstance(node, tuple):
-        value = getattr(node[1], "value", node[1])  # of a member of an enumeration, what it stands for
-        return f"{node[0]} = {value!r}"
-    if not isinstance(node, Q):
-        return str(node)
-    word = {"OR": _("or"), "XOR": _("either, or")}.get(node.connector, _("and"))
-    parts = [
-        f"({_condition(child)})" if isinstance(child, Q) and len(child) > 1 else _condition(child)
-        for child in node.children
-    ]
-    joined = f" {word} ".join(part for part in parts if part)
-    return _("not ({condition})").format(condition=joined) if node.negated and joined else joined
+    """Render `when`, which may be missing."""
+    return _("none") if policy.when is None else condition_text(policy.when)
 
 
 def delay(value: timedelta) -> str:

@@ -12,7 +12,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.urls import path
 from django.utils.html import format_html
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import render
@@ -28,8 +27,8 @@ from django_delayq.admin.changelist import (
     LedgerChangeList,
     ObjectColumn,
     RelatedColumn,
+    WindowPaginator,
     column,
-    may_view,
 )
 from django_delayq.admin.filters import (
     OWNER,
@@ -44,8 +43,7 @@ from django_delayq.admin.filters import (
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
-from django_delayq.operations import selection
-from django_delayq.policy_rules import field_at
+from django_delayq.operations.selection import may_view
 from django_delayq.scheduling.story import reason_label
 
 
@@ -59,16 +57,8 @@ class TimeoutAdmin(LedgerAdmin):
     date_hierarchy = "due_at"
     actions = timeout_actions()
     list_per_page = 50
+    paginator = WindowPaginator
     list_select_related = False  # a join would hide the rows whose kind of object is gone
-
-    @property
-    def search_help_text(self) -> str:  # type: ignore[override]
-        """Return what the search accepts: also the fields that policies name in `search`."""
-        fields = (field_at(model, path) for model, path in selection.searched_fields())
-        names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
-        if not names:
-            return gettext("Enter a complete object id or key.")
-        return gettext("Enter a complete object id, key or {fields}.").format(fields=", ".join(names))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return LedgerChangeList
@@ -151,5 +141,5 @@ class TimeoutAdmin(LedgerAdmin):
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
-        permitted = permitted_actions(request)
+        permitted = permitted_actions(request, self.admin_site)
         return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from django.contrib.auth import get_permission_codename
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 
@@ -25,12 +26,13 @@ MAX_KINDS: Final = 200
 MAX_OBJECTS: Final = 1_000
 
 
-def find_ids(rows: QuerySet[Any], text: str) -> list[int]:
+def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
     """Return the ids of those of `rows` that `text` finds, newest first: at most `MAX_HITS` in each way.
 
     It finds rows by the complete id of their object, by their key, and by the fields in `search` of all policies. An
     object id is also searched as the ledger writes it for each content type: a UUID with dashes, 1.5 as 1.50. What is
-    not a value of a field's type finds nothing there.
+    not a value of a field's type finds nothing there. With a `user`, only the fields are searched that
+    `searched_fields` returns for that user.
     """
     term = text.strip()
     if not term or "\0" in term:
@@ -44,22 +46,37 @@ def find_ids(rows: QuerySet[Any], text: str) -> list[int]:
                 written.add(object_id_of(model, pk_of(model, term)))
     found = [rows.filter(content_type__in=kinds, object_id__in=written), rows.of_key(term)]  # type: ignore[attr-defined]
     # One statement each: joined by OR, no index would answer them all.
-    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(term, rows.db)]
+    found += [rows.filter(_about(objects, rows.db)) for objects in _objects_with(term, rows.db, user)]
     hits = {pk for part in found for pk in part.order_by("-id").values_list("pk", flat=True)[:MAX_HITS]}
     return sorted(hits, reverse=True)
 
 
-def searched_fields() -> list[tuple[type[Model], str]]:
-    """Return the models and paths that policies name in `search`, each once."""
-    named = ((policy.concrete_model, path) for policy in get_policies() for path in policy.search)
-    return list(dict.fromkeys(named))
+def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:
+    """Return the models and paths that policies name in `search`, each once.
+
+    A path over a relation is included only if `user` may view the model at its end: otherwise a search would reveal
+    whether such an object exists. Without a user, as for commands, all are included.
+    """
+    named = dict.fromkeys((policy.concrete_model, path) for policy in get_policies() for path in policy.search)
+    return [(model, path) for model, path in named if user is None or _may_search(user, model, path)]
+
+
+def _may_search(user: Any, model: type[Model], path: str) -> bool:
+    relation = path.rpartition("__")[0]
+    return not relation or may_view(user, _model_at(model, relation))
+
+
+def may_view(user: Any, model: type[Model]) -> bool:
+    """Return whether `user` may view objects of `model`, as Django's admin decides it."""
+    codes = (get_permission_codename(action, model._meta) for action in ("view", "change"))
+    return any(user.has_perm(f"{model._meta.app_label}.{code}") for code in codes)
 
 
 def owned_by(model: type[Model], pk: Any, using: str) -> Q:
     """Return the condition on rows about objects that belong to this object of `model`: the newest of each model."""
     wanted = Q(pk__in=[])
     for table, path in _owner_paths():
-        if _owner_at(table, path) is model._meta.concrete_model:
+        if _model_at(table, path) is model._meta.concrete_model:
             owned = table._base_manager.using(using).filter(**{f"{path}__pk": pk})
             wanted |= _about(owned.order_by("-pk"), using)
     return wanted
@@ -67,7 +84,7 @@ def owned_by(model: type[Model], pk: Any, using: str) -> Q:
 
 def is_owner(model: type[Model]) -> bool:
     """Return whether objects belong to those of `model`, according to the policies."""
-    return any(_owner_at(table, path) is model._meta.concrete_model for table, path in _owner_paths())
+    return any(_model_at(table, path) is model._meta.concrete_model for table, path in _owner_paths())
 
 
 def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model], Any]]:
@@ -76,7 +93,7 @@ def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model]
     if not paths:
         return []
     keys = model._base_manager.using(using).filter(pk=pk).values_list(*(f"{path}__pk" for path in paths)).first()
-    named = zip((_owner_at(model, path) for path in paths), keys or (), strict=False)
+    named = zip((_model_at(model, path) for path in paths), keys or (), strict=False)
     return list(dict.fromkeys((owner, key) for owner, key in named if key is not None))
 
 
@@ -84,14 +101,14 @@ def _owner_paths() -> list[tuple[type[Model], str]]:
     return list(dict.fromkeys((policy.concrete_model, policy.owner) for policy in get_policies() if policy.owner))
 
 
-def _owner_at(model: type[Model], path: str) -> type[Model]:
-    owner: type[Model] = field_at(model, path).related_model._meta.concrete_model
-    return owner
+def _model_at(model: type[Model], path: str) -> type[Model]:
+    found: type[Model] = field_at(model, path).related_model._meta.concrete_model
+    return found
 
 
-def _objects_with(term: str, using: str) -> Iterator[QuerySet[Any]]:
-    """Yield for each field in `search` the objects whose value is `term`."""
-    for model, path in searched_fields():
+def _objects_with(term: str, using: str, user: Any) -> Iterator[QuerySet[Any]]:
+    """Yield for each field that `user` may search the objects whose value is `term`."""
+    for model, path in searched_fields(user):
         with suppress(ValidationError, ValueError, TypeError):
             value = stored_type(field_at(model, path)).to_python(term)
             yield model._base_manager.using(using).filter(**{path: value}).order_by()

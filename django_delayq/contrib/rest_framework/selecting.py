@@ -107,8 +107,11 @@ class Selection(serializers.Serializer[Any]):
         self.due, self.settled = due, settled
         return attrs
 
-    def rows(self, using: str) -> tuple[TimeoutQuerySet, Q]:
-        """Return rows in the order of an index that finds them, and the remaining condition."""
+    def rows(self, using: str, user: Any = None) -> tuple[TimeoutQuerySet, Q]:
+        """Return rows in the order of an index that finds them, and the remaining condition.
+
+        `search` reads only fields that `user` may search.
+        """
         asked = self.validated_data
         state = asked.get("state")
         labels = search.labels_of(asked["policy"]) if "policy" in asked else ()
@@ -124,7 +127,7 @@ class Selection(serializers.Serializer[Any]):
                 kind, object_id = asked["object"]
                 rows = rows.filter(content_type=kind, object_id=object_id)
             if "search" in asked:
-                rows = rows.filter(pk__in=selection.find_ids(every, asked["search"]))
+                rows = rows.filter(pk__in=selection.find_ids(every, asked["search"], user))
             other &= Q(state=state) if state else Q()
             return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None

@@ -12,6 +12,7 @@ from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 
 from django_delayq import clock
+from django_delayq.conditions import condition_text
 from django_delayq.contrib.rest_framework.openapi import describe_field
 from django_delayq.delays import UNITS
 from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD, Brake, Late, Limits, Rate, Then
@@ -217,7 +218,7 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         return state.policy.since if isinstance(state.policy.since, str) else None
 
     def get_condition(self, state: PolicyState) -> str | None:
-        return None if state.policy.when is None else str(state.policy.when)
+        return None if state.policy.when is None else condition_text(state.policy.when)
 
 
 class CountdownSerializer(serializers.Serializer[Any]):

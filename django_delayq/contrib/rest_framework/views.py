@@ -160,7 +160,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         The order depends on the filters: unsettled timeouts by their next attempt, settled ones by the time of their
         settling, latest first, and otherwise the newest first.
         """
-        rows, narrow = Selection.of(request.query_params).rows(database_of(Timeout))
+        rows, narrow = Selection.of(request.query_params).rows(database_of(Timeout), request.user)
         page = KeysetPagination(narrow)
         found = page.paginate_queryset(rows.defer("history", "payload"), request)
         return page.get_paginated_response(serializers.TimeoutSerializer(found, many=True).data)

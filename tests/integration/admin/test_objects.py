@@ -11,6 +11,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
 from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
@@ -18,7 +19,7 @@ from django.urls import path
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
+from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, actions, mixins
 from django_delayq.models import Timeout
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
 
@@ -55,7 +56,17 @@ site.register(ExpressOrder, ExpressAdmin)
 site.register(Customer, CustomerAdmin)
 site.register([Parcel, Voucher], ParcelAdmin)
 site.register(Plain, ParcelAdmin)
-urlpatterns = [path("admin/", site.urls)]
+
+elsewhere = admin.AdminSite(name="elsewhere")
+elsewhere.register(Timeout, TimeoutAdmin)
+elsewhere.register(Order, OrderAdmin)
+without_timeouts = admin.AdminSite(name="without_timeouts")
+without_timeouts.register(Order, OrderAdmin)
+urlpatterns = [
+    path("admin/", site.urls),
+    path("elsewhere/", elsewhere.urls),
+    path("without/", without_timeouts.urls),
+]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 ORDERS = "/admin/testapp/order/"
@@ -239,6 +250,27 @@ def test_objects_are_filtered_by_what_their_timeouts_do(admin_client: Client) ->
     assert found("nonsense") == {late.pk, soon.pk, far.pk, dead.pk, quiet.pk}
 
 
+def test_of_too_many_objects_the_most_urgent_ones_are_shown_whatever_their_policy(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (later,), soon, former = orders(1, hours=3), Order.objects.create(status="new"), Order.objects.create(status="new")
+    dq.schedule_timeout(soon, "linger", hours=2)
+    gone = dq.schedule_timeout(former, "linger", hours=1)
+    Timeout.objects.filter(pk=gone.pk).update(policy="testapp.order.former")
+    other = dq.schedule_timeout(Parcel.objects.create(status="new"), "chase", minutes=1)
+    Timeout.objects.filter(pk=other.pk).update(policy="testapp.parcel.former")
+    for most, shown in ((1, {former.pk}), (2, {former.pk, soon.pk}), (3, {former.pk, soon.pk, later.pk})):
+        monkeypatch.setattr(mixins, "MAX_OBJECTS", most)
+        found = admin_client.get(f"{ORDERS}?timeouts=waiting").context["cl"].result_list
+        assert {order.pk for order in found} == shown
+    now = timezone.now()
+    died = {"state": "dead", "cause": "retries", "settled_at": now, "slot_taken": None}
+    Timeout.objects.filter(object_id=str(later.pk)).update(**died, run_at=now - timedelta(minutes=2))
+    Timeout.objects.filter(object_id=str(soon.pk)).update(**died, run_at=now - timedelta(minutes=1))
+    monkeypatch.setattr(mixins, "MAX_OBJECTS", 1)
+    assert [order.pk for order in admin_client.get(f"{ORDERS}?timeouts=dead").context["cl"].result_list] == [soon.pk]
+
+
 @pytest.mark.parametrize("operation", ["cancel", "fire", "postpone"])
 def test_an_action_on_objects_asks_about_their_timeouts_and_does_it(admin_client: Client, operation: str) -> None:
     chosen, other = orders(2)
@@ -259,6 +291,55 @@ def test_an_action_on_objects_without_timeouts_says_so(admin_client: Client) -> 
     sent = {"action": "cancel_timeouts", "_selected_action": [order.pk]}
     page = admin_client.post(ORDERS, sent, follow=True).content.decode()
     assert "None of the selected objects has a timeout" in page
+
+
+def test_an_action_on_very_many_objects_finds_the_few_with_timeouts(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "MAX_ROWS", 2)
+    first, *others = orders(3)
+    for order in others:
+        dq.cancel_timeouts(order.timeouts.all())
+    for _ in range(4):  # the list shows them first
+        Order.objects.create(status="new")
+    sent = {"action": "cancel_timeouts", "_selected_action": [first.pk], "select_across": "1"}
+    asked = admin_client.post(ORDERS, sent)
+    assert asked.context["ids"] == str(first.timeouts.get().pk)
+    assert not list(get_messages(asked.wsgi_request))
+
+
+def test_an_action_on_more_objects_with_timeouts_than_a_page_takes_says_so(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "MAX_ROWS", 2)
+    chosen = orders(3)
+    sent = {"action": "cancel_timeouts", "_selected_action": [order.pk for order in chosen]}
+    asked = admin_client.post(ORDERS, sent)
+    assert asked.context["count"] == 2
+    assert "Only the first 2 are included" in str(next(iter(get_messages(asked.wsgi_request))))
+
+
+def test_an_action_on_a_child_finds_the_timeouts_of_its_parent(admin_client: Client) -> None:
+    child = ExpressOrder.objects.create(status="new")
+    row = dq.schedule_timeout(Order.objects.get(pk=child.pk), "remind", hours=1)
+    sent = {"action": "cancel_timeouts", "_selected_action": [child.pk]}
+    assert admin_client.post("/admin/testapp/expressorder/", sent).context["ids"] == str(row.pk)
+
+
+def test_a_site_without_the_pages_of_timeouts_offers_no_actions(admin_client: Client) -> None:
+    (order,) = orders(1)
+    listed = admin_client.get("/without/testapp/order/").content.decode()
+    assert "data-delayq-due" in listed and "cancel_timeouts" not in listed
+    sent = {"action": "cancel_timeouts", "_selected_action": [order.pk]}
+    assert admin_client.post("/without/testapp/order/", sent).status_code == 302
+    assert "cancel_timeouts" in admin_client.get("/elsewhere/testapp/order/").content.decode()
+
+
+def test_an_operation_without_a_place_to_return_to_stays_in_its_own_site(admin_client: Client) -> None:
+    (order,) = orders(1)
+    form = {"ids": order.timeouts.get().pk, "confirmed": "yes", "reason": "asked"}
+    done: Any = admin_client.post("/elsewhere/django_delayq/timeout/steer/cancel/", form)
+    assert done.url == "/elsewhere/django_delayq/timeout/"
 
 
 def test_an_object_links_to_its_page_where_the_visitor_may_see_it(clerk: Callable[..., Client]) -> None:

@@ -12,10 +12,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq.admin import changelist, filters
+from django_delayq.admin import changelist, filters, mixins
 from django_delayq.ledger import search
 from django_delayq.models import Timeout, slot_of
-from tests.testapp.models import Order
+from tests.testapp.models import Order, Voucher
 
 ROWS = 6000
 # One policy is rare: what is asked of one that has a third of all rows, PostgreSQL reads as cheaply from another index,
@@ -30,16 +30,19 @@ SORTING = {"postgresql": "Sort", "mysql": "filesort", "sqlite": "TEMP B-TREE"}
 def ledger(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """Rows of several policies in several states, over two months; and statistics that the planner has seen."""
     with django_db_blocker.unblock():
-        now, kind = timezone.now(), ContentType.objects.get_for_model(Order).pk
-        Timeout.objects.bulk_create([_row(number, now, kind) for number in range(ROWS)], batch_size=500)
+        now = timezone.now()
+        order, voucher = (ContentType.objects.get_for_model(model).pk for model in (Order, Voucher))
+        rows = [_row(number, now, order) for number in range(ROWS)]
+        rows += [_row(ROWS + number, now, voucher, "testapp.voucher.expire") for number in range(ROWS // 12)]
+        Timeout.objects.bulk_create(rows, batch_size=500)
         _analyze()
         yield
         Timeout.objects.all().delete()
         _analyze()
 
 
-def _row(number: int, now: Any, kind: int) -> Timeout:
-    state, label = STATES[number % 6], RARE if number % 11 == 0 else OTHERS[number // 7 % 2]
+def _row(number: int, now: Any, kind: int, label: str = "") -> Timeout:
+    state, label = STATES[number % 6], label or (RARE if number % 11 == 0 else OTHERS[number // 7 % 2])
     due = now + timedelta(minutes=number * 7919 % 86400 - 43200)
     settled = {"settled_at": due, "cause": SETTLED[state], "slot_taken": None} if state in SETTLED else {}
     moments = {"due_at": due, "run_at": due, "first_due_at": due, "created_at": now}
@@ -67,6 +70,11 @@ def windows(**params: str) -> Callable[[], object]:
     return read
 
 
+def filtered(value: str) -> Callable[[], object]:
+    """What the filter of the mixin reads for the list of a model with few timeouts."""
+    return lambda: mixins._objects_condition(Voucher, value)
+
+
 TODAY = timezone.localdate()
 YEAR = {"due_at__gte": f"{TODAY.year}-01-01", "due_at__lt": f"{TODAY.year + 1}-01-01"}
 
@@ -84,6 +92,10 @@ YEAR = {"due_at__gte": f"{TODAY.year}-01-01", "due_at__lt": f"{TODAY.year + 1}-0
         (windows(policy=RARE, state__exact="dead"), "delayq_policy"),
         (windows(policy=RARE), "delayq_policy"),
         (windows(**YEAR), "delayq_due"),
+        (filtered("dead"), "delayq_policy"),
+        (filtered("hour"), "delayq_policy"),
+        (filtered("overdue"), "delayq_policy"),
+        (filtered("waiting"), "delayq_policy"),
         (lambda: search.labels_in(Timeout.objects.using("default")), "delayq_policy"),
         (
             lambda: search.distinct(Timeout.objects.using("default"), "content_type_id", "object_id", limit=9),
@@ -96,6 +108,7 @@ def test_a_read_of_the_list_goes_through_its_index(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], index: str
 ) -> None:
     monkeypatch.setattr(changelist, "WINDOW", 8)
+    monkeypatch.setattr(mixins, "MAX_OBJECTS", 8)
     with CaptureQueriesContext(connection) as captured:
         call()
     looks = [query["sql"] for query in captured if "django_delayq_timeout" in query["sql"]]

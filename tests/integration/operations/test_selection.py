@@ -22,7 +22,7 @@ from django_delayq import checks
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policy_rules import unindexed
-from tests.testapp.models import Customer, ExpressOrder, Order, Parcel
+from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Task
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -51,11 +51,15 @@ def listed(client: Client, **query: str) -> list[int]:
     return [found.pk for found in answer.context["cl"].result_list]
 
 
-def staff(*codenames: str) -> Client:
+def staff_user(*codenames: str) -> User:
     user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    return user
+
+
+def staff(*codenames: str) -> Client:
     client = Client()
-    client.force_login(user)
+    client.force_login(staff_user(*codenames))
     return client
 
 
@@ -116,6 +120,29 @@ def test_a_command_refuses_a_search_that_may_be_incomplete(monkeypatch: pytest.M
 def test_the_search_names_the_fields_that_it_accepts(admin_client: Client) -> None:
     page = admin_client.get(reverse(LIST)).content.decode()
     assert "Enter a complete object id, key or order note, order ID, parcel id." in page
+
+
+def test_a_search_over_a_relation_needs_the_permission_to_view_the_related_model(declare: Declare) -> None:
+    declare(Order, name="by_customer", search=("customer__name", "note"))
+    mine = row("N-14", Customer.objects.create(name="Ada"))
+    api = reverse("django_delayq:timeout-list")
+    for codenames, ids in (((), []), (["view_order"], []), (["view_customer"], [mine.pk])):
+        client = staff("view_timeout", *codenames)
+        assert listed(client, q="Ada") == ids
+        assert [each["id"] for each in client.get(api, {"search": "Ada"}).json()["results"]] == ids
+        assert listed(client, q="N-14") == [mine.pk]
+        assert [each["id"] for each in client.get(api, {"search": "N-14"}).json()["results"]] == [mine.pk]
+        help_text = client.get(reverse(LIST)).context["cl"].search_help_text
+        assert ("customer name" in help_text) == bool(ids) and "order note" in help_text
+    assert found("Ada") == [mine.pk]  # of the commands
+
+
+def test_a_search_over_a_relation_needs_the_permission_for_the_model_that_the_path_ends_in(declare: Declare) -> None:
+    declare(Task, name="by_kin", search="parent__owner__name")
+    task = Task.objects.create(parent=Task.objects.create(owner=Customer.objects.create(name="Ben")))
+    other = dq.schedule_timeout(task, "by_kin", hours=1)
+    assert selection.find_ids(Timeout.objects.all(), "Ben", staff_user("view_task")) == []
+    assert selection.find_ids(Timeout.objects.all(), "Ben", staff_user("view_customer")) == [other.pk]
 
 
 def test_one_page_shows_the_timeouts_of_a_customer_across_models(declare: Declare, admin_client: Client) -> None:

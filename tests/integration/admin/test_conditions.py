@@ -1,0 +1,95 @@
+"""Conditions are shown in words. No query is run for that, and no object is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.db import models
+from django.db.models import Case, Exists, F, OuterRef, Q, Subquery, Value, When
+from django.db.models.expressions import RawSQL
+from django.db.models.functions import Lower, Now
+from django.db.models.lookups import GreaterThan, In
+from django.test import Client
+from django.urls import include, path
+
+from django_delayq.conditions import condition_text
+from django_delayq.exceptions import PolicyError
+from tests.testapp.models import Customer, Order
+
+urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]
+
+
+class Status(models.TextChoices):
+    NEW = "new"
+
+
+ADA = Customer(pk=5, name="Ada")
+VIPS = Customer.objects.filter(vip=True)
+QUERY = "a query of testapp.Customer"
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        (Q(), "always"),
+        (Q(status="x"), "status = 'x'"),
+        (Q(status="x", note=None), "note = None and status = 'x'"),
+        (Q(status="x") | Q(status="y"), "status = 'x' or status = 'y'"),
+        (~Q(status="x"), "not (status = 'x')"),
+        (Q(Q(a=1) | Q(b=2), c=3), "(a = 1 or b = 2) and c = 3"),
+        (Q(paid_at__gt=F("created_at")), "paid_at__gt = F(created_at)"),
+        (Q(status=Status.NEW), "status = 'new'"),
+        (Q(status__in=[Status.NEW, "x"]), "status__in = ['new', 'x']"),
+        (Q(status__in=()), "status__in = []"),
+        (Q(day=date(2026, 1, 2)), "day = datetime.date(2026, 1, 2)"),
+        (Q(amount=F("bound") + Value(2)), "amount = F(bound) + 2"),
+        (Q(at__lt=Now()), "at__lt = Now()"),
+        (Q(name=Lower("note")), "name = Lower(F(note))"),
+        (Q(RawSQL("1 = %s", [1], models.BooleanField())), "RawSQL(1 = %s, [1])"),
+        (Q(GreaterThan(F("amount"), 3)), "GreaterThan(F(amount), 3)"),
+        (Q(customer=ADA), "customer = testapp.Customer 5"),
+        (Q(customer__in=[ADA]), "customer__in = [testapp.Customer 5]"),
+        (Q(customer__in={5: ADA}.values()), "customer__in = [testapp.Customer 5]"),
+        (Q(customer__in=VIPS), f"customer__in = {QUERY}"),
+        (Q(customer__in=VIPS.values("pk")), f"customer__in = {QUERY}"),
+        (Q(customer__in=VIPS.query), f"customer__in = {QUERY}"),
+        (Q(customer__in=Customer.objects.raw("SELECT 1")), f"customer__in = {QUERY}"),
+        (Q(customer=Subquery(VIPS.values("pk")[:1])), f"customer = Subquery({QUERY})"),
+        (Q(Exists(VIPS.filter(pk=OuterRef("customer")))), f"Exists({QUERY})"),
+        (~Q(Exists(VIPS)), f"not (Exists({QUERY}))"),
+        (Q(~Exists(VIPS)), f"not (Exists({QUERY}))"),
+        (Q(customer=OuterRef("pk")), "customer = OuterRef(pk)"),
+        (Q(In(F("customer"), VIPS)), f"In(F(customer), {QUERY})"),
+        (
+            Q(Case(When(customer__in=VIPS, then=Value(True)), output_field=models.BooleanField())),
+            f"Case(When((customer__in = {QUERY}), True), None)",
+        ),
+    ],
+)
+def test_conditions_in_words(when: Q, words: str) -> None:
+    assert condition_text(when) == words  # a test without the mark django_db can run no query
+
+
+def test_a_wrong_condition_is_refused_without_a_query(declare: Callable[..., Any]) -> None:
+    with pytest.raises(PolicyError, match="custmer"):
+        declare(Order, name="wrong", when=Q(custmer__in=Customer.objects.all()))
+
+
+@pytest.mark.django_db
+@pytest.mark.urls(__name__)
+def test_a_query_in_a_condition_names_no_objects(declare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    Customer.objects.create(name="Ada")
+    monkeypatch.setattr(Customer, "__str__", lambda self: self.name)
+    declare(Order, name="of_customers", when=Q(customer__in=Customer.objects.all()))
+    user = User.objects.create_user("clerk", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=["view_policycontrol", "view_timeout"]))
+    client = Client()
+    client.force_login(user)
+    for address in ("/admin/django_delayq/policycontrol/", "/api/policies/testapp.order.of_customers/"):
+        page = client.get(address).content.decode()
+        assert f"customer__in = {QUERY}" in page and "Ada" not in page
