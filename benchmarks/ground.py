@@ -54,7 +54,7 @@ def ground() -> Iterator[None]:
 def _forget(prefix: str) -> None:
     from django_delayq.redis_clients import get_engine
 
-    engine = get_engine()
+    engine = get_engine("default")
     if engine is not None:
         for key in engine.client.scan_iter(match=f"{prefix}*"):
             engine.client.unlink(key)

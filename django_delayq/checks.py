@@ -27,7 +27,6 @@ from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed
-from django_delayq.redis_clients import get_engine
 
 
 def register() -> None:
@@ -197,11 +196,11 @@ def check_versions(**_: Any) -> Iterator[CheckMessage]:
 
 def check_redis(**_: Any) -> Iterator[CheckMessage]:
     """Check that Redis does not evict. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
-    from django_delayq.redis_clients.clients import evicting_policy  # loads redis-py
+    from django_delayq.redis_clients.clients import PRODUCER, evicting_policy, make_client  # loads redis-py
 
     try:
-        engine = get_engine()
-        policy = None if engine is None else evicting_policy(engine)
+        source = get_settings().redis
+        policy = None if source is None else evicting_policy(make_client(source, PRODUCER))
     except ConfigError:
         return  # reported by `check_settings`, or when Redis is first used
     if policy is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -25,6 +25,7 @@ REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.r
 MAX_CONCURRENCY = 1024
 MAX_INSTALLATION = 100
 MIN_HANDLER_LIMIT = timedelta(milliseconds=50)
+PREFIX_RULE = "a non-empty string without braces and blanks"
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
@@ -40,7 +41,8 @@ class Settings:
     Attributes:
         redis: a `CACHES` alias, a URL, a dotted path to a callable that returns a redis-py client, or
             None (workers then poll the ledger once a second). Default: alias `"default"` if Redis serves it.
-        prefix: the first part of every Redis key. Projects that share a Redis need different prefixes.
+        prefix: the first part of every Redis key. Projects that share a Redis need different prefixes. A mapping from
+            aliases in `DATABASES` gives each of several ledgers its own.
         shards: number of sorted sets per queue; only Redis Cluster needs more than 1.
         horizon: a timeout due later than this is added to Redis by a later sweep.
         lease: how long a worker may fire what it claimed; extended while a handler runs. After a SIGKILL the
@@ -59,7 +61,7 @@ class Settings:
     """
 
     redis: str | Callable[[], Any] | None = field(default=None, repr=False)  # a URL may contain a password
-    prefix: str = "delayq"
+    prefix: str | Mapping[str, str] = "delayq"
     shards: int = 1
     horizon: timedelta = timedelta(hours=1)
     lease: timedelta = timedelta(seconds=60)
@@ -104,6 +106,8 @@ def _checked(key: str, value: Any) -> Any:
     default = Settings.__dataclass_fields__[KEYS[key].name].default
     if key == "REDIS":
         return _checked_redis(value)
+    if key == "PREFIX" and isinstance(value, Mapping):
+        return _checked_prefixes(value)
     if key in {"EXECUTOR", "SCRUB"}:
         expected = value is None or isinstance(value, str) or (key == "SCRUB" and callable(value))
         rule = "a dotted path or None" if key == "EXECUTOR" else "a callable, a dotted path to one, or None"
@@ -125,8 +129,7 @@ def _checked(key: str, value: Any) -> Any:
     elif isinstance(default, Retry):
         expected, rule = isinstance(value, Retry), "a django_delayq.Retry"
     else:
-        expected = isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
-        rule = "a non-empty string without braces and blanks"
+        expected, rule = _is_prefix(value), PREFIX_RULE
     if not expected:
         raise ConfigError(f"DELAYQ[{key!r}] must be {rule}, not {value!r}.")
     return value
@@ -151,6 +154,29 @@ def _checked_redis(value: Any) -> Any:
     raise ConfigError(
         f"DELAYQ['REDIS'] must be a cache alias, a URL, a dotted path or None, not {type(value).__name__}."
     )
+
+
+def _checked_prefixes(value: Mapping[Any, Any]) -> Mapping[str, str]:
+    """Return the prefixes of several ledgers. Two of them must not share one, because their rows have the same ids."""
+    if not value:
+        raise ConfigError("DELAYQ['PREFIX'] names no database.")
+    owners: dict[str, str] = {}
+    for alias, prefix in value.items():
+        if alias not in django_settings.DATABASES:
+            known = ", ".join(django_settings.DATABASES)
+            raise ConfigError(f"DELAYQ['PREFIX'] names the database {alias!r}. Those in DATABASES are: {known}.")
+        if not _is_prefix(prefix):
+            raise ConfigError(f"DELAYQ['PREFIX'][{alias!r}] must be {PREFIX_RULE}, not {prefix!r}.")
+        if prefix in owners:
+            raise ConfigError(
+                f"DELAYQ['PREFIX'] is {prefix!r} for the databases {owners[prefix]!r} and {alias!r}. Give each its own."
+            )
+        owners[prefix] = alias
+    return dict(value)
+
+
+def _is_prefix(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

@@ -98,7 +98,7 @@ class Adapter(Contestant):
         ahead = "date_trunc('milliseconds', now()) + (2400 + n % 1200) * interval '1 second'"
         pending = dict.fromkeys(("due_at", "run_at", "first_due_at"), ahead)
         multiply("django_delayq_timeout", {**self.unique_columns, **pending}, count)
-        engine = get_worker_engine()
+        engine = get_worker_engine("default")
         assert engine is not None
         rows = Timeout.objects.pending().values_list("pk", "run_at").iterator(chunk_size=10_000)
         engine.queue("default", 0).ensure((pk, due_ms_of(run_at)) for pk, run_at in rows)

@@ -133,7 +133,7 @@ def _add_to_count(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_
     """
     since_ms = 0 if changed_at is None else to_ms(changed_at)
     slice_ms = brake.per // timedelta(milliseconds=SLICES)
-    engine = get_engine()
+    engine = get_engine(using)
     if engine is not None:
         try:
             return engine.count(f"{policy.label}:{since_ms}", count, slice_ms)

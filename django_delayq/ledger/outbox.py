@@ -91,7 +91,7 @@ def push(using: str, changes: Iterable[Change]) -> None:
     else:
         # Committed already, or the caller manages the transaction itself, and its end is not known here. A hint before
         # its row costs a worker one check, and the sweep finds the row. Without it the timeout would always be late.
-        _send(changes)
+        _send(changes, using)
 
 
 def change_for(timeout: Timeout, *, earlier_only: bool = False) -> Change | None:
@@ -115,10 +115,11 @@ def due_ms_of(moment: datetime) -> int:
 class _Push:
     """An on-commit callback with its changes."""
 
-    __slots__ = ("__weakref__", "changes", "pending")
+    __slots__ = ("__weakref__", "changes", "pending", "using")
 
     def __init__(self, connection: BaseDatabaseWrapper, changes: tuple[Change, ...]) -> None:
         self.changes = changes
+        self.using = connection.alias
         self.pending = _pending.setdefault(connection, WeakValueDictionary())
         self.pending[next(_numbers)] = self
 
@@ -126,7 +127,7 @@ class _Push:
         pushes = list(self.pending.values())
         self.pending.clear()
         if pushes:
-            _send(tuple(itertools.chain.from_iterable(each.changes for each in pushes)))
+            _send(tuple(itertools.chain.from_iterable(each.changes for each in pushes)), self.using)
 
 
 _numbers = itertools.count()
@@ -135,9 +136,9 @@ _numbers = itertools.count()
 _pending: WeakKeyDictionary[BaseDatabaseWrapper, WeakValueDictionary[int, _Push]] = WeakKeyDictionary()
 
 
-def _send(changes: Sequence[Change]) -> None:
+def _send(changes: Sequence[Change], using: str) -> None:
     try:
-        engine = get_engine()
+        engine = get_engine(using)
         if engine is not None:
             engine.apply(changes)
     except EngineError as error:

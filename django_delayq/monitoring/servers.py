@@ -8,6 +8,7 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Error, Info, Warning
 
 from django_delayq.clock import database_now, to_ms
+from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.engine.faults import translated
 from django_delayq.exceptions import EngineError
@@ -33,9 +34,13 @@ def skew(name: str, clock: str, ahead: float) -> CheckMessage:
 
 def redis(using: str) -> Iterator[CheckMessage]:
     """Check that Redis is reachable, on time and in step with the ledger, and examine each of its servers."""
-    engine = get_engine()
+    engine = get_engine(using)
     if engine is None:
-        yield Info("No Redis is configured: workers poll the ledger once a second.", id="redis")
+        if get_settings().redis is None:
+            yield Info("No Redis is configured: workers poll the ledger once a second.", id="redis")
+        else:
+            text = f"DELAYQ['PREFIX'] has no prefix for database {using!r}: workers poll the ledger once a second."
+            yield Warning(text, hint="Give each database with timeouts a prefix of its own.", id="redis")
         return
     try:
         engine.ping()

@@ -312,7 +312,7 @@ def _last_lags(using: str, labels: int) -> Any:
 def redis_status(using: str, now: datetime) -> RedisStatus:
     """Compare Redis with the ledger at the database's time `now`. Raises the database's errors, but none of Redis."""
     try:
-        engine = get_engine()
+        engine = get_engine(using)
         if engine is None:
             return RedisStatus()
         swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)

@@ -83,7 +83,7 @@ def adopt(
     done = Adoption(installation.ledger_name(using), name)
     if not with_redis:
         # Before a row is cancelled, whose id may be the id of a timeout of the other installation.
-        error = installation.redis_failure(get_engine(), claim=False)
+        error = installation.redis_failure(get_engine(using), claim=False)
         if error is not None:
             logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
     if done.before != name:
@@ -98,7 +98,7 @@ def adopt(
             *(done.before, name, by, counted(done.cancelled, "timeout"), counted(done.renewed, "idempotency key")),
             extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
         )
-    if with_redis and (engine := get_engine()) is not None:
+    if with_redis and (engine := get_engine(using)) is not None:
         engine.claim_prefix(name, replace=True)
     return done
 

@@ -5,11 +5,14 @@ redis-py is loaded when the first engine is made: never without Redis, and in a 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.core.signals import setting_changed
+from django.db import router
 
 from django_delayq.conf import get_settings
 
@@ -17,56 +20,88 @@ if TYPE_CHECKING:
     from django_delayq.engine import Engine
     from django_delayq.redis_clients.clients import ProducerEngine
 
+logger = logging.getLogger("django_delayq.connections")
+
 _lock = threading.Lock()
-_shared: list[ProducerEngine | None] = []
-"""Empty, or the engine of this process's web requests (None: without Redis)."""
+_shared: dict[str, ProducerEngine | None] = {}
+"""The engines of this process's web requests, by the database of the ledger (None: this ledger does without Redis)."""
 
 
-def get_engine() -> ProducerEngine | None:
-    """Return the engine for scheduling: one per process, shared by its threads; None without Redis.
+def get_engine(using: str) -> ProducerEngine | None:
+    """Return the engine for scheduling in database `using`: one per process, shared by its threads.
+
+    None: there is no Redis, or this ledger has no prefix in it (see `_prefix_of`). The engines of several databases
+    share their connections and their circuit breaker.
 
     Opens no connection. A call on the engine takes a quarter of a second at most, once: see `Breaker`. A new engine is
     made after a fork and after a change of settings. Raises ConfigError if `DELAYQ["REDIS"]` is not a valid address;
     the message contains no password.
     """
-    if not _shared:
+    try:
+        return _shared[using]
+    except KeyError:
         with _lock:
-            if not _shared:
-                engine, settings = None, get_settings()
-                if settings.redis is not None:
-                    from django_delayq.redis_clients.clients import PRODUCER, ProducerEngine, make_client
-
-                    client = make_client(settings.redis, PRODUCER)
-                    engine = ProducerEngine(client, prefix=settings.prefix, shards=settings.shards)
-                _shared.append(engine)
-    return _shared[0]
+            if using not in _shared:
+                _shared[using] = _new_engine(using)
+            return _shared[using]
 
 
-def get_worker_engine() -> Engine | None:
-    """Return a new engine for one worker, with connections of its own; None without Redis. The caller closes it.
+def _new_engine(using: str) -> ProducerEngine | None:
+    settings = get_settings()
+    if settings.redis is None or (prefix := _prefix_of(using)) is None:
+        return None
+    from django_delayq.redis_clients.clients import PRODUCER, ProducerEngine, make_client
 
-    It is not shared, because closing an engine stops its wake-ups: two workers of one process would end each other.
-    Opens no connection. Raises ConfigError as `get_engine`.
+    for other in filter(None, _shared.values()):
+        return ProducerEngine(other.client, prefix=prefix, shards=settings.shards, breaker=other.breaker)
+    return ProducerEngine(make_client(settings.redis, PRODUCER), prefix=prefix, shards=settings.shards)
+
+
+def get_worker_engine(using: str) -> Engine | None:
+    """Return a new engine for one worker of database `using`, with connections of its own. The caller closes it.
+
+    None as for `get_engine`. It is not shared, because closing an engine stops its wake-ups: two workers of one
+    process would end each other. Opens no connection. Raises ConfigError as `get_engine`.
     """
     settings = get_settings()
-    if settings.redis is None:
+    if settings.redis is None or (prefix := _prefix_of(using)) is None:
         return None
     from django_delayq.engine import Engine
     from django_delayq.redis_clients.clients import WORKER, make_client
 
-    return Engine(make_client(settings.redis, WORKER), prefix=settings.prefix, shards=settings.shards)
+    return Engine(make_client(settings.redis, WORKER), prefix=prefix, shards=settings.shards)
+
+
+def _prefix_of(using: str) -> str | None:
+    """Return the prefix of the ledger in database `using`; if it has none, log a warning and return None.
+
+    A single prefix belongs to the ledger that the routers choose. Another one must not use it, because the ids of two
+    ledgers overlap: a worker would remove the entries of the other ledger as settled.
+    """
+    prefix = get_settings().prefix
+    if isinstance(prefix, str):
+        prefix = {router.db_for_write(apps.get_model("django_delayq", "Timeout")): prefix}
+    if using not in prefix:
+        logger.warning(
+            "DELAYQ['PREFIX'] has no prefix for database %r: its timeouts are not sent to Redis, and are found by its "
+            "workers in the database. Give each database with timeouts a prefix of its own.",
+            using,
+            extra={"event": "prefix_missing", "database": using},
+        )
+    return prefix.get(using)
 
 
 def forget_engine() -> None:
-    """Close the engine of this process. The next call of `get_engine` makes a new one."""
+    """Close the engines of this process. The next call of `get_engine` makes a new one."""
     with _lock:
-        engine = _shared.pop() if _shared else None
-    if engine is not None:
+        engines = list(filter(None, _shared.values()))
+        _shared.clear()
+    for engine in engines:
         engine.close()
 
 
 def _on_setting_changed(*, setting: str, **_: Any) -> None:
-    if setting in {"DELAYQ", "CACHES"}:
+    if setting in {"DELAYQ", "CACHES", "DATABASE_ROUTERS"}:
         forget_engine()
 
 

@@ -103,9 +103,9 @@ class ProducerEngine(Engine):
     `ping` always calls it.
     """
 
-    def __init__(self, client: Client, *, prefix: str, shards: int) -> None:
+    def __init__(self, client: Client, *, prefix: str, shards: int, breaker: Breaker | None = None) -> None:
         super().__init__(client, prefix=prefix, shards=shards)
-        self.breaker = Breaker()
+        self.breaker = breaker or Breaker()
         self._caller = _GuardedCaller(client, self.breaker)
 
 
@@ -118,21 +118,20 @@ class _GuardedCaller(Caller):
         return self._breaker.call(partial(super().send, calls))
 
 
-def evicting_policy(engine: Engine) -> str | None:
-    """Return the `maxmemory-policy` of a server of `engine` that may evict its keys; None: no server does.
+def evicting_policy(client: Client) -> str | None:
+    """Return the `maxmemory-policy` of a server of `client` that may evict its keys; None: no server does.
 
     The policies for volatile keys do not, as entries do not expire. Also return None if Redis refuses, or does not
     answer within a quarter of a second.
     """
-    future = call_in_thread(partial(_maxmemory_policies, engine))
+    future = call_in_thread(partial(_maxmemory_policies, client))
     wait([future], LIMIT_SECONDS)
     if not future.done() or isinstance(future.exception(), EngineError):
         return None
     return next((policy for policy in future.result() if policy.startswith("allkeys-")), None)
 
 
-def _maxmemory_policies(engine: Engine) -> list[str]:
-    client: Any = engine.client
+def _maxmemory_policies(client: Any) -> list[str]:
     with translated(client):
         if isinstance(client, RedisCluster):
             answer = client.info("memory", target_nodes=RedisCluster.PRIMARIES)

@@ -100,7 +100,7 @@ class Worker:
         self._skew = ClockSkew(self.using)
         self._database = DatabaseHealth(self.using)
         self._limit_concurrency(pool_limit(self.using))
-        self.redis = RedisHealth(get_worker_engine())
+        self.redis = RedisHealth(get_worker_engine(self.using))
         self._sources = Sources(self.redis, self.queues, self.only, self.using, self._skew)
         self._wakeup = self._new_wakeup()
 

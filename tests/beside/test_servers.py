@@ -84,7 +84,7 @@ def test_pages_schedule_commit_or_roll_back_and_a_worker_fires(
     assert [server.get("/due/") for _ in range(5)] == ["placed"] * 5
     assert [server.get("/later/") for _ in range(5)] == ["placed"] * 5
     assert server.get("/fail/") == 500
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     assert engine.queue("default", 0).stats().total == 1 + 1 + 5 + 5, "each process reached Redis"
     assert start_command("delayq_worker", "--burst").wait(60) == 0

@@ -104,10 +104,10 @@ def test_another_database_takes_one_rule_more(shared_server: RedisProcess, clien
 def test_what_is_told_of_memory_takes_one_rule_more(client: redis.Redis, url: str) -> None:
     admit(client, RULES)
     engine = Engine(make_client(url, WORKER))
-    assert evicting_policy(engine) is None
+    assert evicting_policy(engine.client) is None
     assert refused(client) == {"info"}
     admit(client, [*RULES, "+info"])
-    assert evicting_policy(engine) is None
+    assert evicting_policy(engine.client) is None
     assert refused(client) == set()
     engine.close()
 

@@ -69,6 +69,30 @@ def test_a_wrong_value_is_refused_by_name(settings: Any, key: str, value: Any) -
         get_settings()
 
 
+def test_several_databases_may_have_a_prefix_each(settings: Any) -> None:
+    settings.DELAYQ = {"PREFIX": {"default": "delayq"}}
+    assert get_settings().prefix == {"default": "delayq"}
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "words"),
+    [
+        ({}, "names no database"),
+        ({"defalt": "x"}, "names the database 'defalt'. Those in DATABASES are: default"),
+        ({"default": "a b"}, r"PREFIX'\]\['default'\] must be a non-empty string without braces and blanks, not 'a b'"),
+        ({"default": None}, "must be a non-empty string.*, not None"),
+        ({"default": "x", "asia": "x"}, "is 'x' for the databases 'default' and 'asia'. Give each its own"),
+    ],
+)
+def test_prefixes_that_would_mix_ledgers_or_serve_none_are_refused(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, prefixes: Any, words: str
+) -> None:
+    monkeypatch.setitem(settings.DATABASES, "asia", settings.DATABASES["default"])
+    settings.DELAYQ = {"PREFIX": prefixes}
+    with pytest.raises(ConfigError, match=words):
+        get_settings()
+
+
 @pytest.mark.parametrize(("address", "url"), [("localhost:6433", "localhost:6433/0"), ("10.0.0.7:6379/2",) * 2])
 def test_a_redis_address_without_a_scheme_is_answered_with_its_url(settings: Any, address: str, url: str) -> None:
     settings.DELAYQ = {"REDIS": address}

@@ -43,7 +43,7 @@ def use() -> None:
     paid = Ticket.objects.create()
     assert get_deadline(ahead, "close_unused") == ahead.opened_at + timedelta(minutes=30)
     assert cancel_timeout(paid, "close_unused")
-    engine = get_engine()
+    engine = get_engine("default")
     assert (engine is None) is not bool(settings.REDIS)
     if engine is not None:
         assert engine.queue("default", 0).stats().total == 2

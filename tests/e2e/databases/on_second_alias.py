@@ -25,7 +25,7 @@ def main() -> None:
     with transaction.atomic(using="business"):
         row = dq.schedule_timeout(order, "remind", hours=1)
         assert row._state.db == "business"
-        engine = get_engine()
+        engine = get_engine("business")
         assert engine is not None
         assert engine.queue("default", 0).stats().total == 1, "the overdue one, as this is not committed yet"
     assert engine.queue("default", 0).stats().total == 2

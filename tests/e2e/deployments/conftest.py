@@ -66,7 +66,7 @@ class Stage:
 
         Only a worker that reserves from Redis finds them: one that polls the ledger leaves them there.
         """
-        engine = get_engine()
+        engine = get_engine("default")
         assert engine is not None
         for shard in range(engine.shards):
             ghost = next(id for id in range(GHOST, 2 * GHOST) if engine.shard_of(id) == shard)

@@ -78,7 +78,7 @@ def test_a_cluster_loses_a_master_moves_another_and_moves_slots(stage: Stage) ->
 
 
 def move_all_shards(nodes: Clustered) -> None:
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     for shard in range(SHARDS):
         migration = nodes.migrating(key_slot(engine.queue("default", shard).keys.entries.encode()))

@@ -25,7 +25,7 @@ def test_a_slot_left_half_way_is_told_of_once_and_makes_nothing_wait_for_it(stag
     with clustered(replicas=False) as nodes:
         stage.choose(nodes.url, shards=SHARDS)
         stage.start_worker()
-        engine = get_engine()
+        engine = get_engine("default")
         assert engine is not None
         migration = nodes.migrating(key_slot(engine.queue("default", 0).keys.entries.encode()))
         migration.begin()

@@ -74,12 +74,12 @@ def test_an_address_that_does_not_work_keeps_its_password(
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": address}
 
     def schedule() -> None:
-        engine = get_engine()
+        engine = get_engine("default")
         assert engine is not None
         engine.apply([Change("default", 1, 1)])
 
     def look() -> list[Any]:
-        engine = get_worker_engine()
+        engine = get_worker_engine("default")
         assert engine is not None
         return [engine, engine.client, getattr(engine.client, "connection_pool", None)]
 

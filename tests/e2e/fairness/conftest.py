@@ -52,7 +52,7 @@ def _insert(model: Any, policy: str, objects: list[Any], at: datetime, queue: st
     ids = list(Timeout.objects.filter(policy=declared.label, slot__in=slots[:1000]).values_list("pk", flat=True))
     if len(slots) > 1000:
         ids = list(Timeout.objects.filter(policy=declared.label).values_list("pk", flat=True))
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     if engine is not None:
         engine.queue(queue, 0).ensure((id, due_ms_of(at)) for id in ids)
         engine.close()

@@ -44,7 +44,7 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
 
     def use(url: str) -> ProducerEngine:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
-        engine = get_engine()
+        engine = get_engine("default")
         assert engine is not None
         engine.breaker._clock = engine.breaker._backoff._monotonic = seconds
         return engine

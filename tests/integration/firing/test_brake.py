@@ -197,7 +197,7 @@ def test_of_two_workers_at_the_limit_one_pauses(declare: Declare) -> None:
 
 def test_without_a_brake_nothing_is_counted(source: str, declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = declare(Order, name="free")
-    if engine := get_engine():
+    if engine := get_engine("default"):
         monkeypatch.setattr(type(engine), "count", lambda *_: pytest.fail("Redis was called"))
     row = due(Order.objects.create(), policy)
     with CaptureQueriesContext(connection) as queries:

@@ -38,7 +38,7 @@ class Calls:
 
     def apply(self, changes: Sequence[Change]) -> None:
         self.sent.append([change.id for change in changes])
-        engine = get_engine()
+        engine = get_engine("default")
         assert engine is not None
         engine.apply(changes)
 
@@ -46,7 +46,7 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Calls:
     spy = Calls()
-    monkeypatch.setattr(outbox, "get_engine", lambda: spy)
+    monkeypatch.setattr(outbox, "get_engine", lambda using: spy)
     return spy
 
 
@@ -63,7 +63,7 @@ def rolled_back() -> Iterator[None]:
 
 
 def in_redis() -> set[int]:
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     return {id for id, _ in engine.queue("default", 0).peek()}
 

@@ -200,7 +200,7 @@ def test_an_unknown_option_is_refused_and_changes_nothing(order: Order) -> None:
 
 
 def test_without_redis_the_ledger_is_adopted(without_redis: None, order: Order) -> None:
-    assert get_engine() is None and get_worker_engine() is None
+    assert get_engine("default") is None and get_worker_engine("default") is None
     pending(order)
     assert adopt(by=BY, pending="cancel").cancelled == 1
 

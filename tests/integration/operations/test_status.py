@@ -136,7 +136,7 @@ def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis
     seen = status.snapshot().redis
     assert (seen.is_in_step, seen.compared, seen.missing) == (True, 3, 0)
     assert [(queue.name, queue.entries) for queue in seen.queues if queue.entries] == [("default", 4)]
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     engine.queue("default", 0).remove([row.pk for row in rows[:2]])
     assert status.snapshot().redis.missing == 2

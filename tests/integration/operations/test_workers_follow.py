@@ -154,7 +154,7 @@ def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
 
 
 def test_the_sweep_leaves_what_is_paused_where_it_is(redis_client: redis.Redis) -> None:
-    engine = get_engine()
+    engine = get_engine("default")
     assert isinstance(engine, Engine)
     pause(REMIND, by=BY)
     rows = due_orders("remind", 2)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def engine(with_redis: redis.Redis) -> Iterator[Engine]:
-    made = get_worker_engine()
+    made = get_worker_engine("default")
     assert made is not None
     yield made
     made.close()
@@ -206,7 +206,7 @@ def test_settled_rows_are_not_swept(engine: Engine, forgotten: list[Timeout]) ->
 
 def test_rows_are_swept_into_their_queues_and_shards(settings: Settings, with_redis: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 3}
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     rows = due_orders("remind", 6, hours=2)
     Timeout.objects.update(run_at=clock.now())

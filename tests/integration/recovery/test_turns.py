@@ -21,7 +21,7 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 def engine(redis_client: redis.Redis) -> Iterator[Engine]:
-    made = get_worker_engine()
+    made = get_worker_engine("default")
     assert made is not None
     yield made
     made.close()
@@ -29,7 +29,7 @@ def engine(redis_client: redis.Redis) -> Iterator[Engine]:
 
 
 def test_a_turn_is_one_workers(engine: Engine) -> None:
-    other = get_worker_engine()
+    other = get_worker_engine("default")
     assert other is not None
     assert [try_claim_turn(one, "sweep", MINUTE) for one in (engine, other, engine)] == [True, False, False]
     assert try_claim_turn(other, "sync", MINUTE)

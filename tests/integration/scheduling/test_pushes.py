@@ -65,7 +65,7 @@ def unpaid() -> Order:
 
 def in_redis() -> dict[int, int]:
     """Return the milliseconds at which Redis has each row due."""
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     return dict(engine.queue("default", 0).peek())
 

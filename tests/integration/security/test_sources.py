@@ -82,7 +82,7 @@ def test_a_password_is_in_no_repr_no_error_and_no_check(
     said = [str(message) for message in run_checks(tags=["django_delayq"])]
     try:
         said.append(repr(get_settings()))
-        engine = get_worker_engine()
+        engine = get_worker_engine("default")
         assert engine is not None
         said += [repr(engine), str(vars(engine).keys())]
         engine.queue("default", 0).stats()

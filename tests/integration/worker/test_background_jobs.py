@@ -33,7 +33,7 @@ def often(settings: Settings) -> None:
 
 def entries() -> dict[int, int]:
     """Return what Redis has, by id: when it is due, or when its lease expires."""
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     return dict(engine.queue("default", 0).peek())
 
@@ -85,7 +85,7 @@ def test_a_redis_that_comes_back_empty_is_filled_again(start_worker: StartWorker
 def test_a_sweep_restores_what_is_due_soon(start_worker: StartWorker, with_redis: Any, settings: Settings) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(seconds=20)}
     rows = due_orders("remind", 3, seconds=30)
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     engine.queue("default", 0).remove([row.pk for row in rows])
     start_worker()

@@ -73,10 +73,10 @@ NO_CALLABLE = 7
 
 @pytest.mark.parametrize("get", [get_engine, get_worker_engine])
 def test_a_url_leads_to_its_server(
-    configure: Callable[..., None], redis_url: str, redis_client: redis.Redis, get: Callable[[], Engine | None]
+    configure: Callable[..., None], redis_url: str, redis_client: redis.Redis, get: Callable[[str], Engine | None]
 ) -> None:
     configure(redis_url)
-    assert holds(get(), redis_client)
+    assert holds(get("default"), redis_client)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_cache_alias_leads_to_the_caches_server(
     configure: Callable[..., None], redis_url: str, redis_client: redis.Redis, cache: dict[str, Any]
 ) -> None:
     configure("shared", {**cache, "LOCATION": redis_url})
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     assert isinstance(engine.client, redis.Redis)
     assert engine.client.connection_pool.connection_kwargs["socket_timeout"] == 0.25
@@ -110,7 +110,7 @@ def test_a_cache_alias_leads_to_the_caches_server(
 def test_of_a_cache_with_replicas_the_writable_server_is_taken(configure: Callable[..., None], redis_url: str) -> None:
     configure("shared", {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": [redis_url, "redis://replica/0"]})
     for _ in range(20):
-        engine = get_worker_engine()
+        engine = get_worker_engine("default")
         assert engine is not None
         engine.ping()
         engine.close()
@@ -121,7 +121,7 @@ def test_a_cache_spread_over_several_servers_is_refused(configure: Callable[...,
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": [redis_url, redis_url], "OPTIONS": sharded}
     configure("shared", cache)
     with pytest.raises(ConfigError, match="does not keep everything on one Redis server"):
-        get_engine()
+        get_engine("default")
 
 
 @pytest.mark.parametrize("source", [f"{__name__}.make_client", make_client], ids=["dotted path", "callable"])
@@ -129,7 +129,7 @@ def test_a_callable_gives_the_client_and_keeps_its_own_connections(
     configure: Callable[..., None], redis_client: redis.Redis, source: Any
 ) -> None:
     configure(source)
-    engine = get_engine()
+    engine = get_engine("default")
     assert holds(engine, redis_client)
     made = MADE[-1].connection_pool
     assert engine is not None
@@ -149,34 +149,34 @@ def test_a_callable_gives_the_client_and_keeps_its_own_connections(
 def test_a_callable_that_gives_no_client_is_refused(configure: Callable[..., None], source: str, words: str) -> None:
     configure(source)
     with pytest.raises(ConfigError, match=words):
-        holds(get_worker_engine(), redis.Redis())
+        holds(get_worker_engine("default"), redis.Redis())
 
 
 def test_without_redis_there_is_no_engine(configure: Callable[..., None]) -> None:
     configure(None)
-    assert get_engine() is None
-    assert get_worker_engine() is None
+    assert get_engine("default") is None
+    assert get_worker_engine("default") is None
 
 
 def test_producers_of_a_process_share_one_engine_until_settings_change(
     configure: Callable[..., None], redis_url: str
 ) -> None:
     configure(redis_url)
-    first = get_engine()
-    assert get_engine() is first
+    first = get_engine("default")
+    assert get_engine("default") is first
     configure(f"{redis_url}?client_name=x")
-    assert get_engine() is not first
+    assert get_engine("default") is not first
 
 
 def test_every_worker_has_an_engine_of_its_own(configure: Callable[..., None], redis_url: str) -> None:
     configure(redis_url)
-    assert get_worker_engine() is not get_worker_engine()
+    assert get_worker_engine("default") is not get_worker_engine("default")
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_closed_engine_leaves_no_connection_open(configure: Callable[..., None], redis_url: str) -> None:
     configure(redis_url)
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     number = engine.client.client_id()
     with redis.Redis.from_url(redis_url) as observer:
@@ -187,12 +187,12 @@ def test_a_closed_engine_leaves_no_connection_open(configure: Callable[..., None
 
 def test_a_forked_child_makes_an_engine_of_its_own(configure: Callable[..., None], redis_url: str) -> None:
     configure(redis_url)
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     engine.ping()
     child = os.fork()
     if child == 0:
-        fresh = get_engine()
+        fresh = get_engine("default")
         os._exit(0 if fresh is not None and fresh is not engine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     engine.ping()
@@ -202,7 +202,7 @@ def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(
     configure: Callable[..., None], black_hole: socket.socket
 ) -> None:
     configure(f"redis://127.0.0.1:{black_hole.getsockname()[1]}/0?socket_timeout=60")
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     accepted: list[socket.socket] = []
 
@@ -228,16 +228,16 @@ def test_sentinels_lead_to_the_present_master(configure: Callable[..., None]) ->
     with RedisProcess() as server, sentinel_of(server) as port:
         configure(f"redis+sentinel://127.0.0.1:{port}/shop/1")
         with server.client(db=1) as client:
-            assert holds(get_engine(), client)
+            assert holds(get_engine("default"), client)
             assert client.flushdb()
-            assert holds(get_worker_engine(), client)
+            assert holds(get_worker_engine("default"), client)
 
 
 def test_a_sentinel_client_of_a_callable_is_copied_with_its_sentinels(configure: Callable[..., None]) -> None:
     with RedisProcess() as server, sentinel_of(server) as port:
         configure(lambda: Sentinel([("127.0.0.1", port)]).master_for("shop", db=1))
         with server.client(db=1) as client:
-            assert holds(get_engine(), client)
+            assert holds(get_engine("default"), client)
 
 
 def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_again(
@@ -248,8 +248,8 @@ def test_a_cluster_is_reached_and_one_that_is_down_is_unavailable_and_tried_agai
         configure(f"redis+cluster://{hosts}")
         for node in nodes:
             node.pause()
-        engine = get_worker_engine()
-        producer = get_engine()
+        engine = get_worker_engine("default")
+        producer = get_engine("default")
         assert engine is not None
         assert producer is not None
         with pytest.raises(EngineUnavailable):

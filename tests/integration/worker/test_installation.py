@@ -51,7 +51,7 @@ def named(name: str) -> None:
 
 @pytest.fixture
 def engine(with_redis: redis.Redis) -> Any:
-    made = get_worker_engine()
+    made = get_worker_engine("default")
     assert made is not None
     yield made
     made.close()
@@ -144,7 +144,7 @@ def test_a_redis_that_was_emptied_gets_the_name_again(
 ) -> None:
     called("production")
     start_worker()
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     wait_until(lambda: engine.installation() == "production")
     with own_redis.client() as client:
@@ -206,7 +206,7 @@ def test_a_worker_stops_using_a_redis_that_another_installation_has_claimed(
 
 def test_a_full_redis_without_the_name_is_used(called: Call, own_redis: RedisProcess) -> None:
     called("production")
-    full = get_worker_engine()
+    full = get_worker_engine("default")
     assert full is not None
     with own_redis.client() as client:
         client.config_set("maxmemory", "1")

@@ -69,7 +69,7 @@ def test_a_thousand_new_timeouts_are_not_a_loss(
 
 def test_what_was_never_pushed_is_found(start_worker: StartWorker, own_redis: RedisProcess) -> None:
     rows = due_orders("remind", 20, hours=2)  # beyond the horizon
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     assert engine.queue("default", 0).stats().total == 0
     Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at + timedelta(seconds=1))
@@ -91,7 +91,7 @@ def test_what_was_committed_long_after_its_deadline_is_found(
 
 
 def prefix_of() -> str:
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     return engine.prefix
 

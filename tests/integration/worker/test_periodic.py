@@ -157,7 +157,12 @@ def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
 
     monkeypatch.setattr(sync_module, "steps", steps)
     background = Background(
-        RedisHealth(get_engine()), "default", ClockSkew("default"), serve=None, known_queues=[], wake=lambda: None
+        RedisHealth(get_engine("default")),
+        "default",
+        ClockSkew("default"),
+        serve=None,
+        known_queues=[],
+        wake=lambda: None,
     )
     with pytest.raises(OperationalError):
         background.sync(at_once=True)

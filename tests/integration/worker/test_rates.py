@@ -271,7 +271,7 @@ def test_a_sweep_adds_no_entries_for_a_backlog(with_redis: Any, declare: Declare
     policy = declare(Order, name="rated", limits=Limits(rate=RATE))
     overdue(policy, 20)
     soon = due_orders(policy, after=timedelta(seconds=8))[0]
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
     queue.remove([id for id, _ in queue.peek()])
@@ -293,7 +293,7 @@ def test_a_worker_keeps_the_rate_and_the_order_and_fires_others_meanwhile(
     assert len(begins.ids) < len(ids), "they had to wait"
     assert Timeout.objects.pending().filter(policy=policy.label, claimed_until__isnull=False).count() <= 30
     if source == "redis":
-        engine = get_worker_engine()
+        engine = get_worker_engine("default")
         assert engine is not None
         queue = engine.queue("default", 0)
         wait_until(lambda: queue.stats().total == 0, "Redis has no entry, although some are due")

@@ -39,7 +39,7 @@ def test_a_full_redis_drains_and_what_it_has_no_room_for_is_fired_from_the_ledge
     """Entries of the library might keep Redis full indefinitely if they were not drained."""
     caplog.set_level(logging.INFO, "django_delayq")
     due_orders("remind", 30, seconds=1)
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
     assert queue.stats().total == 30
@@ -83,7 +83,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
     start_worker: StartWorker, own_redis: RedisProcess, settings: Settings, prefix: str
 ) -> None:
     """With a query of the ledger once a second, nothing is later than two seconds."""
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     assert isinstance(engine.client, redis.Redis)
     options = engine.client.connection_pool.connection_kwargs
@@ -151,7 +151,7 @@ def test_a_subscription_that_is_silently_dead_makes_nothing_later_than_the_longe
 
 @pytest.fixture
 def health(steady: Steady, own_redis: RedisProcess) -> Iterator[RedisHealth]:
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     yield RedisHealth(engine, monotonic=steady)
     engine.close()

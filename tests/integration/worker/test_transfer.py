@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def engine(with_redis: redis.Redis) -> Iterator[Engine]:
-    made = get_worker_engine()
+    made = get_worker_engine("default")
     assert made is not None
     yield made
     made.close()
@@ -68,7 +68,7 @@ def test_one_busy_queue_gets_all_the_room(engine: Engine) -> None:
 
 def test_every_shard_is_looked_at(settings: Settings, with_redis: redis.Redis) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "SHARDS": 4}
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     fill(engine, "a", range(1, 60))
     assert set(transfer(engine, "a").take(100).deliveries) == set(range(1, 60))

@@ -96,7 +96,7 @@ def test_without_redis_a_worker_claims_no_more_rows_of_a_label_that_it_has_met(s
 
 @pytest.mark.usefixtures("with_redis")
 def test_a_worker_that_has_met_one_looks_later_than_others(stranger: Timeout) -> None:
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     transfer = RedisSource(engine, ["default"], ClockSkew("default"))
     assert transfer.take(10).deliveries == {stranger.pk: 1}
@@ -121,7 +121,7 @@ def test_after_a_minute_without_a_new_one_it_is_as_quick_as_others(
 @pytest.mark.usefixtures("with_redis")
 def test_the_sweep_brings_rows_on_time_that_this_worker_has_not_met(stranger: Timeout) -> None:
     """They may be another worker's, which waits for them."""
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
     queue.remove([stranger.pk])
@@ -132,7 +132,7 @@ def test_the_sweep_brings_rows_on_time_that_this_worker_has_not_met(stranger: Ti
 
 @pytest.mark.usefixtures("with_redis")
 def test_the_sweep_leaves_rows_parked_that_this_worker_has_met(stranger: Timeout) -> None:
-    engine = get_worker_engine()
+    engine = get_worker_engine("default")
     assert engine is not None
     queue = engine.queue("default", 0)
     queue.remove([stranger.pk])

@@ -138,7 +138,7 @@ def test_stopping_gives_back_at_once_what_has_not_begun(
 def count_free(source: str) -> int:
     """How many timeouts another worker could take now."""
     if source == "redis":
-        engine = get_engine()
+        engine = get_engine("default")
         assert engine is not None
         return engine.queue("default", 0).stats().due
     return claimable("default", None).filter(claims=0).count()
@@ -332,7 +332,7 @@ def test_the_executor_is_the_one_that_the_settings_name(start_worker: StartWorke
 
 
 def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_redis: Any) -> None:
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     keys = engine.queue("default", 0).keys
     with_redis.zadd(keys.entries, {"garbage": 0, "-1": 0, "12" * 40: 0, "99999": 0})
@@ -350,7 +350,7 @@ def test_garbage_under_the_keys_stops_nobody(start_worker: StartWorker, with_red
 def test_what_ended_is_acknowledged(start_worker: StartWorker, with_redis: Any) -> None:
     due_orders("remind", 30)
     start_worker(burst=True).join()
-    engine = get_engine()
+    engine = get_engine("default")
     assert engine is not None
     assert with_redis.zcard(engine.queue("default", 0).keys.entries) == 0
 

@@ -1,0 +1,161 @@
+"""Two ledgers share one Redis: each has its own keys, its own workers and its own turns, although their ids overlap."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.core.management.color import no_style
+from django.db import connections
+from pytest_django import Settings
+
+import django_delayq as dq
+from django_delayq.guard_rails import Brake
+from django_delayq.models import PolicyChange, Timeout
+from django_delayq.monitoring import servers
+from django_delayq.recovery.turns import try_claim_turn
+from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
+from tests.support.waiting import wait_until
+from tests.support.workers import RunningWorker
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    import redis
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica"])
+
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+LEDGERS = ("default", "replica")
+HOUR = timedelta(hours=1)
+next_million = itertools.count(1_000_000, 1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def one_redis(settings: Settings, prefix: str, redis_client: redis.Redis) -> Iterator[None]:
+    """Without routers both databases have a ledger. After its start no worker sweeps, which would hide lost entries."""
+    settings.DATABASE_ROUTERS = []
+    prefixes = {"default": prefix, "replica": f"{prefix}-asia"}
+    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefixes, "SWEEP_INTERVAL": HOUR, "SYNC_INTERVAL": HOUR}
+    yield
+    forget_engine()
+
+
+def schedule(policy: Any, ledger: str, **delay: Any) -> Timeout:
+    order = Order.objects.using(ledger).create(status="new")
+    return dq.schedule_timeout(order, policy, **delay or {"after": timedelta(0)})
+
+
+def make_ids_overlap(policy: Any) -> None:
+    """Make the next timeout of each ledger get the same id."""
+    last = next(next_million)
+    for ledger in LEDGERS:
+        row = schedule(policy, ledger, hours=9)
+        row.delete()
+        row.pk = last
+        Timeout.objects.using(ledger).bulk_create([row])
+        with connections[ledger].cursor() as cursor:
+            for statement in connections[ledger].ops.sequence_reset_sql(no_style(), [Timeout]):
+                cursor.execute(statement)
+        row.delete()
+
+
+def state(row: Timeout) -> str:
+    return Timeout.objects.using(row._state.db).get(pk=row.pk).state
+
+
+@contextmanager
+def worker_of(ledger: str, policy: Any) -> Iterator[None]:
+    """Run a worker, which has fired a first timeout already."""
+    running = RunningWorker(using=ledger, concurrency=1)
+    try:
+        first = schedule(policy, ledger)
+        wait_until(lambda: state(first) == "fired", f"the worker of {ledger} fires")
+        yield
+    finally:
+        running.stop()
+
+
+def test_each_timeout_is_fired_by_the_worker_of_its_ledger_at_once(declare: Declare) -> None:
+    policy = declare(Order, name="shard")
+    with worker_of("default", policy), worker_of("replica", policy):
+        make_ids_overlap(policy)
+        rows = [schedule(policy, ledger, after=timedelta(seconds=1)) for _ in range(5) for ledger in LEDGERS]
+        assert len({row.pk for row in rows}) == 5
+        wait_until(lambda: {state(row) for row in rows} == {"fired"}, "all have fired", seconds=20)
+
+
+def entries(ledger: str) -> int:
+    engine = get_engine(ledger)
+    assert engine is not None
+    return engine.queue("default", 0).stats().total
+
+
+def test_a_worker_leaves_the_entries_of_another_ledger_alone(declare: Declare) -> None:
+    policy = declare(Order, name="shard")
+    make_ids_overlap(policy)
+    with worker_of("default", policy):
+        other, own = (schedule(policy, ledger) for ledger in reversed(LEDGERS))
+        wait_until(lambda: state(own) == "fired" and not entries("default"), "its own one has fired")
+        assert (state(other), entries("replica")) == ("pending", 1)
+    make_ids_overlap(policy)
+    near = schedule(policy, "default", minutes=1)
+    dq.cancel_timeout(schedule(policy, "replica", minutes=1))
+    assert (state(near), entries("default")) == ("pending", 1)
+
+
+def test_a_turn_of_one_ledgers_worker_leaves_that_of_the_other_free() -> None:
+    engines = [get_worker_engine(ledger) for ledger in (*LEDGERS, *LEDGERS)]
+    assert [try_claim_turn(engine, "sweep", HOUR) for engine in engines] == [True, True, False, False]
+    for engine in engines:
+        assert engine is not None
+        engine.close()
+
+
+def test_a_brake_counts_each_ledger_for_itself(declare: Declare) -> None:
+    policy = declare(Order, name="braked", brake=Brake(3, per=HOUR))
+    with worker_of("default", policy), worker_of("replica", policy):
+        rows = [schedule(policy, ledger) for _ in range(2) for ledger in LEDGERS]
+        wait_until(lambda: {state(row) for row in rows} == {"fired"}, "all have fired")
+    assert not any(PolicyChange.objects.using(ledger).exists() for ledger in LEDGERS)
+
+
+def test_the_engines_of_all_ledgers_share_one_client_and_one_circuit_breaker() -> None:
+    one, other = (get_engine(ledger) for ledger in LEDGERS)
+    assert one is not None and other is not None
+    assert one.prefix != other.prefix
+    assert one.client is other.client and one.breaker is other.breaker
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["mapping", "string"])
+def test_a_ledger_without_a_prefix_does_without_redis(
+    settings: Settings, declare: Declare, prefix: str, is_named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": {"default": prefix} if is_named else prefix}
+    policy = declare(Order, name="shard")
+    rows = [schedule(policy, "replica") for _ in range(2)]
+    assert get_engine("replica") is None and entries("default") == 0
+    assert [vars(record)["event"] for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "prefix_missing"
+    ]
+    [finding] = servers.redis("replica")
+    assert "no prefix for database 'replica'" in finding.msg
+    with worker_of("replica", policy):
+        wait_until(lambda: {state(row) for row in rows} == {"fired"}, "the ledger is polled")
+
+
+def test_a_single_prefix_belongs_to_the_ledger_that_the_routers_choose(settings: Settings, prefix: str) -> None:
+    class Elsewhere:
+        def db_for_write(self, model: Any, **hints: Any) -> str:
+            return "replica"
+
+    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefix}
+    assert get_engine("default") is not None
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    engine = get_engine("replica")
+    assert engine is not None and engine.prefix == prefix
+    assert get_engine("default") is None
