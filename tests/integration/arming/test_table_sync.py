@@ -186,7 +186,7 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(decla
     for _ in range(8):
         second.run()
     assert (pending(policy), place().checked, place().total, place().is_running) == (7, 7, 7, False)
-    assert (place().claimed_until or timezone.now()) <= timezone.now(), "nobody has the claim"
+    assert (place().claimed_until or timezone.now()) <= timezone.now(), "the claim has ended"
     assert first.run() == 60.0, "nothing is due before the next interval"
 
 
