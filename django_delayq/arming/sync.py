@@ -147,14 +147,15 @@ def _checked(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, p
     in_force = None if policy.after is None else read_delay(policy, using)
     to_python = root_of_key(policy.concrete_model).to_python
     while True:
-        objects = {to_python(obj.pk): obj for obj in (rows if place is None else rows.filter(pk__gt=place))[:PAGE]}
+        page = list((rows if place is None else rows.filter(pk__gt=place))[:PAGE])
+        objects = {to_python(obj.pk): obj for obj in page}  # fewer, if a condition on other rows repeats some
         rounds = Rounds([policy], objects if callable(policy.since) else (), using)
         states = [
             rounds.state(policy, pk, holds=True, since_at=policy.since_of(obj), after=in_force)
             for pk, obj in objects.items()
         ]
         changes = diff(states, using, oldest, objects)
-        place = next(reversed(objects)) if len(objects) == PAGE else None
+        place = page[-1].pk if len(page) == PAGE else None
         yield Step(changes.pks, place, len(objects), changes.too_old)
         if place is None:
             return
@@ -301,11 +302,14 @@ def _candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None
 
 
 def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
-    """Yield pages of keys of rows that match `policy` and have no round. The database finds them."""
+    """Yield pages of keys of rows that match `policy` and have no round. The database finds them.
+
+    A condition on other rows may repeat a key within a page of rows.
+    """
     keys = _candidates(policy, using, oldest).values_list("pk", flat=True)
     page = list(keys[:PAGE])
     while page:
-        yield page
+        yield list(dict.fromkeys(page))
         page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
 
 

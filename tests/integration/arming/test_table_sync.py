@@ -21,7 +21,7 @@ from django_delayq.arming.row_state import Rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
-from tests.testapp.models import Order
+from tests.testapp.models import Item, Order, Task
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -188,6 +188,32 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(decla
     assert (pending(policy), place().checked, place().total, place().is_running) == (7, 7, 7, False)
     assert (place().claimed_until or timezone.now()) <= timezone.now(), "the claim has ended"
     assert first.run() == 60.0, "nothing is due before the next interval"
+
+
+def tasks_with_items(count: int) -> list[Task]:
+    """Tasks with two open items each: a condition on the items returns each task twice."""
+    tasks = [Task.objects.create(begun_at=timezone.now()) for _ in range(count)]
+    Item.objects.bulk_create([Item(task=task) for task in tasks for _ in range(2)])
+    return tasks
+
+
+@pytest.mark.usefixtures("small")
+def test_a_condition_on_many_rows_of_one_object_does_not_end_the_pass(declare: Any) -> None:
+    """A page of rows has fewer objects than rows, and one object may fill several pages."""
+    policy = declare(Task, name="slow", since=lambda task: task.begun_at, after=HOUR, when=Q(items__is_open=True))
+    tasks = tasks_with_items(5)
+    Item.objects.bulk_create([Item(task=tasks[1]) for _ in range(5)])
+    assert sync_policy(policy, "default") == Synced(armed=5)
+
+
+@pytest.mark.parametrize("is_callable", [True, False])
+def test_a_dry_run_counts_an_object_with_many_matching_rows_once(declare: Any, is_callable: bool) -> None:
+    since: Any = (lambda task: task.begun_at) if is_callable else "begun_at"
+    policy = declare(Task, name="slow", since=since, after=HOUR, when=Q(items__is_open=True))
+    count = sync.LOCKED // 2 + 1  # the rows of the last task are in two transactions
+    tasks_with_items(count)
+    assert sync_policy(policy, "default", dry_run=True) == Synced(armed=count)
+    assert sync_policy(policy, "default") == Synced(armed=count)
 
 
 @pytest.mark.usefixtures("small")
