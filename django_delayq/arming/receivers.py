@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router
@@ -183,25 +183,30 @@ def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
     return database_of(sender, instance) == using
 
 
-# For each connection and table the keys of rows whose deletion has begun.
-_being_deleted: WeakKeyDictionary[Any, dict[type[Model], set[Any]]] = WeakKeyDictionary()
+# For each connection and table, by key, the objects whose deletion has begun. The deletion itself keeps them alive, so
+# one that failed or was rolled back leaves no keys behind.
+_being_deleted: WeakKeyDictionary[Any, dict[type[Model], WeakValueDictionary[Any, Model]]] = WeakKeyDictionary()
 
 
 def note_deletion(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Note the key of a row before its deletion, so that deleting a thousand rows cancels once."""
     if has_timeouts(sender, instance, using):
         by_table = _being_deleted.setdefault(connections[using], {})
-        by_table.setdefault(_table(sender), set()).add(instance.pk)
+        by_table.setdefault(_table(sender), WeakValueDictionary())[instance.pk] = instance
 
 
-def cancel_deleted(sender: type[Model], using: str, **_: Any) -> None:
+def cancel_deleted(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
     """Cancel for all noted keys after the first row's deletion, when the statement has deleted all rows.
 
-    The table is checked, because keys of a deletion that failed half-way may be among them.
+    Keys whose rows are still in the table stay noted: another statement deletes the rows of a proxy, and a receiver of
+    `pre_delete` may delete other rows of the table first.
     """
-    pks = _being_deleted.get(connections[using], {}).pop(_table(sender), None)
-    if pks:
-        cancel_of_deleted(_table(sender), pks, using)
+    noted = _being_deleted.get(connections[using], {}).get(_table(sender))
+    if noted is not None and instance.pk in noted:
+        pks = set(noted)
+        left = cancel_of_deleted(_table(sender), pks, using).left
+        for pk in pks - left:
+            noted.pop(pk, None)
 
 
 def _table(model: type[Model]) -> type[Model]:

@@ -14,7 +14,7 @@ a save that was missed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
@@ -231,18 +231,27 @@ def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
             writing.cancel_ids(entries, using, cause)
 
 
-def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> int:
+class Gone(NamedTuple):
+    """How many timeouts of deleted rows were cancelled, and the keys of the rows that are not deleted."""
+
+    cancelled: int
+    left: set[Any]
+
+
+def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> Gone:
     """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
 
-    Returns how many were cancelled. Sends no signals, as there may be very many.
+    Sends no signals, as there may be very many.
     """
     content_type = ContentType.objects.db_manager(using).get_for_model(model)
-    cancelled = 0
+    cancelled, left = 0, set[Any]()
     with transaction_of(using):
         for chunk in chunks(sorted(pks, key=str)):
-            left = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
-            gone = {object_id_of(model, pk) for pk in chunk} - {object_id_of(model, pk) for pk in left}
+            there = model._base_manager.using(using).filter(pk__in=chunk).values_list("pk", flat=True)
+            ids = {object_id_of(model, pk) for pk in there}
+            left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
+            gone = {object_id_of(model, pk) for pk in chunk} - ids
             rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
             found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
             cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
-    return cancelled
+    return Gone(cancelled, left)

@@ -112,7 +112,7 @@ def repair(
         changes = arm(table, [policy], pks, using, oldest)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if step.may_be_gone and not dry_run:
-            done += (0, 0, cancel_of_deleted(table, pks, using), 0)
+            done += (0, 0, cancel_of_deleted(table, pks, using).cancelled, 0)
     return done
 
 
