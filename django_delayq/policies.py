@@ -136,6 +136,10 @@ class TimeoutPolicy(Generic[M]):
         concrete = model._meta.concrete_model
         return concrete is not None and issubclass(concrete, self.concrete_model)
 
+    def is_named(self, name: str) -> bool:
+        """Return whether `name` is the name of this policy, or a former one."""
+        return name == self.name or name in [alias.rpartition(".")[2] for alias in self.aliases]
+
     def pk_of(self, obj: Model) -> Any:
         """Return the key of `obj` in this policy's table; a multi-table child may have a different key of its own."""
         pk = self.concrete_model._meta.pk
@@ -234,6 +238,14 @@ def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> Ti
     return found
 
 
+def policies_named(name: str) -> list[TimeoutPolicy[Any]]:
+    """Return the policies of all models with this name. Raises UnknownPolicy if there is none."""
+    named = [policy for policy in registry if policy.is_named(name)]
+    if not named:
+        raise UnknownPolicy(_unknown(name, [known.name for known in registry]))
+    return named
+
+
 def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> TimeoutPolicy[M]:
     """Return the policy that a name, a label or the policy itself means for `model`. Raises UnknownPolicy."""
     if isinstance(policy, TimeoutPolicy):
@@ -248,11 +260,7 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
     if found := resolved.get((policy, model)):
         return found
     fitting = get_policies(model)
-    named = [
-        known
-        for known in fitting
-        if policy in known.labels or policy in (known.name, *(alias.rpartition(".")[2] for alias in known.aliases))
-    ]
+    named = [known for known in fitting if policy in known.labels or known.is_named(policy)]
     # A child's own policy overrides its parent's policy of the same name, like a method.
     mro = list(model.__mro__)
     named.sort(key=lambda known: mro.index(known.model) if known.model in mro else len(mro))

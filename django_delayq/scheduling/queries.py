@@ -16,7 +16,7 @@ from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import about, instances, kind_of, object_id, subject_of, tables_of
 from django_delayq.models import Timeout
-from django_delayq.policies import M, TimeoutPolicy, get_policy, resolve_policy
+from django_delayq.policies import M, TimeoutPolicy, get_policy, policies_named, resolve_policy
 from django_delayq.relations import TimeoutRelation
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def pending_timeouts(
 
     Args:
         target: an object, a model, a queryset or an iterable of objects of one model; None: all. Timeouts, one or
-            several or a queryset of them: those that are pending.
+            several or a queryset of them: those that are pending. An empty list: none.
         policy: a policy, its label, or with a target its name; None: all.
         key: only this key; None: all.
 
@@ -63,30 +63,33 @@ def pending_timeouts(
     source = objects[0] if isinstance(objects, list) and objects else target if isinstance(target, QuerySet) else None
     using = database_of(Timeout if model is None else model, source)
     rows = Timeout.objects.using(using).pending().order_by("run_at", "id")
+    if target is not None and model is None:
+        return rows.none()
+    policies = [] if policy is None else _policies(policy, model, objects)
+    if policies:
+        rows = rows.of_labels(label for each in policies for label in each.labels)
     if model is Timeout:
-        target, model = None, None
         if isinstance(objects, QuerySet):
             rows = rows.filter(pk__in=objects.using(using))
         elif objects is not None:
             rows = rows.filter(pk__in=[row.pk for row in objects])
-    tables = [] if model is None else tables_of(model)
-    if policy is not None:
-        found = _policy(policy, model)
-        rows = rows.of_labels(found.labels)
-        tables = [table for table in tables if table is found.concrete_model]
-    if target is not None:
-        rows = rows.none() if model is None else rows.filter(_of_tables(tables, model, objects, rows.db))
+    elif model is not None:
+        tables = [table for table in tables_of(model) if not policies or table is policies[0].concrete_model]
+        rows = rows.filter(_of_tables(tables, model, objects, using))
     return rows if key is None else rows.filter(key=key)
 
 
-def _policy(policy: str | TimeoutPolicy[Any], model: type[Model] | None) -> TimeoutPolicy[Any]:
-    if model is not None:
-        return resolve_policy(policy, model)
-    if isinstance(policy, TimeoutPolicy):
-        return policy
-    if "." not in policy:
+def _policies(
+    policy: str | TimeoutPolicy[Any], model: type[Model] | None, objects: object
+) -> list[TimeoutPolicy[Any]]:
+    """Return the policies that `policy` means for a target: one, unless the target is timeouts of several models."""
+    if model is not None and model is not Timeout:
+        return [resolve_policy(policy, model)]
+    if not isinstance(policy, str) or "." in policy:
+        return [get_policy(policy)]
+    if objects is None:
         raise UnknownPolicy(f"{policy!r} without a target could be any model's: give its label, app.model.name.")
-    return get_policy(policy)
+    return policies_named(policy)
 
 
 def _of_tables(

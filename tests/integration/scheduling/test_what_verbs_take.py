@@ -12,6 +12,8 @@ import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.ledger import controls
 from django_delayq.models import Timeout
+from django_delayq.policies import registry
+from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -35,6 +37,38 @@ def test_the_reading_verbs_take_a_timeout(order: Order) -> None:
     Order.objects.update(status="paid")
     assert dq.sync_timeouts(Timeout.objects.all()) == 1
     assert dq.get_deadline(row) is None
+
+
+def test_pending_timeouts_of_timeouts_take_the_name_of_a_policy(order: Order) -> None:
+    remind, linger = (dq.schedule_timeout(order, name, hours=1) for name in ("remind", "linger"))
+    assert list(dq.pending_timeouts(remind, "remind")) == [remind]
+    assert list(dq.pending_timeouts([remind, linger], "remind")) == [remind]
+    assert list(dq.pending_timeouts(Timeout.objects.all(), "linger")) == [linger]
+    assert list(dq.pending_timeouts(remind, "linger")) == []
+    with pytest.raises(dq.UnknownPolicy, match="remnd"):
+        dq.pending_timeouts(remind, "remnd")
+
+
+def test_a_name_finds_rows_under_the_former_name_of_their_policy(order: Order, declare: Any) -> None:
+    former = declare(Order, name="former")
+    row = dq.schedule_timeout(order, former, hours=1)
+    registry.remove(former)
+    declare(Order, name="renamed", aliases=["former"])
+    assert list(dq.pending_timeouts(row, "former")) == list(dq.pending_timeouts(row, "renamed")) == [row]
+
+
+def test_one_timeout_fires_by_the_name_of_its_policy(order: Order) -> None:
+    row, other = (dq.schedule_timeout(order, "remind", key=key, seconds=0) for key in ("", "other"))
+    assert fire_due("remind", obj=row) == 1
+    other.refresh_from_db()
+    assert (Timeout.objects.get(pk=row.pk).state, other.state) == ("fired", "pending")
+
+
+@pytest.mark.parametrize("policy", ["remind", "testapp.order.remind", None])
+def test_no_objects_have_no_timeouts(order: Order, policy: str | None) -> None:
+    dq.schedule_timeout(order, "remind", hours=1)
+    none: list[Order] = []
+    assert dq.pending_timeouts(none, policy).count() == dq.cancel_timeouts(dq.pending_timeouts(none, policy)) == 0
 
 
 def test_the_guard_takes_a_timeout_and_locks_and_cancels_its_round_alone(order: Order) -> None:
