@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 OnConflict = Literal["replace", "keep", "error"]
 State, Cause = Timeout.State, Timeout.Cause
 MAX_PAYLOAD_BYTES = 1_000_000
-MAX_PAYLOAD_DEPTH = 100
+MAX_PAYLOAD_DEPTH = 31
+"""The number of lists and dicts in each other that MariaDB can parse; the other databases can parse more."""
 
 
 def schedule_timeout(
@@ -132,7 +133,8 @@ def check_payload(payload: Any) -> Any:
 
     Raises:
         InvalidPayload: not JSON, a dict key that is not a string, NaN or infinity, a NUL or half a surrogate pair
-            (which PostgreSQL refuses, together with the caller's transaction), or more than 1 MB.
+            (which PostgreSQL refuses, together with the caller's transaction), more than 31 lists and dicts in each
+            other (which MariaDB refuses), or more than 1 MB.
     """
     if payload is None:
         return None
@@ -149,17 +151,17 @@ def check_payload(payload: Any) -> Any:
     return json.loads(text)
 
 
-def _check_values(value: Any, depth: int = 0) -> None:
+def _check_values(value: Any, depth: int = 1) -> None:
     """Refuse NUL, and keys that JSON would silently turn into strings: 1 would come back as "1"."""
-    if depth > MAX_PAYLOAD_DEPTH:
-        raise InvalidPayload(f"The payload is nested more than {MAX_PAYLOAD_DEPTH} deep.")
     if isinstance(value, str) and "\0" in value:
         raise InvalidPayload("The payload holds a NUL character, which PostgreSQL cannot keep.")
+    if isinstance(value, dict | list | tuple) and depth > MAX_PAYLOAD_DEPTH:
+        raise InvalidPayload(f"The payload is nested more than {MAX_PAYLOAD_DEPTH} deep, which MariaDB cannot keep.")
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidPayload(f"Keys of the payload must be strings, not {key!r}.")
-            _check_values(key, depth + 1)
+            _check_values(key)
             _check_values(inner, depth + 1)
     elif isinstance(value, list | tuple):
         for inner in value:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_delayq import InvalidPayload, schedule_timeout
+from django_delayq import InvalidPayload, schedule_timeout, schedule_timeouts
 from django_delayq.models import Timeout
-from django_delayq.scheduling.single import MAX_PAYLOAD_BYTES
+from django_delayq.scheduling.single import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -29,11 +29,12 @@ def _loop() -> list[Any]:
     return loop
 
 
-def _deep() -> list[Any]:
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    return deep
+def _nested(depth: int, inner: Any = None) -> list[Any]:
+    """Return lists in each other, `depth` of them; the innermost one is empty, or contains `inner`."""
+    nested: list[Any] = [] if inner is None else [inner]
+    for _ in range(depth - 1):
+        nested = [nested]
+    return nested
 
 
 REFUSED = {
@@ -43,7 +44,8 @@ REFUSED = {
     "NaN": float("nan"), "infinity": float("inf"), "minus infinity": [{"a": -float("inf")}],
     "a key that is a number": {1: "a"}, "a key that is None": {None: 1}, "NUL": "a\0b", "NUL in a key": {"\0": 1},
     "half a character": "\ud800", "too long": "x" * MAX_PAYLOAD_BYTES, "too many digits": 10**5000, "a loop": _loop(),
-    "too deep": _deep(),
+    "too deep": _nested(5000), "one list too deep": _nested(MAX_PAYLOAD_DEPTH + 1),
+    "one dict too deep": _nested(MAX_PAYLOAD_DEPTH, {}),
 }  # fmt: skip
 
 
@@ -62,6 +64,7 @@ def test_what_is_no_json_is_refused_and_the_transaction_goes_on(name: str) -> No
     "payload",
     [
         {}, [], "", 0, False, 1.5, -0.1, 2**70, -(2**63), {"a": [1, {"b": None}]}, "ä 漢 😀 \u2028", {"": {"$ref": 1}},
+        _nested(MAX_PAYLOAD_DEPTH), _nested(MAX_PAYLOAD_DEPTH, 1), _nested(MAX_PAYLOAD_DEPTH - 1, {"a": 1}),
         {"__class__": "os.system", "py/object": "os.system", "__reduce__": ["rm"]}, "'; DROP TABLE x; --", "\x01\x1f",
     ],
 )  # fmt: skip
@@ -70,6 +73,14 @@ def test_json_comes_back_as_it_was(payload: Any) -> None:
     row.refresh_from_db()
     assert row.payload == payload
     assert type(row.payload) is type(payload)
+
+
+def test_bulk_verbs_and_replacing_store_the_deepest_payload_too() -> None:
+    orders, deepest = [Order.objects.create(), Order.objects.create()], _nested(MAX_PAYLOAD_DEPTH, "é")
+    for _ in range(2):
+        assert schedule_timeouts(orders, "remind", hours=1, payload=deepest) == 2
+    schedule_timeout(orders[0], "remind", hours=2, payload=deepest)
+    assert [row.payload for row in Timeout.objects.all()] == [deepest, deepest]
 
 
 def test_a_payload_that_somebody_spoilt_in_the_database_stops_nobody() -> None:
