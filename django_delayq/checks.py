@@ -246,10 +246,11 @@ def check_pool(**_: Any) -> Iterator[CheckMessage]:
 
 
 def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
-    """Check that SQLite begins its transactions as writers, and that servers can skip locked rows."""
+    """Check that SQLite begins its transactions as writers, and that servers are new enough for the ledger."""
     for alias in databases or []:
         connection = connections[alias]
-        dialect, features = dialect_of(connection), connection.features
+        dialect = dialect_of(connection)
+        oldest = dialect.oldest.get(connection.display_name)
         if not dialect.is_supported:
             yield Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005")
         elif dialect.begins_as_reader(connection):
@@ -259,9 +260,9 @@ def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
                 "fails with 'database is locked' if a worker has written in between.",
                 id="django_delayq.W004",
             )
-        elif features.has_select_for_update and not features.has_select_for_update_skip_locked:
+        elif oldest and connection.get_database_version() < oldest:
             yield Error(
-                f"Database {alias!r} cannot skip locked rows.",
-                hint="Use MySQL 8.0.1, MariaDB 10.6 or newer.",
+                f"Database {alias!r}: this version of {connection.display_name} is too old.",
+                hint=f"Use {connection.display_name} {'.'.join(map(str, oldest))} or newer.",
                 id="django_delayq.E006",
             )

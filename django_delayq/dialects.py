@@ -33,6 +33,9 @@ class Dialect:
 
     is_supported: bool = False
 
+    oldest: ClassVar[dict[str, tuple[int, ...]]] = {}
+    """The first version that the ledger can use, by the display name of the server; unnamed: those of Django."""
+
     server_time: str = ""
     """SQL of the server's clock in UTC; empty if the database runs in this process and shares its clock."""
 
@@ -240,9 +243,10 @@ class PostgreSQL(Dialect):
 
 
 class MySQL(Dialect):
-    """MySQL 8.0.1 and MariaDB 10.6, and later, with InnoDB."""
+    """MySQL and MariaDB with InnoDB."""
 
     is_supported = True
+    oldest: ClassVar[dict[str, tuple[int, ...]]] = {"MySQL": (8, 0, 17), "MariaDB": (10, 6)}
     server_time = "UTC_TIMESTAMP(6)"
     # Not INSERT IGNORE, which would also truncate values silently.
     on_conflict_keep = "ON DUPLICATE KEY UPDATE slot = VALUES(slot)"

@@ -153,7 +153,7 @@ def for_update(rows: QuerySet[M], using: str, *, wait: bool = True) -> QuerySet[
     if not features.has_select_for_update:
         return rows
     if not wait and not features.has_select_for_update_skip_locked:
-        raise ImproperlyConfigured("The database must support SKIP LOCKED: MySQL 8.0.1 or MariaDB 10.6 at least.")
+        raise ImproperlyConfigured("The database must support SKIP LOCKED: MySQL 8.0.17 or MariaDB 10.6 at least.")
     return rows.select_for_update(skip_locked=not wait, no_key=features.has_select_for_no_key_update)
 
 

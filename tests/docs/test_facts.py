@@ -23,6 +23,7 @@ from django.dispatch import Signal
 
 import django_delayq
 from django_delayq import Retry, TimeoutPolicy, checks, conf, relations
+from django_delayq.dialects import MySQL
 from django_delayq.engine.records import MAX_DUE_MS
 from django_delayq.ledger import history, subjects
 from django_delayq.models import Timeout
@@ -248,8 +249,11 @@ def test_versions_are_those_of_the_project() -> None:
 
 
 def test_database_versions_are_those_that_the_check_demands() -> None:
-    (versions,) = re.findall(r'hint="Use (MySQL \S+), (MariaDB [\d.]+) or newer', inspect.getsource(checks))
-    assert " or ".join(versions) in _flat(read(ROOT / "README.md"))
+    mysql, mariadb = (".".join(map(str, MySQL.oldest[name])) for name in ("MySQL", "MariaDB"))
+    assert f"MySQL {mysql} or MariaDB {mariadb}" in _flat(read(ROOT / "README.md"))
+    assert f"MySQL {mysql} or newer, MariaDB {mariadb} or newer" in _flat(read(ROOT / "CHANGELOG.md"))
+    assert f"MySQL before {mysql}, MariaDB before {mariadb}" in _flat(read(DOCS / "beside.md"))
+    assert re.findall(r"\| M\w+(?: \(InnoDB\))? \| ([\d.]+) ", (DOCS / "databases.md").read_text()) == [mariadb, mysql]
 
 
 def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:

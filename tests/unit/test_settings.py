@@ -150,6 +150,33 @@ def test_checks_tell_of_conditions_on_related_rows_and_of_missing_after(declare:
     assert [message.obj.name for message in warned if message.obj] == ["related"]
 
 
+@pytest.mark.parametrize(
+    ("server", "ids"),
+    [
+        ("8.0.16", ["django_delayq.E006"]),
+        ("8.0.17", []),
+        ("8.4.0", []),
+        ("10.5.28-MariaDB", ["django_delayq.E006"]),
+        ("10.6.0-MariaDB", []),
+    ],
+)
+def test_checks_report_a_database_that_is_too_old(server: str, ids: list[str]) -> None:
+    """MySQL has the collation of the ledger since 8.0.17, and MariaDB skips locked rows since 10.6."""
+    pytest.importorskip("MySQLdb")
+    from django.db import connections
+    from django.db.backends.mysql.base import DatabaseWrapper
+
+    from django_delayq.checks import check_databases
+
+    wrapper: Any = DatabaseWrapper({"ENGINE": "django.db.backends.mysql", "NAME": "x", "OPTIONS": {}}, alias="other")
+    wrapper.mysql_server_data = {"version": server}  # else Django asks the server
+    connections["other"] = wrapper
+    try:
+        assert [message.id for message in check_databases(databases=["other"])] == ids
+    finally:
+        del connections["other"]
+
+
 @pytest.mark.django_db
 def test_checks_tell_of_a_sqlite_whose_transactions_begin_as_readers(settings: Any) -> None:
     from django.db import connection
