@@ -84,7 +84,8 @@ class TimeoutPolicy(Generic[M]):
     def label(self) -> str:
         """Return `app_label.model_name.name`, by which rows of the ledger name this policy."""
         given: type[M] | str = self.model
-        return f"{given.lower() if isinstance(given, str) else given._meta.label_lower}.{self.name}"
+        app, _, model = (given if isinstance(given, str) else given._meta.label).partition(".")
+        return f"{app}.{model.lower()}.{self.name}"
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:

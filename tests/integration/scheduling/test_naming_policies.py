@@ -6,7 +6,9 @@ import inspect
 from typing import Any
 
 import pytest
+from django.db import models
 from django.template import engines
+from django.test.utils import isolate_apps
 from django.utils import timezone
 
 import django_delayq as dq
@@ -16,6 +18,17 @@ from tests.testapp.timeouts import cancel_unpaid
 
 def test_a_policy_names_itself() -> None:
     assert dq.get_policy(cancel_unpaid) is cancel_unpaid
+
+
+@isolate_apps("tests.testapp")
+def test_a_model_and_its_name_give_one_label_also_in_an_app_with_capitals() -> None:
+    class Invoice(models.Model):
+        class Meta:
+            app_label = "Billing"
+
+    given: list[Any] = [Invoice, "Billing.Invoice"]
+    labels = {dq.TimeoutPolicy(model=model, handler=lambda *_: None, name="remind").label for model in given}
+    assert labels == {"Billing.invoice.remind"}
 
 
 @pytest.mark.parametrize("wrong", [None, 5, Order, (Order,), (Order, "remind", 1), ("testapp.Order", "remind")])
