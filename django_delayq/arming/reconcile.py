@@ -137,8 +137,9 @@ def diff(
     for state in states:
         policy, since_at, before = state.policy, state.since_at, changes.size
         if state.holds:
-            if callable(policy.since) and state.closed is None:  # one row, which is locked
-                since_at = policy.since_of(object_of(state))
+            if callable(policy.since) and state.closed is None:  # of one row, by `row_state`
+                obj = object_of(state)
+                since_at = None if obj is None else policy.since_of(obj)
             if state.pending_id is None or state.pending_since != since_at:
                 _diff_round(changes, state, since_at, object_of, using=using, oldest=oldest)
         elif state.pending_id is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Q
 from django.db.models.deletion import Collector
 from django.db.models.signals import pre_delete
 from django.test.utils import CaptureQueriesContext
@@ -29,6 +31,7 @@ def states() -> list[tuple[str, str]]:
     return list(Timeout.objects.order_by("id").values_list("state", "cause"))
 
 
+LEDGER = Timeout._meta.db_table
 GONE = ("cancelled", "gone")
 
 
@@ -87,3 +90,24 @@ def test_a_deletion_that_is_undone_leaves_no_keys_behind(fails: bool) -> None:
     assert not any(noted for by_table in receivers._being_deleted.values() for noted in by_table.values())
     Order.objects.get(pk=undone.pk).delete()
     assert states() == [GONE, GONE]
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_row_that_is_deleted_while_a_save_is_being_armed_is_left_alone(declare: Any, pending: bool) -> None:
+    """Outside a transaction the save is committed, and another one may delete the row at any time."""
+    policy = declare(Order, name="called", since=lambda order: order.created_at, after=timedelta(hours=1), when=Q())
+    (order,) = new_orders(1)
+    if not pending:
+        Timeout.objects.all().delete()
+    Order.objects.update(created_at=timezone.now() + timedelta(hours=1))
+    ends: Iterator[Callable[[], object]] = iter([lambda: Order.objects.filter(pk=order.pk)._raw_delete("default")])
+
+    def delete_after_the_state_is_read(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        if sql.startswith("SELECT") and LEDGER in sql and (delete := next(ends, None)):
+            delete()
+        return done
+
+    with connection.execute_wrapper(delete_after_the_state_is_read):
+        order.save()
+    assert Timeout.objects.pending().filter(policy=policy.label).count() == pending
