@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 
-from django_delayq.arming.receivers import has_timeouts, policies_by_table
+from django_delayq.arming.receivers import concerned_by, has_timeouts
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.ledger.locking import locking_rows, rows_of, transaction_of
 from django_delayq.ledger.paging import chunks
@@ -86,9 +86,7 @@ class ArmingQuerySet(QuerySet[M]):
     def _armed_in(self, names: Collection[str] | None) -> str | None:
         """Return the database to which this queryset writes; None: no timeouts depend on the fields `names` there."""
         self._for_write = True
-        if not any(
-            names is None or each.fields is None or each.fields & set(names) for each in policies_by_table(self.model)
-        ):
+        if not concerned_by(self.model, names):
             return None
         row = self.model()
         row._state.db = self.db

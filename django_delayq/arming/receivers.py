@@ -8,13 +8,13 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router
-from django.db.models.signals import post_delete, post_save, pre_delete
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted, diff
 from django_delayq.arming.row_state import ledger_fits, row_state
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
-from django_delayq.ledger.locking import database_of, has_ledger, writer_of
+from django_delayq.ledger.locking import database_of, has_ledger, lock_parents, writer_of
 from django_delayq.policies import get_policies, registry
 from django_delayq.policy_rules import columns_read
 
@@ -58,6 +58,8 @@ def connect() -> None:
             post_delete.connect(cancel_deleted, model, dispatch_uid="django_delayq.cancel_deleted")
         if any(policy.is_automatic for policy in policies):
             post_save.connect(arm_saved, model, dispatch_uid="django_delayq.arm_saved")
+            if _table(model)._meta.parents:
+                pre_save.connect(lock_parents_first, model, dispatch_uid="django_delayq.lock_parents_first")
 
 
 def policies_by_table(model: type[Model]) -> list[TablePolicies]:
@@ -81,6 +83,39 @@ def policies_by_table(model: type[Model]) -> list[TablePolicies]:
     return found
 
 
+def concerned_by(model: type[Model], names: Collection[str] | None) -> list[TablePolicies]:
+    """Return the automatic policies that a write of the fields `names` of `model` concerns; None: of all fields."""
+    found = policies_by_table(model)
+    if names is None:
+        return found
+    return [each for each in found if each.fields is None or each.fields & set(names)]
+
+
+def lock_parents_first(
+    sender: type[Model],
+    instance: Model,
+    using: str,
+    *,
+    raw: bool = False,
+    update_fields: Collection[str] | None = None,
+    **_: Any,
+) -> None:
+    """Lock the parents' rows of a multi-table child before a save that updates only the child's own table.
+
+    Arming locks them anyway. After the child's row it would deadlock with a save of all columns, which locks the
+    parents first. Outside a transaction the child's row is free again when arming begins.
+    """
+    connection = connections[using]
+    if raw or update_fields is None or instance.pk is None or not connection.in_atomic_block:
+        return
+    topmost = _table(sender)._meta.all_parents[-1]
+    is_locked = any({field.name, field.attname} & set(update_fields) for field in topmost._meta.local_concrete_fields)
+    if is_locked or not connection.features.has_select_for_update or not concerned_by(sender, update_fields):
+        return
+    if has_timeouts(sender, instance, using):
+        lock_parents(_table(sender), [instance.pk], using)
+
+
 def arm_saved(
     sender: type[Model],
     instance: Model,
@@ -94,9 +129,7 @@ def arm_saved(
     """Arm, move or cancel after a save. `raw` saves (fixtures) wait for `sync`: related rows may not exist yet."""
     if raw:
         return
-    for table, policies, fields in policies_by_table(sender):
-        if update_fields is not None and fields is not None and not fields & set(update_fields):
-            continue
+    for table, policies, _fields in concerned_by(sender, update_fields):
         if not has_timeouts(sender, instance, using):
             return
         key: Any = table._meta.pk  # a multi-table child may have a different key of its own

@@ -79,9 +79,7 @@ def pending_timeouts(
     return rows if key is None else rows.filter(key=key)
 
 
-def _policies(
-    policy: str | TimeoutPolicy[Any], model: type[Model] | None, objects: object
-) -> list[TimeoutPolicy[Any]]:
+def _policies(policy: str | TimeoutPolicy[Any], model: type[Model] | None, objects: object) -> list[TimeoutPolicy[Any]]:
     """Return the policies that `policy` means for a target: one, unless the target is timeouts of several models."""
     if model is not None and model is not Timeout:
         return [resolve_policy(policy, model)]

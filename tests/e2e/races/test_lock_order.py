@@ -104,6 +104,38 @@ def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Call
     session.end()
 
 
+def created(order: Order) -> Any:
+    return order.created_at
+
+
+@pytest.mark.parametrize("fields", [["courier"], ["courier", "status"]], ids=["own", "own_and_parents"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(Order, {"since": created}), (ExpressOrder, {"since": "created_at"})],
+    ids=["policy_of_parent", "policy_of_child"],
+)
+def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_columns(
+    declare: Callable[..., Any], model: Any, options: dict[str, Any], fields: list[str]
+) -> None:
+    """Django updates only the child's table then, and arming would lock the parent's row after the child's."""
+    condition = Q() if model is Order else Q(courier="swift")
+    declare(model, name="every_save", after=timedelta(hours=1), when=condition, **options)
+    express = ExpressOrder.objects.create(created_at=timezone.now())
+    other, sessions = ExpressOrder.objects.get(pk=express.pk), list[Session]()
+
+    def after_the_update(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        if sql.startswith("UPDATE") and ExpressOrder._meta.db_table in sql and not sessions:
+            sessions.append(Session(other.save))
+            sessions[0].wait_until_it_waits()
+        return done
+
+    with transaction.atomic(), connection.execute_wrapper(after_the_update):
+        express.courier = "swift"
+        express.save(update_fields=fields)
+    sessions[0].end()
+
+
 BULK: dict[str, Callable[[Any], int]] = {
     "schedule": lambda orders: dq.schedule_timeouts(orders, "remind", hours=2),
     "cancel": lambda orders: dq.cancel_timeouts(dq.pending_timeouts(orders, "remind")),
