@@ -86,6 +86,12 @@ def test_every_alert_has_a_description() -> None:
             assert rule["labels"]["severity"] in {"page", "ticket"}
 
 
+def test_the_alert_for_missing_workers_does_not_depend_on_the_page_of_a_worker() -> None:
+    (group,) = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
+    (expression,) = (rule["expr"] for rule in group["rules"] if rule["alert"] == "NoTimeoutWorker")
+    assert expression.split(" or ") == ["max(delayq_workers) < 1", "absent(delayq_workers)"]
+
+
 def test_metrics_that_do_not_exist_are_detected() -> None:
     assert NAME.findall("sum(rate(delayq_fierd_total[5m]))") == ["delayq_fierd_total"]
     assert "delayq_fierd_total" not in documented()

@@ -2,7 +2,8 @@
 
 Signals increment the counters in the process that sends them. Bulk functions send no signals, so they are not counted.
 All metrics are in prometheus_client's default registry, which your metrics page (django-prometheus, or `make_wsgi_app`)
-exposes. With `PROMETHEUS_MULTIPROC_DIR` that registry adds up the counters of all processes and omits the gauges.
+exposes: the counters of the process that answers, and the gauges. To add up the counters of several web processes, set
+`PROMETHEUS_MULTIPROC_DIR`, and expose a registry with a `MultiProcessCollector` and `Gauges` (see docs/monitoring.md).
 A worker has no pages: with `DELAYQ_METRICS_ADDRESS=127.0.0.1:9110` in its environment it serves its own.
 
 The gauges are read from the ledger when the page is requested, at most every 5 seconds per process.
@@ -23,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from django_delayq import signals
+from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
@@ -66,6 +68,19 @@ def connect() -> None:
     for signal in COUNTERS:
         signal.connect(_count, dispatch_uid="delayq_prometheus")
     signals.entries_restored.connect(_count_restored, dispatch_uid="delayq_prometheus")
+    start_at_zero()
+
+
+def start_at_zero() -> None:
+    """Create the counters of all declared policies.
+
+    PromQL's `increase()` compares two samples. Without a zero it does not notice the first event of a policy.
+    """
+    for policy in registry:
+        for counter in COUNTERS.values():
+            counter.labels(policy.label)
+        for cause in GUARD_CAUSES:
+            WITHHELD.labels(policy.label, cause)
 
 
 def _count(signal: Any, timeout: Timeout, **_: object) -> None:
@@ -137,12 +152,13 @@ class Gauges(Collector):
 
 
 def serve_worker(**_: object) -> None:
-    """Serve the metrics of this worker process at `DELAYQ_METRICS_ADDRESS`, if it is set.
+    """Create all counters, and serve the metrics of this worker process at `DELAYQ_METRICS_ADDRESS`, if it is set.
 
     Of several processes under one supervisor the second one uses the next port, and so on.
 
     An address that cannot be used is logged, and the worker starts without metrics.
     """
+    start_at_zero()  # again, for policies of apps that became ready after this one
     address = os.environ.get(ADDRESS_VARIABLE)
     if not address:
         return

@@ -13,6 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _IS_INSTALLED = apps.is_installed("drf_spectacular")
 
 if _IS_INSTALLED:
+    from drf_spectacular.extensions import OpenApiSerializerExtension
     from drf_spectacular.openapi import AutoSchema
     from drf_spectacular.types import OpenApiTypes
     from drf_spectacular.utils import (
@@ -22,6 +23,17 @@ if _IS_INSTALLED:
         extend_schema,
         extend_schema_field,
     )
+
+    class RequestExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
+        """The requests of actions have no other fields than the described ones."""
+
+        target_class = "django_delayq.contrib.rest_framework.serializers.ReasonSerializer"
+        match_subclasses = True
+
+        def map_serializer(self, auto_schema: Any, direction: Any) -> Any:
+            schema = auto_schema._map_serializer(self.target, direction, bypass_extensions=True)
+            return {**schema, "additionalProperties": False}
+
 
 _ERRORS = {
     400: "What is wrong, by the name of the parameter.",

@@ -113,7 +113,8 @@ class Selection(serializers.Serializer[Any]):
         `search` reads only fields that `user` may search.
         """
         asked = self.validated_data
-        state = asked.get("state")
+        # Settled rows keep the time of their last attempt, so a due filter without a state must name it.
+        state = asked.get("state") or (State.PENDING if self.due else None)
         labels = search.labels_of(asked["policy"]) if "policy" in asked else ()
         other = Q(queue=asked["queue"]) if "queue" in asked else Q()
         every = Timeout.objects.using(using)
@@ -133,10 +134,10 @@ class Selection(serializers.Serializer[Any]):
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
         if few is not None:
             rows, labels = rows.filter(pk__in=few), ()
-        if state in UNSETTLED or self.due:
+        if state in UNSETTLED:
             if len(labels) == 1:  # the index `delayq_policy` has the rows of one label in this order
                 rows, labels = rows.filter(policy=labels[0]), ()
-            return search.in_state(rows, state or State.PENDING), _of_policy(labels) & other
+            return search.in_state(rows, state), _of_policy(labels) & other
         if not state and not self.settled:
             return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
         rows = rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from django_delayq.scheduling.story import explain_timeout
 
 MAX_UNITS: Final = 1e9
 """More than any deadline allows in every unit, and less than Python's limit."""
+CSRF_FIELD: Final = "csrfmiddlewaretoken"
+"""The field of a form that Django's CSRF check reads."""
 STOPS: Final = PolicyControl.Stop.choices[1:]
 """How a policy is stopped; null: it is not."""
 
@@ -231,9 +234,20 @@ class CountdownSerializer(serializers.Serializer[Any]):
 
 
 class ReasonSerializer(serializers.Serializer[Any]):
-    """An operation with a reason, which is stored with the change."""
+    """An operation with a reason, which is stored with the change. Unknown fields are refused."""
 
     reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
+        unknown = set(data) - {*self.fields, CSRF_FIELD} if isinstance(data, Mapping) else ()
+        if unknown:
+            words = _("There is no such field. This action accepts {names}.")
+            complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
+            # JSON may contain lone surrogates, which no response can.
+            names = sorted(name.encode(errors="replace").decode() for name in unknown)
+            raise ValidationError({name: [complaint] for name in names})
+        return super().to_internal_value(data)
 
 
 class VerbSerializer(ReasonSerializer):

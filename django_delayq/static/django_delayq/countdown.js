@@ -7,7 +7,7 @@
 //   data-sync            address of a countdown endpoint, which is asked for changes
 //   data-announce        announce the time left to screen readers, at the marks below and at the end
 // Events, bubbling: `delayq:due` at the deadline (preventDefault() prevents the reload),
-// `delayq:settled` once the endpoint reports the outcome (its response is in `detail`).
+// `delayq:settled` once the endpoint reports another state than pending or firing (its response is in `detail`).
 // It needs no inline scripts or styles, and so works with a strict Content-Security-Policy.
 "use strict";
 (() => {
@@ -150,7 +150,7 @@
     }
 
     update(answer) {
-      if (answer.state === "pending") {
+      if (answer.state === "pending" || answer.state === "firing") { // the outcome of a running handler is not known
         this.due = Date.parse(answer.due_at);
         const time = this.querySelector("time");
         if (time) time.dateTime = answer.due_at;

@@ -203,6 +203,16 @@ def app() -> Iterator[None]:
     signals.worker_started.disconnect(dispatch_uid="delayq_prometheus")
 
 
+def test_counters_are_zero_before_the_first_event_so_that_an_increase_is_visible(declare: Any) -> None:
+    label = declare(Order, name="never").label
+    metrics.serve_worker()  # no address is set
+    page = generate_latest(REGISTRY).decode()
+    for name, _ in metrics.COUNTED.values():
+        assert f'delayq_{name}_total{{policy="{label}"}} 0.0\n' in page
+    for cause in metrics.GUARD_CAUSES:
+        assert f'delayq_withheld_total{{cause="{cause}",policy="{label}"}} 0.0\n' in page
+
+
 @pytest.mark.usefixtures("app")
 def test_the_app_connects_itself() -> None:
     assert apps.is_installed(APP)
@@ -210,6 +220,7 @@ def test_the_app_connects_itself() -> None:
     counted = Counted("testapp.order.remind")
     dq.schedule_timeout(Order.objects.create(), "remind", hours=1)
     assert counted() == {"delayq_scheduled_total": 1}
+    assert REGISTRY.get_sample_value("delayq_dead_total", {"policy": "testapp.order.linger"}) == 0
     assert re.search(rb"^delayq_pending_timeouts", generate_latest(REGISTRY), re.MULTILINE)
 
 
@@ -228,6 +239,9 @@ def test_a_worker_serves_what_it_has_done(start_command: Callable[..., Any]) -> 
     start_command("delayq_worker", env={"DELAYQ_TEST_APPS": APP, "DELAYQ_METRICS_ADDRESS": f"127.0.0.1:{port}"})
     wait_until(lambda: 'delayq_fired_total{policy="testapp.order.remind"} 1.0' in page(port))
     wait_until(lambda: "\ndelayq_workers " in page(port))
+    served = page(port)
+    assert '\ndelayq_dead_total{policy="testapp.order.remind"} 0.0\n' in served
+    assert '\ndelayq_withheld_total{cause="late",policy="testapp.order.remind"} 0.0\n' in served
 
 
 def test_an_address_that_cannot_be_used_stops_no_worker(

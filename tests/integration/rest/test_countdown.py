@@ -92,6 +92,15 @@ def test_the_same_answer_is_not_sent_twice(url: str, order: Order, schedule: Sch
     assert (settled.json()["state"], settled.json()["seconds_left"]) == ("cancelled", None)
 
 
+def test_the_tag_reveals_no_id_because_it_depends_on_the_secret_key(
+    url: str, order: Order, schedule: Schedule, settings: Any
+) -> None:
+    schedule(order=order)
+    tag = APIClient().get(url, **MINE)["ETag"]
+    settings.SECRET_KEY = "another"
+    assert APIClient().get(url, **MINE)["ETag"] != tag
+
+
 def test_what_was_never_scheduled_has_no_deadline(url: str) -> None:
     shown = APIClient().get(url, **MINE).json()
     assert (shown["due_at"], shown["seconds_left"], shown["state"]) == (None, None, None)

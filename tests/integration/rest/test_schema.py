@@ -21,6 +21,14 @@ def test_the_schema_is_valid_and_nothing_is_warned_of(capsys: pytest.CaptureFixt
     assert {"/api/timeouts/", "/api/timeouts/{id}/", "/api/policies/{label}/"} <= set(yaml.safe_load(told.out)["paths"])
 
 
+def test_the_schema_allows_no_unknown_fields_in_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command(Command())
+    schemas = yaml.safe_load(capsys.readouterr().out)["components"]["schemas"]
+    closed = {name for name, schema in schemas.items() if schema.get("additionalProperties") is False}
+    requests = {"Postpone", "Refire", "Verb", "Reason", "Pause", "Resume", "SetLate", "SetBrake", "SetShadow"}
+    assert requests == {name.removesuffix("Request") for name in closed}
+
+
 def test_views_stay_as_they_are_in_projects_with_another_schema_class(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_what_is_in_force_already_and_the_story_are_told_in_translated_words(
         ("brake", {"most": 0, "per_seconds": 0}),
         ("brake", {"most": 5}),
         ("shadow", {"share": 101}),
+        ("shadow", {"share": 10, "dry_run": True}),
     ],
     ids=str,
 )

@@ -223,7 +223,14 @@ def test_it_learns_what_became_of_the_deadline_and_then_loads_the_page(visit: Vi
     visit.open("?sync=1")
     visit.wait_for(lambda: visit.text == "too late", "it never ended")
     visit.come_back()
-    settled = {"state": "fired", "cause": "due", "settled_at": timezone.now(), "slot_taken": None}
+    tag = "document.querySelector('delayq-countdown').tag"
+    visit.wait_for(lambda: visit.ask(tag), "it did not ask")
+    pending = visit.ask(tag)
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
+    visit.wait_for(lambda: visit.ask(tag) != pending, "it did not ask again")
+    assert visit.text == "too late"
+    assert visit.heard[-1] in ("Time left to pay: too late", ["delayq:due", None]), "the handler has not finished"
+    settled = {"state": "fired", "cause": "due", "settled_at": timezone.now()}
     Timeout.objects.filter(pk=row.pk).update(**settled)
     visit.wait_for(lambda: ["delayq:settled", "fired"] in visit.heard, "it did not ask again")
     assert not visit.complaints()

@@ -1,0 +1,62 @@
+"""An action refuses fields that it does not know: a misspelt one would change more than the caller asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+from rest_framework.test import APIClient
+
+from django_delayq.models import PolicyChange, PolicyControl
+from tests.integration.rest.test_acting import (
+    ALL,
+    POLICY,
+    POLICY_VERBS,
+    VERBS,
+    ClientWith,
+    Schedule,
+    ready_for,
+    stored,
+    url,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def operator(client_with: ClientWith) -> APIClient:
+    return client_with("pause_policy", "change_policy_guards", *ALL)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_action_on_a_timeout_refuses_an_unknown_field(operator: APIClient, schedule: Schedule, verb: str) -> None:
+    row = ready_for(verb, schedule())
+    before = stored()
+    for form in ("json", "multipart"):
+        answer = operator.post(url(row, verb), {**VERBS[verb][1], "dryrun": True}, format=form)
+        assert (answer.status_code, [*answer.data]) == (400, ["dryrun"])
+        assert '"dry_run"' in answer.data["dryrun"][0]
+    assert stored() == before
+
+
+@pytest.mark.parametrize("unknown", [{"dry_run": True}, {"untill": "2030-01-01T00:00:00Z"}, {"\ud800": 1}])
+@pytest.mark.parametrize("verb", POLICY_VERBS)
+def test_an_action_on_a_policy_refuses_an_unknown_field(operator: APIClient, verb: str, unknown: Any) -> None:
+    if verb == "resume":
+        assert operator.post(f"{POLICY}pause/").status_code == 200
+    before = [*PolicyControl.objects.values()], [*PolicyChange.objects.values()]
+    body = json.dumps({**POLICY_VERBS[verb][1], **unknown})
+    answer = operator.post(f"{POLICY}{verb}/", body, content_type="application/json")
+    assert (answer.status_code, len(answer.json())) == (400, 1)
+    assert '"reason"' in next(iter(answer.json().values()))[0]
+    assert ([*PolicyControl.objects.values()], [*PolicyChange.objects.values()]) == before
+
+
+def test_a_form_may_contain_the_token_of_djangos_csrf_check(admin_client: Client) -> None:
+    checking = Client(enforce_csrf_checks=True)
+    checking.cookies.update(admin_client.cookies)
+    checking.cookies["csrftoken"] = token = "a" * 32
+    assert checking.post(f"{POLICY}pause/", {"reason": "outage"}).status_code == 403
+    assert checking.post(f"{POLICY}pause/", {"reason": "outage", "csrfmiddlewaretoken": token}).status_code == 200
