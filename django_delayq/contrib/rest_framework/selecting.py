@@ -43,12 +43,12 @@ class ObjectReference(serializers.CharField):
 
     def to_internal_value(self, value: Any) -> tuple[ContentType, str]:  # type: ignore[override] # not a string
         label, colon, key = super().to_internal_value(value).partition(":")
-        app, dot, name = label.lower().partition(".")
+        app, dot, name = label.partition(".")
         if not (colon and key and dot):
             raise serializers.ValidationError(_("Give an object like shop.order:17."))
         kinds = ContentType.objects.db_manager(database_of(Timeout))
         try:
-            kind = kinds.get_by_natural_key(app, name)
+            kind = kinds.get_by_natural_key(app, name.lower())
         except ContentType.DoesNotExist as error:
             raise serializers.ValidationError(_("There is no such model.")) from error
         model = kind.model_class()
