@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,6 +87,10 @@ class LedgerSource(Source):
                     self._again.setdefault(until, {})[id] = due_at
                     wait = max(0.0, (due_at - self._skew.now()).total_seconds())
                     self._poll_at = min(self._poll_at, time.monotonic() + wait)
+
+    def release(self, ids: Iterable[int]) -> None:
+        """Note that `ids`, which the caller has claimed and lost in an error, are to be delivered again at once."""
+        self.resolve((), dict.fromkeys(ids, self._skew.now()))
 
     def flush(self) -> None:
         """Release claims. Rows that are locked by others stay noted for the next call."""

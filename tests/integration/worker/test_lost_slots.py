@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
+from django.db import OperationalError, connection
 
 from django_delayq import Limits
 from django_delayq.firing import Report, Work, run
@@ -19,8 +20,10 @@ from django_delayq.models import Timeout
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.paced import PacedSource
 from django_delayq.worker.sources.switch import Sources
-from tests.integration.worker.test_rates import RATE, Begins, Declare, overdue
+from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker
 from tests.testapp.models import Order
@@ -82,3 +85,23 @@ def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(decla
     wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
     dispatch.submit_due()
     assert dispatch.waiting_for_slots == 0
+
+
+def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(declare: Declare) -> None:
+    """Otherwise the worker would extend claims that it does not know of, and no worker would fire their rows."""
+    first, second = (declare(Order, name=name, limits=Limits(rate=RATE)) for name in ("first", "second"))
+    ids = overdue(first, 2)
+    overdue(second, 2)
+    ledger = LedgerSource("default", None, ClockSkew("default"))
+
+    def fail(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if second.label in (params or ()) and first.label not in params:
+            raise OperationalError("deadlock")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
+        PacedSource(ledger).take(100, {}, 100)
+    assert set(Timeout.objects.filter(pk__in=ids).values_list("claims", flat=True)) == {1}
+    ledger.flush()
+    assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
+    assert list(claim(first).claimed.claims) == ids
