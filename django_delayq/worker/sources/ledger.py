@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from django_delayq.conf import get_settings
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import claiming
+from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.sources import Batch, Source
@@ -107,5 +108,6 @@ class LedgerSource(Source):
             for id, until in self._claimed.items():
                 by_claim.setdefault(until, []).append(id)
             for until, ids in by_claim.items():
-                longer, kept = claiming.extend(ids, until, get_settings().lease, self._using)
-                self._claimed.update(dict.fromkeys(kept, longer))
+                for chunk in chunks(ids, claiming.CHUNK):  # noted one by one: an error does not undo those before it
+                    longer, kept = claiming.extend(chunk, until, get_settings().lease, self._using)
+                    self._claimed.update(dict.fromkeys(kept, longer))
