@@ -15,7 +15,6 @@ from typing import Final, Protocol, TypeAlias
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from django_delayq import clock
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing import Report, Work, log_long_runs, run
 from django_delayq.firing.state import firing_state
@@ -268,7 +267,7 @@ class ThreadExecutor:
                 exc_info=shown(error),
                 extra={"event": "interrupted"},
             )
-            return Report(again=dict.fromkeys(work.ids, clock.now() + timedelta(seconds=1)))
+            return Report(again=dict.fromkeys(work.ids, firing_state.database_now() + timedelta(seconds=1)))
 
 
 def _threads_for(label: str) -> float:

@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from django.db import Error, connections
 
-from django_delayq import clock
 from django_delayq.backoff import StateLog
 from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
 from django_delayq.executors import Done, Executor
 from django_delayq.firing import Report, Work, extend_firing, run
 from django_delayq.firing.report import MAX_ID, MAX_IDS
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.installation import check_ledger
@@ -252,7 +252,7 @@ def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspe
             return
         work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, suspect)
         report = run(work, using)
-        now, monotonic = report.now or clock.now(), time.monotonic()
+        now, monotonic = report.now or firing_state.database_now(), time.monotonic()
         soon = {id: at for id, at in report.again.items() if at <= now + SOON}
         if len(soon) < len(work.ids) or not soon.keys() <= set(report.untried):
             tried_at = monotonic

@@ -101,6 +101,8 @@ class Attempt:
                 self._report_fired(self.ready)
             if len(self.ready) < len(self.candidates):
                 self._mark_step_by_step()
+            if self.report.now:
+                firing_state.note_database(self.report.now)
             reach("marked")
             if self.ready:
                 if not firing_state.running[threading.get_ident()].begin():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -67,9 +67,7 @@ def plan(
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
     """
-    ids = [timeout_id for timeout_id in deliveries if 0 < timeout_id <= MAX_ID]
-    wanted, count = key_list(Timeout, ids, using)
-    found = [_Row(*row) for row in _read.rows(using, count, id=wanted)] if ids else []
+    found = _rows_of(deliveries, using)
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
@@ -121,6 +119,16 @@ def _log_waiting(rows: Sequence[_Row], report: ReportBuilder, stopped: Stopped) 
             elif row.id in report.again:
                 why = f"it is not due before {row.run_at}"
             log_waiting([row.id], why)
+
+
+def _rows_of(ids: Iterable[int], using: str) -> list[_Row]:
+    """Read the rows `ids`; those without a row are left out."""
+    possible = [timeout_id for timeout_id in ids if 0 < timeout_id <= MAX_ID]
+    wanted, count = key_list(Timeout, possible, using)
+    found = [_Row(*row) for row in _read.rows(using, count, id=wanted)] if possible else []
+    if found:
+        firing_state.note_database(found[0].database_now)
+    return found
 
 
 @compiled

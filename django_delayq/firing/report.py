@@ -15,7 +15,6 @@ from django.conf import settings
 from django.dispatch import Signal
 from django.utils import timezone
 
-from django_delayq import clock
 from django_delayq.firing.handler import guarded
 from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, Call, firing_state
@@ -153,8 +152,8 @@ class ReportBuilder:
     """Of one transaction: it has called no handler, and committed. Not added up."""
 
     def current_time(self) -> datetime:
-        """Return the time of the database clock, or of this process if the database has not answered."""
-        return self.now or clock.now()
+        """Return the time of the database clock, or an estimate if the database has not answered."""
+        return self.now or firing_state.database_now()
 
     def add_row(self, row: Timeout) -> None:
         """Report `row` as done if it is settled, else have it checked again when it is due."""

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from django_delayq import clock
 from django_delayq.firing.unknown import unknown
 
 if TYPE_CHECKING:
@@ -311,6 +312,7 @@ class FiringState:
         slow_logged_at: when a slow handler of a policy was last logged, by label.
         traceback_logged_at: when the traceback of an exception was last logged, by label and class.
         abandoned: the threads whose handlers took too long and have not ended.
+        database_ahead: how far the database clock was ahead of the clock of this process when it was last read.
     """
 
     def __init__(self) -> None:
@@ -324,8 +326,17 @@ class FiringState:
         self.slow_logged_at: dict[str, float] = {}
         self.traceback_logged_at: dict[tuple[str, type[BaseException]], float] = {}
         self.abandoned: list[threading.Thread] = []
+        self.database_ahead = timedelta(0)
         self._group_sizes: dict[str, GroupSize] = {}
         unknown.forget_all()
+
+    def note_database(self, now: datetime) -> None:
+        """Note that the database clock has just shown `now`."""
+        self.database_ahead = now - clock.now()
+
+    def database_now(self) -> datetime:
+        """Return an estimate of the database clock, for when the database does not answer."""
+        return clock.now() + self.database_ahead
 
     @property
     def stuck_threads(self) -> int:

@@ -33,8 +33,10 @@ from django_delayq.firing.failures import record
 from django_delayq.firing.handler import run_callbacks
 from django_delayq.firing.long_runs import activity, tracked
 from django_delayq.firing.non_atomic import persistently
+from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -72,7 +74,7 @@ def run_within(limit: float, act: Callable[[], None], running: RunningWork, repo
     if call.timeout_ids:
         _record(call, loan, report, using)
     else:
-        _complete(loan, report)
+        _complete(loan, report, using)
     rest = [id for id in running.work.ids if id not in report.done and id not in report.again]
     report.release_rest(rest, report.current_time())
 
@@ -195,7 +197,7 @@ def _record(call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
     report.add(persistently(settle, timeout_id, using))
 
 
-def _complete(loan: _Loan, report: ReportBuilder) -> None:
+def _complete(loan: _Loan, report: ReportBuilder, using: str) -> None:
     """Report the transaction whose `on_commit` callback hangs as fired, and run the callbacks behind it.
 
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
@@ -219,3 +221,6 @@ def _complete(loan: _Loan, report: ReportBuilder) -> None:
         f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": running.work.policy},
     )
+    policy = registry.get(running.work.policy)
+    if policy is not None and running.committed is not None:
+        count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)

@@ -179,15 +179,13 @@ def extend(ids: Collection[int], until: datetime, seconds: timedelta, using: str
     """Extend the claims of those of `ids` that are still claimed `until` then; return until when, and which.
 
     The new claims last `seconds` from now. Locked rows stay as they are: they are locked while their handler runs,
-    and no worker claims a locked row.
+    and no worker claims a locked row. One transaction: pass at most `CHUNK` ids.
     """
-    longer, kept = database_now(using) + seconds, []
-    for chunk in chunks(list(ids), CHUNK):
-        with transaction_of(using):
-            free = _lock_free(Timeout.objects.using(using).filter(pk__in=chunk, claimed_until=until), using)
-            Timeout.objects.using(using).filter(pk__in=free, claimed_until=until).update(claimed_until=longer)
-        kept += free
-    return longer, kept
+    longer = database_now(using) + seconds
+    with transaction_of(using):
+        free = _lock_free(Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until), using)
+        Timeout.objects.using(using).filter(pk__in=free, claimed_until=until).update(claimed_until=longer)
+    return longer, free
 
 
 def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[int]:

@@ -16,8 +16,7 @@ from django.db.models import Case, CharField, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
 
-from django_delayq import clock
-from django_delayq.clock import DatabaseNow
+from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.key_types import array_of
 from django_delayq.ledger.controls import IsStopped
 from django_delayq.ledger.history import clipped
@@ -71,7 +70,7 @@ def lock_rows(
     """
     wanted, count = key_list(Timeout, ids, using)
     found = _locked.objects(using, count, history, policy, id=wanted) if ids else []
-    now: datetime = vars(found[0])["database_now"] if found else clock.now()
+    now: datetime = vars(found[0])["database_now"] if found else database_now(using)
     return {row.pk: row for row in found}, now
 
 

@@ -110,7 +110,8 @@ class Dispatch:
         self._in_flight: dict[int, _InFlight] = {}
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
-        self._lost: Counter[int] = Counter()
+        self._lost: dict[int, int] = {}
+        """How often an executor has lost each id, the latest last; of the last `MAX_LOST` ids."""
         self._slots: dict[str, SlotQueue] = {}
         """The works of policies with a rate that may not begin yet."""
         self.in_flight_by_policy: Counter[str] = Counter()
@@ -137,7 +138,7 @@ class Dispatch:
             django.db.Error: the rows could not be read. None of the ids is in flight.
         """
         # A timeout that an executor has lost counts as one more delivery: a process may have died of it.
-        fresh = {id: count + self._lost[id] for id, count in deliveries.items() if id not in self._in_flight}
+        fresh = {id: count + self._lost.get(id, 0) for id, count in deliveries.items() if id not in self._in_flight}
         if not fresh:
             return
         works, report = plan(fresh, self._using, AHEAD, Pacing(slots, self._sources.paced.note_due))
@@ -277,9 +278,10 @@ class Dispatch:
             extra={"event": "executor_lost"},
         )
         lease = get_settings().lease.total_seconds()
-        if len(self._lost) < MAX_LOST:
-            self._lost.update(ids)
         for id in ids:
+            self._lost[id] = self._lost.pop(id, 0) + 1
+            if len(self._lost) > MAX_LOST:
+                del self._lost[next(iter(self._lost))]
             self._retry([id], self._in_flight[id].at + lease - time.monotonic())
 
     def _retry(self, ids: Sequence[int], seconds: float) -> None:
@@ -299,8 +301,9 @@ class Dispatch:
         before = time.monotonic() - after_seconds
         if after_seconds and not any(each.at <= before for each in self._in_flight.values()):
             return 0
+        withdrawn: list[Work] = []
         try:
-            withdrawn = list(self._executor.withdraw())
+            withdrawn += self._executor.withdraw()
         except Exception as error:
             logger.warning(
                 "The executor %s failed in withdraw(): %s",
@@ -309,7 +312,6 @@ class Dispatch:
                 exc_info=shown(error),
                 extra={"event": "executor_failed"},
             )
-            return 0
         if not after_seconds:
             withdrawn += [work for _, _, work in self._planned]
             self._planned.clear()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.conf import get_settings
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import claiming
+from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.sources import Batch, Source
@@ -88,6 +89,10 @@ class LedgerSource(Source):
                     wait = max(0.0, (due_at - self._skew.now()).total_seconds())
                     self._poll_at = min(self._poll_at, time.monotonic() + wait)
 
+    def release(self, ids: Iterable[int]) -> None:
+        """Note that `ids`, which the caller has claimed and lost in an error, are to be delivered again at once."""
+        self.resolve((), dict.fromkeys(ids, self._skew.now()))
+
     def flush(self) -> None:
         """Release claims. Rows that are locked by others stay noted for the next call."""
         for until, again in list(self._again.items()):
@@ -103,5 +108,6 @@ class LedgerSource(Source):
             for id, until in self._claimed.items():
                 by_claim.setdefault(until, []).append(id)
             for until, ids in by_claim.items():
-                longer, kept = claiming.extend(ids, until, get_settings().lease, self._using)
-                self._claimed.update(dict.fromkeys(kept, longer))
+                for chunk in chunks(ids, claiming.CHUNK):  # noted one by one: an error does not undo those before it
+                    longer, kept = claiming.extend(chunk, until, get_settings().lease, self._using)
+                    self._claimed.update(dict.fromkeys(kept, longer))

@@ -77,7 +77,11 @@ class PacedSource:
                 continue
             preparation = min(PREPARATION_SECONDS + 2 * self._seconds, TURN_SECONDS)
             began = time.monotonic()
-            granted = self._ledger.take_in_slots(policy, limit, preparation)
+            try:
+                granted = self._ledger.take_in_slots(policy, limit, preparation)
+            except Exception:
+                self._ledger.release(deliveries)
+                raise
             now = time.monotonic()
             if granted is None:
                 self._check_at[policy.label] = now + random.uniform(0.0, BUSY_SECONDS)

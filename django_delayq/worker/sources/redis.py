@@ -14,6 +14,7 @@ from typing import Final
 from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.engine import DelayQueue, Engine, Lease
+from django_delayq.exceptions import EngineError
 from django_delayq.firing.unknown import unknown
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.sources import Batch, Source
@@ -99,13 +100,17 @@ class RedisSource(Source):
         return Batch(deliveries, max(0.0, wait), is_part=bool(asked))
 
     def _reserve(self, place: tuple[str, int], limit: int, deliveries: dict[int, int]) -> bool:
-        """Lease entries of one queue into `deliveries`; return whether it has more."""
+        """Lease entries of one queue into `deliveries`; return whether it has more. After an error release all."""
         queue = self._engine.queue(*place)
         lease_seconds = get_settings().lease.total_seconds()
         asked, is_handicapped = time.monotonic(), unknown.are_about
         with self._lock:
             # With a handicap nothing ahead: the check for another entry may come just before the deadline of this one.
-            reserved = queue.reserve(limit, int(lease_seconds * 1000), 0 if is_handicapped else AHEAD_MS)
+            try:
+                reserved = queue.reserve(limit, int(lease_seconds * 1000), 0 if is_handicapped else AHEAD_MS)
+            except EngineError:  # the caller never learns what other queues have leased
+                self.resolve((), dict.fromkeys(deliveries, self._skew.now()))
+                raise
             if reserved.lease is not None:
                 ids = {entry.id for entry in reserved.entries}
                 leased = _Leased(queue, reserved.lease, asked + lease_seconds, len(ids), ids)

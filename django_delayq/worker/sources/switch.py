@@ -38,7 +38,6 @@ class Sources:
         self, health: RedisHealth, queues: Sequence[str], only: Sequence[str] | None, using: str, skew: ClockSkew
     ) -> None:
         self._health = health
-        self._skew = skew
         self._redis = None if health.engine is None else RedisSource(health.engine, queues, skew)
         self._ledger = LedgerSource(using, only, skew)
         self._fairness = Fairness(self._ledger, only)
@@ -64,7 +63,7 @@ class Sources:
         try:
             batch = self._take(rest) if rest > 0 else Batch(is_part=True, wait_seconds=MAX_WAIT_SECONDS)
         except Exception:
-            self._ledger.resolve((), dict.fromkeys(others, self._skew.now()))
+            self._ledger.release(others)
             raise
         # While other releases run, one of them may have deferred in Redis what only this worker can fire.
         self._fairness.note_backlog(batch.is_part or (self._redis is not None and unknown.are_about))

@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import checkpoints
+from django_delayq.firing import checkpoints, plan, run
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import (
     WAIT,
@@ -52,6 +52,22 @@ def test_a_row_that_somebody_holds_is_put_back(order: Order) -> None:
         assert set(fire(row).again) == {row.pk}
     assert fire(row).fired == (row.pk,)
     assert Effect.objects.count() == 1
+
+
+@needs_row_locks
+@pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(minutes=-10)], ids=["ahead", "behind"])
+@pytest.mark.parametrize("locked", ["object", "row"])
+def test_a_locked_timeout_waits_by_the_database_clock_if_that_of_the_process_is_wrong(
+    order: Order, monkeypatch: pytest.MonkeyPatch, locked: str, ahead: timedelta
+) -> None:
+    row, now = due(order), timezone.now
+    with locking(order if locked == "object" else row), monkeypatch.context() as patch:
+        patch.setattr(timezone, "now", lambda: now() + ahead)
+        [work], _ = plan({row.pk: 1}, "default")
+        report = run(work, "default")
+    assert report.now is not None
+    assert now() - SOON < report.now < now() + SOON, "the worker estimates the database clock by this"
+    assert now() - SOON < report.again[row.pk] < now() + SOON
 
 
 @needs_row_locks

@@ -68,6 +68,19 @@ def proxy() -> Iterator[FaultProxy]:
         connection.settings_dict["HOST"], connection.settings_dict["PORT"] = address[0], str(address[1])
 
 
+@pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(minutes=-10)], ids=["ahead", "behind"])
+def test_a_timeout_whose_connection_is_lost_waits_by_the_database_clock_if_that_of_the_process_is_wrong(
+    order: Order, monkeypatch: pytest.MonkeyPatch, ahead: timedelta
+) -> None:
+    row, now = due(order), timezone.now
+    at("begun", kill_own_connection)
+    with monkeypatch.context() as patch:
+        patch.setattr(timezone, "now", lambda: now() + ahead)
+        report = fire(row)
+    checkpoints.set_hook(None)
+    assert now() - SOON < report.again[row.pk] < now() + SOON
+
+
 @pytest.mark.parametrize("step", ["begun", "locked", "checked", "marked", "handled"])
 def test_a_connection_lost_before_the_commit_undoes_all_and_counts_no_attempt(orders: list[Order], step: str) -> None:
     # Where one statement locks, checks and marks, only a batch comes to the steps between.

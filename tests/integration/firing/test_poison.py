@@ -125,6 +125,16 @@ def test_outcomes_of_a_suspect_count_as_those_of_anybody(order: Order, declare: 
     assert row.attempts == (0 if isinstance(error, dq.Snooze) else 1)
 
 
+@pytest.mark.parametrize("at", ["2020-01-01T00:00:00", "2020-01-01T00:00:00+00:00"], ids=["naive", "aware"])
+def test_a_suspect_fires_whatever_use_tz_was_when_its_last_attempt_was_counted(order: Order, at: str) -> None:
+    row = due(order)
+    die_in_handler(row, deliveries=2)
+    row.refresh_from_db()
+    row.history[-1]["at"] = at
+    row.save(update_fields=["history"])
+    assert fire(row, deliveries=2).fired == (row.pk,)
+
+
 @needs_row_locks
 def test_a_suspect_whose_object_is_held_gets_its_attempt_back(order: Order) -> None:
     row = due(order)

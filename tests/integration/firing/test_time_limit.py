@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -65,6 +66,23 @@ def wait_for_answer(silent_server: socket.socket) -> Iterator[Callable[[], None]
         client.close()
 
 
+@pytest.fixture
+def one_connection(transactional_db: None) -> Iterator[None]:
+    """Use an account that may open one connection."""
+    settings, name = connection.settings_dict, connection.ops.quote_name(connection.settings_dict["NAME"])
+    owner, account = settings["USER"], f"limited_{os.getpid()}@'127.0.0.1'"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE USER {account} WITH MAX_USER_CONNECTIONS 1")
+        cursor.execute(f"GRANT ALL ON {name}.* TO {account}")
+    connection.close()
+    settings["USER"] = account.partition("@")[0]
+    yield
+    connection.close()
+    settings["USER"] = owner
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP USER {account}")
+
+
 def is_free(order: Order) -> bool:
     """Return whether no transaction holds the row of `order`, or with SQLite the database."""
     try:
@@ -111,6 +129,21 @@ def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
         assert is_free(order)
     assert "test_time_limit.py" in row.errors[-1]["message"], "the error names the place"
     assert firing_state.stuck_threads == 3
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB, where another connection cuts one")
+@pytest.mark.usefixtures("one_connection")
+def test_a_handler_is_cut_off_although_its_account_may_open_no_other_connection(
+    order: Order, declare: Declare, wait_for_answer: Callable[[], None]
+) -> None:
+    def handler(order: Order, timeout: Timeout) -> None:
+        order.save()
+        wait_for_answer()
+
+    row = due(order, declare(Order, handler, name="asks", limits=LIMITS, retry=RETRY))
+    fire(row)
+    assert overrun(row) == FAILED
+    assert is_free(order)
 
 
 @needs_row_locks

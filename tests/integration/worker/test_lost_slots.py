@@ -1,4 +1,4 @@
-"""Works of a policy with a rate that lose their slot at any point: the worker keeps none of them."""
+"""Works that lose their slot, or that an executor or an error loses: the worker keeps none of them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from django.db import OperationalError, connection
 
 from django_delayq import Limits
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.meters import Slot
 from django_delayq.models import Timeout
 from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker import dispatch as dispatch_module
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.sources.ledger import LedgerSource
+from django_delayq.worker.sources.paced import PacedSource
 from django_delayq.worker.sources.switch import Sources
-from tests.integration.worker.test_rates import RATE, Begins, Declare, overdue
+from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until
-from tests.support.workers import StartWorker
+from tests.support.workers import StartWorker, due_orders
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,24 +65,76 @@ def test_a_work_that_misses_its_slot_while_the_worker_stops_is_released(
     assert set(Timeout.objects.pending().values_list("claims", "attempts")) == {(0, 0)}
 
 
-def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(declare: Declare, settings: Any) -> None:
-    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=1)}
+class Silent:
+    """An executor that runs nothing, and whose `withdraw` fails."""
 
-    class Silent:
-        works: ClassVar[list[tuple[Work, Callable[..., None]]]] = []
+    def __init__(self) -> None:
+        self.works: list[tuple[Work, Callable[..., None]]] = []
 
-        def submit(self, work: Work, done: Callable[..., None]) -> None:
-            self.works.append((work, done))
+    def submit(self, work: Work, done: Callable[..., None]) -> None:
+        self.works.append((work, done))
 
-    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
-    [id] = overdue(policy, 1)
+    def withdraw(self) -> list[Work]:
+        raise OSError("the broker is down")
+
+
+def dispatch_to(executor: Any) -> Dispatch:
     skew = ClockSkew("default")
     sources = Sources(RedisHealth(None), ["default"], None, "default", skew)
-    executor: Any = Silent()
-    dispatch = Dispatch(executor, sources, "default", skew=skew, prefetch=Prefetch(1), wake=lambda: None)
+    return Dispatch(executor, sources, "default", skew=skew, prefetch=Prefetch(1), wake=lambda: None)
+
+
+def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(declare: Declare, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=1)}
+    policy = declare(Order, name="rated", limits=Limits(rate=RATE))
+    [id] = overdue(policy, 1)
+    executor = Silent()
+    dispatch = dispatch_to(executor)
     dispatch.add({id: 1}, {id: Slot(time.monotonic(), time.monotonic() + 60)})
     [(work, done)] = executor.works
     done(work, Report(missed=True))
     wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
     dispatch.submit_due()
     assert dispatch.waiting_for_slots == 0
+
+
+def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(declare: Declare) -> None:
+    """Otherwise a worker that stops would wait for them indefinitely."""
+    [id] = overdue(declare(Order, name="rated", limits=Limits(rate=RATE)), 1)
+    dispatch = dispatch_to(Silent())
+    dispatch.add({id: 1}, {id: Slot(time.monotonic() + 60, time.monotonic() + 90)})
+    dispatch.release()
+    assert dispatch.in_flight == 0
+
+
+def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch_module, "MAX_LOST", 2)
+    executor = Silent()
+    dispatch = dispatch_to(executor)
+    for row in due_orders("remind", 3):
+        dispatch.add({row.pk: 1}, {})
+        work, done = executor.works[-1]
+        done(work, Report(lost=work.ids))
+        dispatch.collect()
+    dispatch.add({row.pk: 1}, {})
+    assert executor.works[-1][0].suspect
+
+
+def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(declare: Declare) -> None:
+    """Otherwise the worker would extend claims that it does not know of, and no worker would fire their rows."""
+    first, second = (declare(Order, name=name, limits=Limits(rate=RATE)) for name in ("first", "second"))
+    ids = overdue(first, 2)
+    overdue(second, 2)
+    ledger = LedgerSource("default", None, ClockSkew("default"))
+
+    def fail(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+        if second.label in (params or ()) and first.label not in params:
+            raise OperationalError("deadlock")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
+        PacedSource(ledger).take(100, {}, 100)
+    assert set(Timeout.objects.filter(pk__in=ids).values_list("claims", flat=True)) == {1}
+    ledger.flush()
+    assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
+    assert list(claim(first).claimed.claims) == ids

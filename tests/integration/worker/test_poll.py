@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq import clock, reschedule_timeout
+from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
@@ -131,6 +133,26 @@ def test_extending_waits_for_no_handler_that_runs() -> None:
     one.resolve((), dict.fromkeys([runs.pk, other.pk], clock.now()))
     one.flush()
     assert poll().take(10).deliveries == {runs.pk: 1, other.pk: 1}, "each is released under its own expiry"
+
+
+def test_claims_that_were_extended_before_an_error_are_still_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many claims are extended in several transactions, and an error in one does not undo those before it."""
+    monkeypatch.setattr(claiming, "CHUNK", 1)
+    rows, one, extended = due_orders("remind", 2), poll(), []
+    one.take(10)
+
+    def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and "claimed_until" in sql.partition("WHERE")[0]:
+            extended.append(sql)
+            if len(extended) > 1:
+                raise OperationalError("deadlock")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError, match="deadlock"):
+        one.extend()
+    one.resolve((), {row.pk: clock.now() for row in rows})
+    one.flush()
+    assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
 
 
 def test_a_claim_of_a_row_that_is_gone_is_given_back_once() -> None:

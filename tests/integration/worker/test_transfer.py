@@ -10,11 +10,13 @@ import pytest
 
 from django_delayq import clock
 from django_delayq.engine import Engine
+from django_delayq.exceptions import EngineError
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.remote import RemoteExecutor
 from django_delayq.worker.dispatch import MAX_PREFETCH, Prefetch
 from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource
+from tests.engine.redis_process import RedisProcess
 
 if TYPE_CHECKING:
     import redis
@@ -122,6 +124,25 @@ def test_an_id_that_was_lost_and_taken_again_is_settled_under_its_new_lease(engi
     one.resolve([1, 2], {})
     one.flush()
     assert engine.queue("a", 0).stats().total == 0
+
+
+def test_what_one_queue_has_leased_is_released_when_the_next_queue_fails(
+    own_redis: RedisProcess, settings: Settings
+) -> None:
+    """Otherwise the worker would extend leases that it does not know of, and no worker would fire their timeouts."""
+    with own_redis.client() as client:
+        client.acl_setuser("shop", enabled=True, passwords=["+secret"], keys=["*{a.0}*"], commands=["+@all"])
+    settings.DELAYQ = {**settings.DELAYQ, "REDIS": f"redis://shop:secret@127.0.0.1:{own_redis.port}/0"}
+    engine = get_worker_engine("default")
+    assert engine is not None
+    fill(engine, "a", range(1, 4))
+    one = transfer(engine, "b", "a")
+    with pytest.raises(EngineError):
+        one.take(10)
+    assert engine.queue("a", 0).stats().leased == 3
+    one.flush()
+    assert transfer(engine, "a").take(10).deliveries == {1: 1, 2: 1, 3: 1}
+    engine.close()
 
 
 def test_a_lease_that_was_lost_is_told_of_once(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
