@@ -309,13 +309,10 @@ class MySQL(Dialect):
         return connection.connection.thread_id()
 
     def cut(self, connection: BaseDatabaseWrapper, session: Any, other: BaseDatabaseWrapper) -> None:
-        """Have the server end it. An account may always end its own connections, but may have too few for `other`."""
-        try:
-            with other.cursor() as cursor:
-                cursor.execute("KILL CONNECTION %s", [session])
-        except Exception:  # the server notices a closed socket, too, but only between two statements
-            _shut_down(connection.connection)
-            raise
+        """Shut the socket down, and have the server end it: an account may always end its own connections."""
+        _shut_down(connection.connection)  # ends it between two statements, even if `other` cannot be opened
+        with other.cursor() as cursor:
+            cursor.execute("KILL CONNECTION %s", [session])
 
     def in_collation_of(self, sql: str, connection: BaseDatabaseWrapper, table: str, column: str) -> str:
         """Convert the string to the collation of the column: the server refuses to compare two different ones."""
