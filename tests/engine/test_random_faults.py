@@ -178,4 +178,5 @@ def shaken(shared_server: RedisProcess, client: redis.Redis) -> Iterator[dict[st
 def test_any_sequence_of_commands_and_faults_leaves_what_the_model_says(shaken: dict[str, Any]) -> None:
     machine = type("Shaken", (ShakenMachine,), shaken)
     run_state_machine_as_test(machine, settings=PROFILES[PROFILE])
-    assert set(shaken["proxy"].met) == set(Fault), "every fault was met"
+    # The silent ones are rare, because each takes its time; `test_every_fault` has every fault for every command.
+    assert set(RESETS) <= set(shaken["proxy"].met), "every fault was met"
