@@ -55,8 +55,12 @@ class Subject:
     row_id: int | None = None
 
     def rounds(self) -> TimeoutQuerySet:
-        """Return all rows of this subject, newest first."""
-        rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by("-id")
+        """Return all rows of this subject, the pending one first, then newest first.
+
+        A pending row is not the newest one if an operator has retried it after a newer one had settled.
+        """
+        pending_first = F("slot_taken").desc(nulls_last=True)
+        rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by(pending_first, "-id")
         return rows.filter(slot__in=self.slots) if self.row_id is None else rows.filter(pk=self.row_id)
 
     def pending(self) -> TimeoutQuerySet:
@@ -71,6 +75,11 @@ class Subject:
     def __str__(self) -> str:
         """For errors, which are not translated."""
         return f"{self.labels[0]} of {self.about}"
+
+
+def current_round(rounds: Iterable[Timeout]) -> Timeout | None:
+    """Return the row that `Subject.rounds` returns first."""
+    return max(rounds, key=lambda row: (row.slot_taken or 0, row.pk), default=None)
 
 
 def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str = "") -> Subject:
