@@ -20,7 +20,7 @@ from django_delayq.ledger.locking import (
     transaction_of,
     with_keys,
 )
-from django_delayq.ledger.subjects import model_and_pk_of, model_of_kind, objects_of
+from django_delayq.ledger.subjects import model_and_pk_of, model_of_kind, objects_of, order_matters
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
             raise TypeError(_EXPECTED.format(rows.model.__name__ + " queryset"))
         using = database_of(Timeout, rows)
         found: Any = rows.using(using)
-        if not rows.query.is_sliced:
+        if not order_matters(rows):
             if by_id and not connections[using].in_atomic_block:
                 return using, _pages_by_id(found.order_by("pk"))
             found = found.order_by()
@@ -139,14 +139,14 @@ def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
         if len(writers) > 1:
             raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
-    places = sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)
+    places = sorted({_place(kind, key, row_id, using) for kind, key, row_id in found})  # a join may repeat a row
     return using, chunks([place[-1] for place in places])
 
 
 def _pages_by_id(rows: QuerySet[Timeout]) -> Iterator[Sequence[int]]:
     last = 0
     while page := list(rows.filter(pk__gt=last).values_list("pk", flat=True)[:CHUNK]):
-        yield page
+        yield list(dict.fromkeys(page))
         last = page[-1]
 
 

@@ -256,9 +256,9 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
         key: Any = table._meta.pk
         ids: Any
         rows = objects.using(using) if isinstance(objects, QuerySet) else None
-        if rows is not None and not rows.query.is_sliced:
+        if rows is not None and not order_matters(rows):
             ids = rows.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
-        else:  # MySQL refuses a slice as a subquery
+        else:  # MySQL refuses a slice as a subquery, and Django an annotation of a union
             keys = (
                 [getattr(obj, key.attname) for obj in objects]
                 if rows is None
@@ -267,6 +267,12 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
             ids = [object_id_of(table, each) for each in keys if each is not None]
         wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted
+
+
+def order_matters(rows: QuerySet[Any]) -> bool:
+    """Return whether without its order `rows` would be other rows (a slice, DISTINCT ON), or an error (a union)."""
+    query = rows.query
+    return bool(query.is_sliced or query.distinct_fields or query.combinator)
 
 
 def about_each(model: type[Model], using: str) -> Q:
