@@ -179,21 +179,24 @@ def model_and_pk_of(row: Timeout, using: str) -> tuple[type[Model] | None, Any]:
         return None, None
 
 
-def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[int, type[Model], list[Any]]]:
-    """Yield content type, model and sorted keys of the objects of `rows`, in the order in which all callers lock them.
+def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model], list[Any]]]:
+    """Yield models and sorted keys of the objects of `rows`, in the order in which all callers lock them.
 
-    Reads `policy`, `content_type_id` and `object_id` of each row, and no other column.
+    Policies of one table may be declared for several models, its proxies: the first comes with the keys of all, so that
+    they are locked in one order, and each other one with its own. Reads `policy`, `content_type_id` and `object_id` of
+    each row, and no other column.
     """
 
     def kind(row: Timeout) -> int:
         return row.content_type_id
 
-    for content_type_id, same in groupby(sorted(rows, key=kind), key=kind):
-        found = [model_and_pk_of(row, using) for row in same]
-        models = [model for model, _ in found if model is not None]
-        if models:
-            keys = {pk for model, pk in found if model is not None and pk is not None}
-            yield content_type_id, models[0], sorted(keys)
+    for _, same in groupby(sorted(rows, key=kind), key=kind):
+        keys: dict[type[Model], set[Any]] = {}
+        for model, pk in (model_and_pk_of(row, using) for row in same):
+            if model is not None and pk is not None:
+                keys.setdefault(model, set()).add(pk)
+        for number, (model, own) in enumerate(keys.items()):
+            yield model, sorted(own if number else set().union(*keys.values()))
 
 
 @functools.cache
