@@ -104,9 +104,8 @@ def record(
             if _is_unchanged(row, seen, now):
                 verdict = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
                 if row.state == State.FIRING:
-                    labels = policy.labels if policy else ()
-                    is_superseded = superseded or settling.is_superseded(row, labels, using)
-                    verdict = _of_firing(row, verdict, now, is_superseded)
+                    newer = superseded or settling.is_superseded(row, policy.labels if policy else (), using)
+                    verdict = _of_firing(row, verdict, now, newer)
                 history = appended(row.history, *verdict.events)
                 is_recorded = settling.compare_and_set(row, using, **verdict.values, history=history)
     except IntegrityError:
