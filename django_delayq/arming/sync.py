@@ -379,5 +379,5 @@ def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | li
 
 
 def _objects_of(rows: list[Any], using: str) -> Iterator[tuple[type[Model], str, QuerySet[Any]]]:
-    for _, model, pks in objects_of(rows, using):
+    for model, pks in objects_of(rows, using):
         yield model, using, model._base_manager.using(using).filter(pk__in=pks)

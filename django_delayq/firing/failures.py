@@ -104,8 +104,8 @@ def record(
             if _is_unchanged(row, seen, now):
                 verdict = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
                 if row.state == State.FIRING:
-                    slot_is_taken = superseded or settling.slot_is_taken(row, policy.labels if policy else (), using)
-                    verdict = _of_firing(row, verdict, now, slot_is_taken)
+                    newer = superseded or settling.is_superseded(row, policy.labels if policy else (), using)
+                    verdict = _of_firing(row, verdict, now, newer)
                 history = appended(row.history, *verdict.events)
                 is_recorded = settling.compare_and_set(row, using, **verdict.values, history=history)
     except IntegrityError:
@@ -177,17 +177,17 @@ def _failure(
     return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], signals.timeout_failed, error)
 
 
-def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, slot_is_taken: bool) -> _Verdict:
+def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, is_superseded: bool) -> _Verdict:
     """Adapt `verdict` to a row whose handler ran outside a transaction, while others could change it.
 
-    A cancel meanwhile was promised that there is no further attempt. A new schedule made the next round, and at most
-    one may be pending.
+    A cancel meanwhile was promised that there is no further attempt. A new schedule made the next round, which
+    replaces this one, even if it has ended.
     """
     state, attempts = verdict.values["state"], {"attempts": verdict.values["attempts"]}
     if state != State.SKIPPED and row.final_attempt:
         verdict.values = {**settling.settled(State.CANCELLED, Cause.HAND, now), **attempts}
         verdict.signal = signals.timeout_cancelled
-    elif state == State.PENDING and slot_is_taken:
+    elif state == State.PENDING and is_superseded:
         verdict.values = {**settling.settled(State.SKIPPED, Cause.SUPERSEDED, now), **attempts}
         verdict.signal = signals.timeout_skipped
     if verdict.values["state"] != State.PENDING:

@@ -66,6 +66,12 @@ def snoozes_of(history: list[dict[str, Any]]) -> int:
     return number if isinstance(number, int) else 0
 
 
+def began_at(row: Timeout) -> datetime:
+    """Return when the round of `row` was scheduled, or when an operator has retried it."""
+    retried = [event["at"] for event in row.history if event.get("what") == "retried"]
+    return datetime.fromisoformat(retried[-1]) if retried else row.created_at
+
+
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:
     """Return what is kept of an exception of `timeout`: type, message, and the end of the traceback.
 

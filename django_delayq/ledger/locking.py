@@ -318,6 +318,18 @@ def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
     return found[0] if found else None
 
 
+def lock_pending(subject: Subject) -> list[Timeout]:
+    """Wait for the pending rows of `subject` and lock them; return the one under its policy's present label first.
+
+    There are several only while a rename is deployed, if old and new code each arm a row.
+    """
+    if subject.row_id is not None or len(subject.slots) == 1:
+        row = lock_newest(subject, pending=True)
+        return [] if row is None else [row]
+    rows = lock_in_slot_order(subject.pending(), subject.using)
+    return sorted(rows, key=lambda row: subject.slots.index(row.slot))
+
+
 @compiled
 def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
     rows: QuerySet[Any, Any] = Timeout.objects.using(using)

@@ -20,7 +20,7 @@ from django_delayq.ledger.locking import (
     transaction_of,
     with_keys,
 )
-from django_delayq.ledger.subjects import model_and_pk_of, model_of_kind, objects_of
+from django_delayq.ledger.subjects import model_and_pk_of, model_of_kind, objects_of, order_matters
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -40,20 +40,21 @@ class Page:
     """The rows that were asked for."""
     rows: list[Timeout]
     """Those of them that exist, or that are pending if only those were asked for, in the order of their slots."""
-    locked: dict[int, dict[Any, Model]] | None
-    """The existing objects of `rows` by content type and key, if they are locked and the caller asked for them."""
+    locked: dict[type[Model], dict[Any, Model]] | None
+    """The existing objects of `rows` by model and key, if they are locked and the caller asked for them."""
 
     def object_of(self, row: Timeout) -> Any:
         """Return the object of `row`; None: it does not exist."""
-        return self._objects.get(row.content_type_id, {}).get(model_and_pk_of(row, self.using)[1])
+        model, pk = model_and_pk_of(row, self.using)
+        return None if model is None else self._objects.get(model, {}).get(pk)
 
     @cached_property
-    def _objects(self) -> dict[int, dict[Any, Model]]:
+    def _objects(self) -> dict[type[Model], dict[Any, Model]]:
         """Return `locked`; in a dry run, which rarely needs the objects, read them now."""
         if self.locked is not None:
             return self.locked
         places = objects_of(self.rows, self.using)
-        return {kind: model._base_manager.using(self.using).in_bulk(pks) for kind, model, pks in places}
+        return {model: model._base_manager.using(self.using).in_bulk(pks) for model, pks in places}
 
 
 def each_page(
@@ -100,13 +101,13 @@ def read_page(
         rows = rows.only(*columns)
     if not lock:
         return Page(using, ids, list(rows.defer("history", "payload").order_by("slot", "id")), None)
-    objects: dict[int, dict[Any, Model]] = {}
+    objects: dict[type[Model], dict[Any, Model]] = {}
     places: Any = rows.values_list("policy", "content_type_id", "object_id", named=True)
-    for kind, model, pks in objects_of(places, using):
+    for model, pks in objects_of(places, using):
         if columns:
             list(locking_rows(model, pks, using).values_list("pk", flat=True))
         else:
-            objects[kind] = lock_objects(model, pks, using)
+            objects[model] = lock_objects(model, pks, using)
     return Page(using, ids, lock_in_slot_order(rows, using), objects)
 
 
@@ -128,7 +129,7 @@ def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
             raise TypeError(_EXPECTED.format(rows.model.__name__ + " queryset"))
         using = database_of(Timeout, rows)
         found: Any = rows.using(using)
-        if not rows.query.is_sliced:
+        if not order_matters(rows):
             if by_id and not connections[using].in_atomic_block:
                 return using, _pages_by_id(found.order_by("pk"))
             found = found.order_by()
@@ -139,14 +140,14 @@ def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
         if len(writers) > 1:
             raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
-    places = sorted(_place(kind, key, row_id, using) for kind, key, row_id in found)
+    places = sorted({_place(kind, key, row_id, using) for kind, key, row_id in found})  # a join may repeat a row
     return using, chunks([place[-1] for place in places])
 
 
 def _pages_by_id(rows: QuerySet[Timeout]) -> Iterator[Sequence[int]]:
     last = 0
     while page := list(rows.filter(pk__gt=last).values_list("pk", flat=True)[:CHUNK]):
-        yield page
+        yield list(dict.fromkeys(page))
         last = page[-1]
 
 

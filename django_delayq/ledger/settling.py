@@ -19,7 +19,7 @@ from django.db.models.functions import Coalesce
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.key_types import array_of
 from django_delayq.ledger.controls import IsStopped
-from django_delayq.ledger.history import clipped
+from django_delayq.ledger.history import began_at, clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
     for_update,
@@ -252,11 +252,16 @@ def waiting(run_at: datetime) -> dict[str, Any]:
     return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at}
 
 
-def slot_is_taken(row: Timeout, labels: Iterable[str], using: str) -> bool:
-    """Return whether a newer round is pending in the slot of `row`, under any of its policy's `labels`."""
+def is_superseded(row: Timeout, labels: Iterable[str], using: str) -> bool:
+    """Return whether a newer round than that of `row` was scheduled, under any of its policy's `labels`.
+
+    Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. An older row
+    that an operator has retried is newer than the rounds before that.
+    """
     slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels}
-    taken: bool = Timeout.objects.using(using).filter(slot__in={row.slot, *slots}, slot_taken=1).exists()
-    return taken
+    newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
+    found: bool = Timeout.objects.using(using).filter(newer, slot__in={row.slot, *slots}).exists()
+    return found
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:

@@ -55,8 +55,12 @@ class Subject:
     row_id: int | None = None
 
     def rounds(self) -> TimeoutQuerySet:
-        """Return all rows of this subject, newest first."""
-        rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by("-id")
+        """Return all rows of this subject, the pending one first, then newest first.
+
+        A pending row is not the newest one if an operator has retried it after a newer one had settled.
+        """
+        pending_first = F("slot_taken").desc(nulls_last=True)
+        rows: TimeoutQuerySet = Timeout.objects.using(self.using).order_by(pending_first, "-id")
         return rows.filter(slot__in=self.slots) if self.row_id is None else rows.filter(pk=self.row_id)
 
     def pending(self) -> TimeoutQuerySet:
@@ -71,6 +75,11 @@ class Subject:
     def __str__(self) -> str:
         """For errors, which are not translated."""
         return f"{self.labels[0]} of {self.about}"
+
+
+def current_round(rounds: Iterable[Timeout]) -> Timeout | None:
+    """Return the row that `Subject.rounds` returns first."""
+    return max(rounds, key=lambda row: (row.slot_taken or 0, row.pk), default=None)
 
 
 def subject_of(target: Model, policy: str | TimeoutPolicy[Any] | None, key: str = "") -> Subject:
@@ -170,21 +179,24 @@ def model_and_pk_of(row: Timeout, using: str) -> tuple[type[Model] | None, Any]:
         return None, None
 
 
-def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[int, type[Model], list[Any]]]:
-    """Yield content type, model and sorted keys of the objects of `rows`, in the order in which all callers lock them.
+def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model], list[Any]]]:
+    """Yield models and sorted keys of the objects of `rows`, in the order in which all callers lock them.
 
-    Reads `policy`, `content_type_id` and `object_id` of each row, and no other column.
+    Policies of one table may be declared for several models, its proxies: the first comes with the keys of all, so that
+    they are locked in one order, and each other one with its own. Reads `policy`, `content_type_id` and `object_id` of
+    each row, and no other column.
     """
 
     def kind(row: Timeout) -> int:
         return row.content_type_id
 
-    for content_type_id, same in groupby(sorted(rows, key=kind), key=kind):
-        found = [model_and_pk_of(row, using) for row in same]
-        models = [model for model, _ in found if model is not None]
-        if models:
-            keys = {pk for model, pk in found if model is not None and pk is not None}
-            yield content_type_id, models[0], sorted(keys)
+    for _, same in groupby(sorted(rows, key=kind), key=kind):
+        keys: dict[type[Model], set[Any]] = {}
+        for model, pk in (model_and_pk_of(row, using) for row in same):
+            if model is not None and pk is not None:
+                keys.setdefault(model, set()).add(pk)
+        for number, (model, own) in enumerate(keys.items()):
+            yield model, sorted(own if number else set().union(*keys.values()))
 
 
 @functools.cache
@@ -247,9 +259,9 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
         key: Any = table._meta.pk
         ids: Any
         rows = objects.using(using) if isinstance(objects, QuerySet) else None
-        if rows is not None and not rows.query.is_sliced:
+        if rows is not None and not order_matters(rows):
             ids = rows.order_by().annotate(delayq_id=object_id(F(key.name), table, using)).values("delayq_id")
-        else:  # MySQL refuses a slice as a subquery
+        else:  # MySQL refuses a slice as a subquery, and Django an annotation of a union
             keys = (
                 [getattr(obj, key.attname) for obj in objects]
                 if rows is None
@@ -258,6 +270,12 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
             ids = [object_id_of(table, each) for each in keys if each is not None]
         wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted
+
+
+def order_matters(rows: QuerySet[Any]) -> bool:
+    """Return whether without its order `rows` would be other rows (a slice, DISTINCT ON), or an error (a union)."""
+    query = rows.query
+    return bool(query.is_sliced or query.distinct_fields or query.combinator)
 
 
 def about_each(model: type[Model], using: str) -> Q:

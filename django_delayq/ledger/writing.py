@@ -19,8 +19,7 @@ from django_delayq.ledger.locking import (
     as_it_is,
     can_lock_and_write,
     lock_clause,
-    lock_in_slot_order,
-    lock_newest,
+    lock_pending,
 )
 from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
@@ -264,11 +263,11 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
 
 def cancel_pending(
     subject: Subject, reason: str, *, lock: bool, whole: bool = False, in_time: bool = False
-) -> Timeout | None:
-    """Cancel the pending round of `subject` by hand, in one statement, if it is the newest; return its row.
+) -> list[Timeout]:
+    """Cancel the pending round of `subject` by hand, in one statement; return its row.
 
-    Notify Redis and the receivers of `timeout_cancelled` on commit. None, and nothing is written: there is none, or
-    one statement cannot do this here.
+    If there are several, see `lock_pending`, cancel all, and return the newest first. Notify Redis and the receivers of
+    `timeout_cancelled` on commit. No row: none is pending, a newer one decides, or one statement cannot do this here.
 
     Args:
         subject: what to cancel.
@@ -279,23 +278,28 @@ def cancel_pending(
     """
     policy, using = subject.policy, subject.using
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
-        return None
+        return []
+    if in_time and len(subject.slots) > 1:  # of several rows one may be too late
+        return []
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if whole or timeout_cancelled.receivers else ("id", "queue")
-    found = _cancelled.objects(using, policy.model if lock else None, len(subject.slots), columns, in_time, **values)
-    if not found:
-        return None
-    row: Timeout = found[0]
-    remove_entries([(row.queue, row.pk)], using)
-    announce(timeout_cancelled, row, using)
-    return row
+    shape = policy.model if lock else None, len(subject.slots), columns, in_time
+    rows: list[Timeout] = sorted(_cancelled.objects(using, *shape, **values), key=lambda row: -row.pk)
+    for row in rows:
+        remove_entries([(row.queue, row.pk)], using)
+        announce(timeout_cancelled, row, using)
+    return rows
 
 
 @compiled
 def _cancelled(using: str, model: type[Model] | None, slots: int, columns: Sequence[str], in_time: bool) -> Raw:
-    """While the statement waits for the object, the row may be fired; then it does not match any more."""
+    """While the statement waits for the object, the row may be fired; then it does not match any more.
+
+    A row that an operator has retried may have a newer one. If that has fired or is firing, it is too late, and if it
+    is dead, it must be cancelled, too: `cancel_newest` does both.
+    """
     rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
-    newer = rounds.filter(pk__gt=OuterRef("pk"))
+    newer = rounds.filter(pk__gt=OuterRef("pk"), state__in=(State.FIRED, State.FIRING, State.DEAD))
     values = {"state": State.CANCELLED, "cause": Cause.HAND, "slot_taken": None}
     pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
     if in_time:
@@ -368,28 +372,28 @@ def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> None:
     update_each([row], ("final_attempt", "history"), row._state.db or DEFAULT_DB_ALIAS, (State.FIRING,))
 
 
-def note_condition(row: Timeout) -> None:
-    """Count a round that was cancelled by hand as cancelled by its condition, so that it may be armed again."""
-    row.cause = Cause.CONDITION
-    update_each([row], ("cause",), row._state.db or DEFAULT_DB_ALIAS, (State.CANCELLED,))
+def note_condition(rows: Sequence[Timeout], using: str) -> None:
+    """Count rounds that were cancelled by hand as cancelled by their condition, so that they may be armed again."""
+    for row in rows:
+        row.cause = Cause.CONDITION
+    update_each(rows, ("cause",), using, (State.CANCELLED,))
 
 
 def relabel_pending(subject: Subject) -> Timeout | None:
     """Lock the pending row of `subject`; give it the present label of its policy, if it has a former one; return it.
 
-    Without this, renaming a policy would let one object have two pending timeouts. If there are two already, which
-    old and new code armed side by side during a deployment, the one under the former label is cancelled.
+    Without this, renaming a policy would let one object have two pending timeouts.
     """
-    if len(subject.slots) == 1:
-        return lock_newest(subject, pending=True)
-    rows = lock_in_slot_order(subject.pending(), subject.using)
-    present = next((row for row in rows if row.slot == subject.slots[0]), None)
-    for row in rows:
-        if row.slot == subject.slots[0]:
-            continue
-        if present is not None:
-            cancel_ids({row.pk: row.queue}, subject.using, Cause.SUPERSEDED, RENAMED)
-            continue
-        row.policy, row.slot, present = subject.labels[0], subject.slots[0], row
+    rows = lock_pending(subject)
+    row = keep_first(rows, subject.using) if rows else None
+    if row is not None and row.slot != subject.slots[0]:
+        row.policy, row.slot = subject.labels[0], subject.slots[0]
         update_each([row], ("policy", "slot"), subject.using)
-    return present
+    return row
+
+
+def keep_first(rows: Sequence[Timeout], using: str) -> Timeout:
+    """Cancel all but the first of `rows`, which `lock_pending` has returned; return the first."""
+    row, *others = rows
+    cancel_ids({other.pk: other.queue for other in others}, using, Cause.SUPERSEDED, RENAMED)
+    return row

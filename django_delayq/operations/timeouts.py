@@ -14,7 +14,7 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import record, record_death
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import subject_at
+from django_delayq.ledger.subjects import order_matters, subject_at
 from django_delayq.models import Timeout
 from django_delayq.operations.runner import (
     Action,
@@ -191,7 +191,7 @@ def refire(
         writing.write_histories([*rows, *new], context.using)
         return new
 
-    if isinstance(target, QuerySet) and target.model is Timeout and not target.query.is_sliced:
+    if isinstance(target, QuerySet) and target.model is Timeout and not order_matters(target):
         # Rows are read page by page. A worker may have fired new rounds of the first pages when the last one is read,
         # and they would be repeated again and again.
         newest = Timeout.objects.using(database_of(Timeout, target)).order_by("-pk").values_list("pk", flat=True)

@@ -15,7 +15,7 @@ from django_delayq.ledger import many, writing
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import as_it_is, database_of, locking_rows, transaction_of
 from django_delayq.ledger.paging import Page, chunks, each_page
-from django_delayq.ledger.subjects import check_key, instances, place_of, slots_of, subject_at
+from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
 from django_delayq.scheduling.single import check_payload, may_extend, no_deadline, parse_span
@@ -88,7 +88,7 @@ def _places(
     """Return policy, database and keys of `objects`, in the order in which all callers lock them; None: no objects."""
     if isinstance(objects, QuerySet):
         resolved, using = resolve_policy(policy, objects.model), database_of(objects.model, objects)
-        rows = (objects if objects.query.is_sliced else objects.order_by()).using(using)
+        rows = (objects if order_matters(objects) else objects.order_by()).using(using)
         pks = rows.values_list(cast("Any", resolved.concrete_model._meta.pk).name, flat=True)
         places, found = {(resolved, using)}, set(pks)
     else:

@@ -67,18 +67,18 @@ def before_deadline(
             _refresh(obj, subject.using)
         pending = writing.cancel_pending(subject, reason, lock=False, whole=True, in_time=strict)
         is_late = partial(_is_late, subject) if strict else None
-        cancelling = Cancelling(True, pending, True) if pending else cancel_newest(subject, reason, is_late)
+        cancelling = Cancelling(True, pending[0], pending) if pending else cancel_newest(subject, reason, is_late)
         if isinstance(obj, Timeout):
             obj.refresh_from_db(using=subject.using)
         row = cancelling.row
         if not cancelling.in_time and row is not None:
             raise DeadlinePassed(f"{subject}: the deadline at {row.due_at} has passed.", row)
         yield row
-        if not cancelling.won or row is None or subject.policy is None or not subject.policy.is_automatic:
+        if not cancelling.cancelled or subject.policy is None or not subject.policy.is_automatic:
             return
         # Only a round that was cancelled although its condition still holds must never be armed again.
         if not condition_holds(subject.policy, subject.pk, subject.using):
-            writing.note_condition(row)
+            writing.note_condition(cancelling.cancelled, subject.using)
 
 
 def _refresh(obj: Model, using: str) -> None:

@@ -14,7 +14,16 @@ from django.db.models.fields import DateTimeField
 from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import about, instances, kind_of, object_id, subject_of, tables_of
+from django_delayq.ledger.subjects import (
+    about,
+    current_round,
+    instances,
+    kind_of,
+    object_id,
+    order_matters,
+    subject_of,
+    tables_of,
+)
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, get_policy, policies_named, resolve_policy
 from django_delayq.relations import TimeoutRelation
@@ -70,7 +79,8 @@ def pending_timeouts(
         rows = rows.of_labels(label for each in policies for label in each.labels)
     if model is Timeout:
         if isinstance(objects, QuerySet):
-            rows = rows.filter(pk__in=objects.using(using))
+            keys = objects.using(using).values_list("pk", flat=True)
+            rows = rows.filter(pk__in=list(keys) if order_matters(objects) else keys)
         elif objects is not None:
             rows = rows.filter(pk__in=[row.pk for row in objects])
     elif model is not None:
@@ -166,7 +176,7 @@ class Countdown:
 
 
 def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: str = "") -> Countdown:
-    """Return the countdown of the newest round of `policy` for `target`.
+    """Return the countdown of the pending round, or else of the newest one, of `policy` for `target`.
 
     One query; none if `target` is a `Timeout`, or if its `TimeoutRelation` was prefetched whole.
 
@@ -179,8 +189,8 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
     subject = subject_of(target, policy, key)
     kept = _prefetched(target, subject)
     if kept is not None:
-        newest = max(kept, key=lambda row: row.pk, default=None)
-        return _nothing() if newest is None else countdown_of(newest)
+        current = current_round(kept)
+        return _nothing() if current is None else countdown_of(current)
     found = subject.rounds().values_list("due_at", "state", clock.DatabaseNow(), "id").first()
     return _nothing() if found is None else Countdown(*found)
 

@@ -18,15 +18,22 @@ from django_delayq.delays import parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.history import record_death
-from django_delayq.ledger.locking import lock_newest, lock_object, lock_subject, transaction_of
+from django_delayq.ledger.history import began_at, record_death
+from django_delayq.ledger.locking import (
+    lock_in_slot_order,
+    lock_newest,
+    lock_object,
+    lock_pending,
+    lock_subject,
+    transaction_of,
+)
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import datetime
     from typing import Unpack
 
@@ -101,11 +108,11 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
         fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
-        present = None if on_conflict == "replace" else lock_newest(subject, pending=True)
-        if present is not None and on_conflict == "error":
-            raise TimeoutConflict(f"{subject} is pending already, due at {present.due_at}.", present)
-        if present is not None:
-            return present
+        present = [] if on_conflict == "replace" else lock_pending(subject)
+        if present and on_conflict == "error":
+            raise TimeoutConflict(f"{subject} is pending already, due at {present[0].due_at}.", present[0])
+        if present:
+            return writing.keep_first(present, subject.using)
         since_at = cast("TimeoutPolicy[Any]", subject.policy).since_of(fresh)
         due_at = _due_at(subject, given, fresh, since_at)
         if due_at is None:
@@ -195,33 +202,55 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
 
 
 class Cancelling(NamedTuple):
-    """The result of an attempt to cancel: in time or not, the newest round, and whether this call cancelled it."""
+    """The result of an attempt to cancel: in time or not, the round that decided it, and the rounds it cancelled."""
 
     in_time: bool
     row: Timeout | None = None
-    won: bool = False
+    cancelled: Sequence[Timeout] = ()
 
 
 def cancel_newest(subject: Subject, reason: str, is_late: Callable[[Timeout], bool] | None = None) -> Cancelling:
-    """Cancel the newest round of `subject` by hand, unless it has fired or is firing.
+    """Cancel the newest round of `subject` by hand, and all pending ones, unless it has fired or is firing.
 
-    Inside a transaction that has locked the business row. `is_late`: which pending or dead round is not cancelled,
-    because it is too late, too.
+    Inside a transaction that has locked the business row. `is_late`: which pending or dead round makes the cancel too
+    late, too.
     """
-    row = lock_newest(subject)
-    if row is None:
+    newest = lock_newest(subject)
+    if newest is None:
         return Cancelling(in_time=True)
-    if row.state == State.FIRING:
-        writing.forbid_attempts(row, reason)
-    if row.state not in (State.PENDING, State.DEAD):
-        return Cancelling(in_time=row.state not in (State.FIRED, State.FIRING), row=row)
-    if is_late is not None and is_late(row):
-        return Cancelling(in_time=False, row=row)
+    rows = [newest, *_lock_older(subject, newest)]
+    decisive = newest
+    for row in rows:
+        if row.state == State.FIRING:
+            writing.forbid_attempts(row, reason)
+            decisive = max(decisive, row, key=lambda each: (began_at(each), each.pk))
+    if decisive.state in (State.FIRED, State.FIRING):
+        return Cancelling(in_time=False, row=decisive)
+    rows = [row for row in rows if row.state in (State.PENDING, State.DEAD)]
+    late = next(filter(is_late, rows), None) if is_late else None
+    if late is not None:
+        return Cancelling(in_time=False, row=late)
     now = clock.now()
-    record_death(row, now)
-    writing.cancel_rows([row], subject.using, reason, now)
-    announce(timeout_cancelled, row, subject.using)
-    return Cancelling(in_time=True, row=row, won=True)
+    for row in rows:
+        record_death(row, now)
+    writing.cancel_rows(rows, subject.using, reason, now)
+    for row in rows:
+        announce(timeout_cancelled, row, subject.using)
+    return Cancelling(in_time=True, row=rows[0] if rows else newest, cancelled=rows)
+
+
+def _lock_older(subject: Subject, newest: Timeout) -> list[Timeout]:
+    """Lock and return the rows of `subject` that are pending or firing although `newest` is newer.
+
+    An operator may have retried one, or old and new code may each have armed one: see `lock_pending`. A newest row that
+    is pending in the only slot, the most frequent case, needs no query: it replaces what is firing.
+    """
+    if subject.row_id is not None or newest.state in (State.FIRED, State.FIRING):
+        return []
+    if newest.slot_taken and len(subject.slots) == 1:
+        return []
+    rows = subject.rounds().unsettled().exclude(pk=newest.pk)
+    return sorted(lock_in_slot_order(rows, subject.using), key=lambda row: -row.pk)
 
 
 def reschedule_timeout(
@@ -243,8 +272,8 @@ def reschedule_timeout(
         raise InvalidDelay("To when? Give units, after= or at=.")
     subject = subject_of(obj, policy, key)
     with transaction_of(subject.using):
-        row = _locked_pending(subject)
-        return None if row is None else _move(row, given.due_from(clock.now()), "rescheduled", reason, subject.using)
+        rows = _locked_pending(subject)
+        return _move(rows, given.due_from(clock.now()), "rescheduled", reason, subject.using) if rows else None
 
 
 def extend_timeout(
@@ -264,13 +293,13 @@ def extend_timeout(
     by = parse_span(dict(span))
     subject = subject_of(obj, policy, key)
     with transaction_of(subject.using):
-        row = _locked_pending(subject)
-        if row is None:
+        rows = _locked_pending(subject)
+        if not rows:
             return None
-        if not may_extend(row, subject.policy):
+        if not may_extend(rows[0], subject.policy):
             allowed = subject.policy and subject.policy.max_extensions
-            raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", row)
-        return _move(row, shifted(row.due_at, by), "extended", reason, subject.using)
+            raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", rows[0])
+        return _move(rows, shifted(rows[0].due_at, by), "extended", reason, subject.using)
 
 
 def parse_span(span: dict[str, Any]) -> timedelta:
@@ -287,12 +316,13 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
     return limit is None or row.extensions < limit
 
 
-def _locked_pending(subject: Subject) -> Timeout | None:
+def _locked_pending(subject: Subject) -> list[Timeout]:
     lock_subject(subject)
-    return lock_newest(subject, pending=True)
+    return lock_pending(subject)
 
 
-def _move(row: Timeout, due_at: datetime, what: str, reason: str, using: str) -> Timeout:
+def _move(rows: Sequence[Timeout], due_at: datetime, what: str, reason: str, using: str) -> Timeout:
+    row = writing.keep_first(rows, using)
     extended = what == "extended"
     run_at = writing.run_at_of(row, due_at) if extended else due_at
     writing.move_rows(

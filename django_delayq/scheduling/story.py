@@ -20,7 +20,7 @@ from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.ledger.locking import rows_of
-from django_delayq.ledger.subjects import Subject, subject_of
+from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy
 
@@ -139,9 +139,8 @@ def story_of(subject: Subject) -> Story:
     """Return the story of a subject, also of one whose object no longer exists. Only reads."""
     rounds = list(subject.rounds().order_by("id"))
     events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
-    newest = rounds[-1] if rounds else None
     title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.about)
-    return Story(title, tuple(events), _outlook(subject, newest))
+    return Story(title, tuple(events), _outlook(subject, current_round(rounds)))
 
 
 def events_of(row: Timeout) -> Iterator[StoryEvent]:
@@ -171,16 +170,16 @@ def _first_deadline(row: Timeout) -> datetime:
     return row.due_at if moved is None else _datetime(moved)
 
 
-def _outlook(subject: Subject, newest: Timeout | None) -> str:
-    if newest is not None and newest.state == State.PENDING:
-        stopped = _why_stopped(subject) or _why_skipped(subject, newest)
+def _outlook(subject: Subject, current: Timeout | None) -> str:
+    if current is not None and current.state == State.PENDING:
+        stopped = _why_stopped(subject) or _why_skipped(subject, current)
         if stopped:
             return stopped
-        if newest.attempts:
+        if current.attempts:
             text = _("Attempt {number} is due at {moment}.")
-            return text.format(number=newest.attempts + 1, moment=_local(newest.run_at))
-        return _("It is due at {moment} unless it is cancelled or moved.").format(moment=_local(newest.run_at))
-    if newest is not None and newest.state == State.FIRING:
+            return text.format(number=current.attempts + 1, moment=_local(current.run_at))
+        return _("It is due at {moment} unless it is cancelled or moved.").format(moment=_local(current.run_at))
+    if current is not None and current.state == State.FIRING:
         return _("It is firing now.")
     return _why_nothing_is_pending(subject)
 

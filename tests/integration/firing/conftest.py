@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -78,6 +79,24 @@ def grouping(policy: TimeoutPolicy[Any]) -> GroupSize:
 def make_due(row: Timeout) -> None:
     """Make `row` due now."""
     Timeout.objects.filter(pk=row.pk).update(run_at=timezone.now())
+
+
+def die_at(row: Timeout, step: str) -> None:
+    """The process of this firing of `row` is gone at `step`."""
+
+    def look(reached: str) -> None:
+        if reached == step:
+            raise KeyboardInterrupt
+
+    [work], _ = plan({row.pk: 1}, "default")
+    checkpoints.set_hook(look)
+    with pytest.raises(KeyboardInterrupt):
+        run(work, "default")
+    checkpoints.set_hook(None)
+
+
+def expire(row: Timeout) -> None:
+    assert Timeout.objects.filter(pk=row.pk, state="firing").update(run_at=timezone.now() - timedelta(seconds=1))
 
 
 @contextmanager

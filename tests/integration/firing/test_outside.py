@@ -12,16 +12,17 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import checkpoints, extend_firing, plan, run, settle_expired
+from django_delayq.firing import extend_firing, settle_expired
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import (
     another_session,
+    die_at,
     due,
+    expire,
     fire,
     in_another_thread,
     locking,
-    make_due,
     needs_row_locks,
     state,
 )
@@ -30,24 +31,6 @@ from tests.testapp.models import Effect, Order
 pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
 LEASE = timedelta(seconds=60)
-
-
-def die_at(row: Timeout, step: str) -> None:
-    """The process of this firing of `row` is gone at `step`."""
-
-    def look(reached: str) -> None:
-        if reached == step:
-            raise KeyboardInterrupt
-
-    [work], _ = plan({row.pk: 1}, "default")
-    checkpoints.set_hook(look)
-    with pytest.raises(KeyboardInterrupt):
-        run(work, "default")
-    checkpoints.set_hook(None)
-
-
-def expire(row: Timeout) -> None:
-    assert Timeout.objects.filter(pk=row.pk, state="firing").update(run_at=timezone.now() - timedelta(seconds=1))
 
 
 def test_the_handler_runs_outside_a_transaction_on_a_committed_firing_row(order: Order, declare: Declare) -> None:
@@ -228,55 +211,6 @@ def test_a_cancelled_firing_that_died_is_cancelled(order: Order) -> None:
     expire(row)
     assert settle_expired("default").done == (row.pk,)
     assert state(row) == ("cancelled", "hand")
-
-
-@pytest.mark.parametrize("ends", ["raises", "dies", "snoozes"])
-def test_a_newer_round_takes_the_place_of_a_firing_that_then_fails(order: Order, declare: Declare, ends: str) -> None:
-    newer: list[Timeout] = []
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if ends != "dies":
-            newer.append(dq.schedule_timeout(obj, "outside", hours=1))
-        raise dq.Snooze(minutes=5) if ends == "snoozes" else ValueError
-
-    row = due(order, declare(Order, handler, name="outside", atomic=False))
-    if ends == "dies":
-        die_at(row, "committed")
-        newer.append(dq.schedule_timeout(order, "outside", hours=1))
-        expire(row)
-        assert settle_expired("default").done == (row.pk,)
-    else:
-        assert fire(row).done == (row.pk,)
-    assert state(row) == ("skipped", "superseded")
-    assert state(newer[0]) == ("pending", "")
-
-
-def test_a_newer_round_that_comes_in_the_very_moment_of_the_failure_wins(
-    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The query found the slot free, but the unique constraint refuses it."""
-
-    def handler(obj: Order, timeout: Timeout) -> None:
-        dq.schedule_timeout(obj, "outside", hours=1)
-        raise ValueError
-
-    row = due(order, declare(Order, handler, name="outside", atomic=False))
-    monkeypatch.setattr("django_delayq.ledger.settling.slot_is_taken", lambda *_: False)
-    assert fire(row).done == (row.pk,)
-    assert state(row) == ("skipped", "superseded")
-
-
-def test_a_newer_round_that_fires_beside_an_older_one_succeeds(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        if not timeout.payload:
-            dq.schedule_timeout(obj, "outside", hours=1, payload="newer")
-
-    row = due(order, declare(Order, handler, name="outside", atomic=False))
-    assert fire(row).fired
-    newer = Timeout.objects.pending().get()
-    make_due(newer)
-    assert fire(newer).fired
-    assert [state(one) for one in (row, newer)] == [("fired", "due")] * 2
 
 
 def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:

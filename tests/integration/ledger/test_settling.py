@@ -83,11 +83,11 @@ def test_a_failed_attempt_is_not_recorded_over_what_changed(changed: dict[str, A
 def test_a_newer_round_is_seen_under_every_label_of_its_policy() -> None:
     former = due()
     Timeout.objects.filter(pk=former.pk).update(slot_taken=None, state=State.FIRING)
-    assert not settling.slot_is_taken(former, ["testapp.order.remind", "testapp.order.linger"], "default")
+    assert not settling.is_superseded(former, ["testapp.order.remind", "testapp.order.linger"], "default")
     order = Order.objects.get(pk=former.object_id)
     schedule_timeout(order, "linger", minutes=5)
-    assert settling.slot_is_taken(former, ["testapp.order.remind", "testapp.order.linger"], "default")
-    assert not settling.slot_is_taken(former, ["testapp.order.remind"], "default")
+    assert settling.is_superseded(former, ["testapp.order.remind", "testapp.order.linger"], "default")
+    assert not settling.is_superseded(former, ["testapp.order.remind"], "default")
 
 
 def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:

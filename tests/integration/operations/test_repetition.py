@@ -18,7 +18,7 @@ from django_delayq.operations import Refusal, pause, refire
 from django_delayq.policies import get_policy
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
-from tests.testapp.models import Effect, Order
+from tests.testapp.models import Effect, Order, OrderProxy
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SETTLED = [("fired", "due"), ("skipped", "condition"), ("cancelled", "hand"), ("dead", "retries")]
@@ -50,6 +50,24 @@ def test_every_settled_row_is_repeated_by_a_new_one_and_stays(order: Order, stat
     assert new.idempotency_key != row.idempotency_key
     assert fire_due() == 1
     assert Effect.objects.get().timeout_id == new.pk
+
+
+def test_each_policy_of_a_table_gets_objects_of_its_own_model(
+    order: Order, declare: Callable[..., TimeoutPolicy[Any]]
+) -> None:
+    asked: list[type[Order]] = []
+
+    def since(obj: Order) -> Any:
+        asked.append(type(obj))
+        return timezone.now()
+
+    models = (Order, OrderProxy, Order)
+    for number, model in enumerate(models):
+        policy = declare(model, name=f"of_{number}", since=since, after=timedelta(hours=1))
+        as_if(schedule_timeout(model.objects.get(pk=order.pk), policy), "fired", "due")
+    asked.clear()
+    assert refire(Timeout.objects.all(), by=BY).changed == 3
+    assert sorted(asked, key=str) == [Order, Order, OrderProxy]
 
 
 def test_both_rows_name_each_other(order: Order) -> None:

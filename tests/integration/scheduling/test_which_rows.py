@@ -1,0 +1,114 @@
+"""Which objects and rows a queryset names, if its order, a union or a join decides about them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import QuerySet
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import operations
+from django_delayq.models import Timeout
+from tests.testapp.models import Customer, Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = timedelta(hours=1)
+needs_distinct_on = pytest.mark.skipif(
+    not connection.features.can_distinct_on_fields, reason="only PostgreSQL has DISTINCT ON"
+)
+
+
+@pytest.fixture
+def orders() -> list[Order]:
+    """Four orders of two customers; the older ones come last in the table."""
+    now = timezone.now()
+    customers = [Customer.objects.create() for _ in range(2)]
+    return [
+        Order.objects.create(status="new", customer=customers[number % 2], created_at=now - number * HOUR)
+        for number in range(4)
+    ]
+
+
+def oldest() -> QuerySet[Order]:
+    """Return the oldest order of each customer."""
+    return Order.objects.order_by("customer", "created_at").distinct("customer")
+
+
+def objects_of(rows: Any) -> set[str]:
+    return set(rows.values_list("object_id", flat=True))
+
+
+def ids(orders: list[Order]) -> set[str]:
+    return {str(order.pk) for order in orders}
+
+
+@needs_distinct_on
+def test_the_first_of_each_group_is_the_one_of_the_order(orders: list[Order]) -> None:
+    assert dq.schedule_timeouts(oldest(), "remind", hours=1) == 2
+    assert objects_of(Timeout.objects.all()) == ids(orders[2:])
+    dq.schedule_timeouts(Order.objects.all(), "remind", hours=1)
+    assert objects_of(dq.pending_timeouts(oldest(), "remind")) == ids(orders[2:])
+
+
+@needs_distinct_on
+def test_of_rows_the_first_of_each_group_is_the_one_of_the_order(orders: list[Order]) -> None:
+    for hours, order in zip((4, 3, 2, 1), orders, strict=True):
+        dq.schedule_timeout(order, "remind", hours=hours)
+    soonest = Timeout.objects.order_by("policy", "due_at").distinct("policy")
+    assert dq.extend_timeouts(soonest, minutes=1) == 1
+    assert dq.cancel_timeouts(soonest) == 1
+    assert operations.cancel(soonest.filter(slot_taken=1), by="ada").changed == 1
+    assert objects_of(Timeout.objects.filter(state="cancelled")) == ids(orders[2:])
+
+
+def test_a_slice_of_rows_names_those_that_are_pending(orders: list[Order]) -> None:
+    dq.schedule_timeouts(orders, "remind", hours=1)
+    assert len(dq.pending_timeouts(Timeout.objects.order_by("id")[:3])) == 3
+
+
+def test_a_union_names_the_objects_of_both(orders: list[Order]) -> None:
+    first, last = Order.objects.filter(pk=orders[0].pk), Order.objects.filter(pk=orders[-1].pk)
+    assert dq.schedule_timeouts(first.union(last), "remind", hours=1) == 2
+    dq.schedule_timeouts(Order.objects.all(), "remind", hours=1)
+    assert objects_of(dq.pending_timeouts(first.union(last), "remind")) == ids([orders[0], orders[-1]])
+
+
+def test_a_union_of_rows_is_cancelled_and_repeated(orders: list[Order]) -> None:
+    dq.schedule_timeouts(orders, "remind", hours=1)
+    both = Timeout.objects.filter(object_id=str(orders[0].pk)).union(
+        Timeout.objects.filter(object_id=str(orders[-1].pk))
+    )
+    assert dq.cancel_timeouts(both) == 2
+    assert operations.refire(both, by="ada").changed == 2
+    assert objects_of(dq.pending_timeouts(both)) == ids([orders[0], orders[-1]])
+
+
+@pytest.mark.parametrize("given", ["list", "join"])
+def test_a_row_that_is_named_often_is_moved_once(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its repetitions may be on two pages."""
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    order = Order.objects.create(status="new")
+    row = dq.schedule_timeout(order, "remind", hours=1)
+    for key in "abc":
+        dq.schedule_timeout(order, "remind", hours=2, key=key)
+    joined = Timeout.objects.filter(key="", content_type__timeout__object_id=row.object_id)
+    assert dq.extend_timeouts([row] * 3 if given == "list" else joined, minutes=1) == 1
+    moved = Timeout.objects.get(pk=row.pk)
+    assert (moved.due_at - row.due_at, moved.extensions) == (timedelta(minutes=1), 1)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_action_counts_a_row_that_a_join_repeats_once(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    order = Order.objects.create(status="new")
+    for key in "abcde":
+        dq.schedule_timeout(order, "remind", hours=2, key=key)
+    joined = Timeout.objects.filter(content_type__timeout__object_id=str(order.pk))
+    assert joined.count() == 25
+    if inside:
+        joined = joined[:25]  # is not read page by page
+    assert operations.cancel(joined, by="ada").changed == 5
