@@ -140,6 +140,13 @@ def aware(moment: datetime) -> datetime:
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment)
 
 
+def fitting(moment: datetime) -> datetime:
+    """Return `moment` as `USE_TZ` has datetimes: aware, or naive in the active time zone."""
+    if settings.USE_TZ:
+        return aware(moment)
+    return timezone.make_naive(moment) if timezone.is_aware(moment) else moment
+
+
 def local(moment: datetime) -> datetime:
     """Return `moment` in the active time zone; a naive one is in it, and remains naive."""
     return timezone.localtime(moment) if timezone.is_aware(moment) else moment

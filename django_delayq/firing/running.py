@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from django.db.utils import Error
 
-from django_delayq.clock import aware
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.checkpoints import reach
@@ -24,7 +22,7 @@ from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, RunningWork, fir
 from django_delayq.firing.time_limits import run_within, time_limit
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import settling
-from django_delayq.ledger.history import appended, event
+from django_delayq.ledger.history import appended, event, moment
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -179,7 +177,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) 
             # an entry to one worker at a time, but a forged entry can reach several, each as a suspect; the second of
             # them would find no attempt left.
             last = row.history[-1] if row.history else {}
-            if last.get("what") == "suspected" and _is_within_a_lease(datetime.fromisoformat(last["at"]), now):
+            if last.get("what") == "suspected" and moment(last["at"]) + get_settings().lease > now:
                 report.release([timeout_id], using, "another worker has just claimed it")
                 return report
             if row.attempts and (policy.retry or get_settings().retry).delay_after(row.attempts) is None:
@@ -195,11 +193,6 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) 
     if is_counted and timeout_id in report.uncounted:
         _uncount(timeout_id, using)
     return report
-
-
-def _is_within_a_lease(at: datetime, now: datetime) -> bool:
-    """Return whether `at` is less than a lease ago. It may be of a time when `USE_TZ` had its other value."""
-    return aware(at) + get_settings().lease > aware(now)
 
 
 def _uncount(timeout_id: int, using: str) -> None:

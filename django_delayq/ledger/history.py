@@ -7,6 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
+from django_delayq import clock
 from django_delayq.ledger import scrubbing
 from django_delayq.models import Timeout
 
@@ -69,7 +70,7 @@ def snoozes_of(history: list[dict[str, Any]]) -> int:
 def began_at(row: Timeout) -> datetime:
     """Return when the round of `row` was scheduled, or when an operator has retried it."""
     retried = [event["at"] for event in row.history if event.get("what") == "retried"]
-    return datetime.fromisoformat(retried[-1]) if retried else row.created_at
+    return moment(retried[-1]) if retried else row.created_at
 
 
 def error_details(error: BaseException, timeout: Timeout | None = None) -> dict[str, str]:
@@ -97,6 +98,11 @@ def clipped(reason: str) -> str:
 def clean(text: str) -> str:
     """Replace what databases refuse: NUL and lone surrogates. Such a message must not prevent the row from settling."""
     return text.replace("\0", "�").encode("utf-8", "replace").decode()
+
+
+def moment(text: str) -> datetime:
+    """Return the time that `iso` has written, fitting to `USE_TZ`, which may have been switched since then."""
+    return clock.fitting(datetime.fromisoformat(text))
 
 
 def iso(at: datetime | None) -> str | None:

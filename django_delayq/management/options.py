@@ -12,12 +12,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 from django.apps import apps
-from django.conf import settings
 from django.contrib.contenttypes.models import ContentType
 from django.core.management.base import CommandError, CommandParser
 from django.db import router
 from django.db.models import Model, Q
-from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from django_delayq import clock
@@ -90,9 +88,7 @@ def moment(option: str, value: str | datetime) -> datetime:
         raise OptionError(option, value, f"is not a time: {error}") from error
     if found is None:
         raise OptionError(option, value, "is not a time, such as 2026-03-01T18:00, now, 2h or '30m ago'")
-    if settings.USE_TZ:
-        return timezone.make_aware(found) if timezone.is_naive(found) else found
-    return timezone.make_naive(found) if timezone.is_aware(found) else found
+    return clock.fitting(found)
 
 
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from django_delayq.engine import Change
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import claiming, outbox, paging
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.history import moment
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -123,10 +124,10 @@ def _replanned(
 ) -> tuple[datetime, datetime]:
     details = change.details
     if details["move"] == "thaw":  # after a hold; these words are stored, and unfinished changes have them
-        held_from, held_until = (datetime.fromisoformat(details[name]) for name in ("frozen_at", "thawed_at"))
+        held_from, held_until = (moment(details[name]) for name in ("frozen_at", "thawed_at"))
         # A row that was scheduled during the hold moves only by the rest of it.
         restarts = (event["at"] for event in row.history if event.get("what") in {"rescheduled", "retried"})
-        counts_from = max([row.created_at, *map(datetime.fromisoformat, restarts)])
+        counts_from = max([row.created_at, *map(moment, restarts)])
         shift = max(timedelta(0), held_until - max(held_from, counts_from))
         return shifted(row.due_at, shift), shifted(row.run_at, shift)
     due_at = row.due_at

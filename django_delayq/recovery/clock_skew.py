@@ -14,9 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from django.conf import settings
 from django.db import connections
-from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.clock import database_now
@@ -90,7 +88,7 @@ class ClockSkew:
         if offset is None or self._is_ours:
             return clock.now()
         now = _EPOCH + timedelta(milliseconds=offset + 1000 * self._monotonic())
-        return now if settings.USE_TZ else timezone.make_naive(now)
+        return clock.fitting(now)
 
     def redis_ahead_ms(self) -> float:
         """Return by how many milliseconds Redis is ahead of the database; 0 if that is little, or not measured."""

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 from django.utils import formats
-from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -18,7 +17,7 @@ from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
+from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, moment
 from django_delayq.ledger.locking import rows_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
@@ -76,7 +75,7 @@ class StoryEvent:
         if "timeout" in self.details:
             parts[0] += f" {self.details['timeout']}"
         if "to" in self.details:
-            at = _local(_datetime(self.details["to"]), "milliseconds")
+            at = _local(moment(str(self.details["to"])), "milliseconds")
             parts.append(_("to {moment}").format(moment=at))
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
@@ -155,7 +154,7 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
     for event in row.history:
         known = {"at", "what", "by", "reason"}
         details = {name: value for name, value in event.items() if name not in known}
-        at = _datetime(event["at"])
+        at = moment(event["at"])
         yield StoryEvent(at, event["what"], row.pk, event.get("by", ""), event.get("reason", ""), details)
     if row.settled_at is not None:
         late = row.lateness()
@@ -167,7 +166,7 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
 def _first_deadline(row: Timeout) -> datetime:
     """Return the deadline that this round began with; `first_due_at` may be that of a round that it replaced."""
     moved = next((event["from"] for event in row.history if "from" in event), None)
-    return row.due_at if moved is None else _datetime(moved)
+    return row.due_at if moved is None else moment(moved)
 
 
 def _outlook(subject: Subject, current: Timeout | None) -> str:
@@ -240,11 +239,6 @@ def _why_nothing_is_pending(subject: Subject) -> str:
         (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
     )
     return next(text for applies, text in reasons if applies)
-
-
-def _datetime(text: Any) -> datetime:
-    found = parse_datetime(str(text))
-    return found if found is not None else clock.now()
 
 
 def _local(at: datetime, precision: str = "seconds") -> str:

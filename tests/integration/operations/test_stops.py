@@ -219,6 +219,21 @@ def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(
         assert row.run_at - before[row.pk] < timedelta(minutes=2)
 
 
+@pytest.mark.parametrize("offset", ["", "+00:00"], ids=["naive", "aware"])
+def test_times_in_histories_are_read_whatever_use_tz_was_when_they_were_written(order: Order, offset: str) -> None:
+    row = reschedule_timeout(pending(order), hours=2)
+    assert row is not None
+    hold(REMIND, by=BY)
+    row.refresh_from_db()
+    row.history[-1]["at"] = f"2020-01-01T12:00:00{offset}"
+    row.save(update_fields=["history"])
+    held_for(HOUR)
+    assert resume(REMIND, by=BY) is not None
+    row.refresh_from_db()
+    assert [event["what"] for event in row.history] == ["rescheduled", "replanned"]
+    assert str(explain_timeout(order, REMIND)).count("2020-01-01") == 1
+
+
 def test_a_hold_may_end_without_a_shift(order: Order) -> None:
     row = pending(order)
     hold(REMIND, by=BY)
