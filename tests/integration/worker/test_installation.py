@@ -199,7 +199,7 @@ def test_a_worker_stops_using_a_redis_that_another_installation_has_claimed(
         due_orders("remind", 2)
         wait_until(all_are("fired"))
         client.delete(f"{prefix}:installation")
-        wait_until(lambda: events(caplog) == ["redis_away", "redis_back"], "it is told after it is used")
+        wait_until(lambda: events(caplog) == ["redis_away", "redis_back"], "it is logged after it is used")
         assert client.get(f"{prefix}:installation") == b"staging"
 
 
