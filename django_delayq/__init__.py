@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from django_delayq.exceptions import TimeLimitExceeded as TimeLimitExceeded
     from django_delayq.exceptions import TimeoutConflict as TimeoutConflict
     from django_delayq.exceptions import UnknownPolicy as UnknownPolicy
-    from django_delayq.guard_rails import Brake as Brake
-    from django_delayq.guard_rails import Late as Late
-    from django_delayq.guard_rails import Limits as Limits
-    from django_delayq.guard_rails import Rate as Rate
     from django_delayq.outcomes import GiveUp as GiveUp
     from django_delayq.outcomes import Skip as Skip
     from django_delayq.outcomes import Snooze as Snooze
@@ -36,8 +32,12 @@ if TYPE_CHECKING:
     from django_delayq.policies import get_policy as get_policy
     from django_delayq.policies import register_policy as register_policy
     from django_delayq.policies import timeout_policy as timeout_policy
+    from django_delayq.policy_options import Brake as Brake
+    from django_delayq.policy_options import Late as Late
+    from django_delayq.policy_options import Limits as Limits
+    from django_delayq.policy_options import Rate as Rate
+    from django_delayq.policy_options import Retry as Retry
     from django_delayq.relations import TimeoutRelation as TimeoutRelation
-    from django_delayq.retries import Retry as Retry
     from django_delayq.scheduling.bulk import cancel_timeouts as cancel_timeouts
     from django_delayq.scheduling.bulk import extend_timeouts as extend_timeouts
     from django_delayq.scheduling.bulk import reschedule_timeouts as reschedule_timeouts
@@ -72,11 +72,10 @@ _NAMES = {
         "TimeLimitExceeded TimeoutConflict UnknownPolicy"
     ),
     "scheduling.guards": "before_deadline",
-    "guard_rails": "Brake Late Limits Rate",
     "outcomes": "GiveUp Skip Snooze",
+    "policy_options": "Brake Late Limits Rate Retry",
     "policies": "TimeoutPolicy get_policies get_policy register_policy timeout_policy",
     "relations": "TimeoutRelation",
-    "retries": "Retry",
     "scheduling.single": (
         "acancel_timeout aextend_timeout areschedule_timeout aschedule_timeout "
         "cancel_timeout extend_timeout reschedule_timeout schedule_timeout"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from django.core.checks import CheckMessage, Error, Info, Tags, Warning
 from django.core.checks import register as register_check
 from django.db import connections, router
 from django.db.models import Model
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_delayq.arming.bulk import ArmingQuerySet
@@ -31,7 +33,7 @@ from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unind
 
 def register() -> None:
     """Register the checks below with Django."""
-    for check in (check_settings, check_policies, check_modules, check_pool, check_versions):
+    for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_versions):
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
     register_check(check_redis, "django_delayq", deploy=True)
@@ -242,6 +244,22 @@ def check_pool(**_: Any) -> Iterator[CheckMessage]:
             hint=f"Set max_size to {settings.concurrency + limit.own} or more: until then a worker runs fewer threads, "
             "or does not start.",
             id="django_delayq.W020",
+        )
+
+
+def check_time_zone(**_: Any) -> Iterator[CheckMessage]:
+    """Check that the ledger's database does not keep local times of which some occur twice. Reads only settings."""
+    using = router.db_for_write(Timeout)
+    if using not in connections or connections[using].features.supports_timezones:
+        return
+    zone = connections[using].timezone  # None without USE_TZ, which `check_settings` reports
+    year = timezone.now().year
+    if zone and len({datetime(year, month, 1, tzinfo=zone).utcoffset() for month in range(1, 13)}) > 1:
+        yield Warning(
+            f"Database {using!r}: TIME_ZONE is {connections[using].timezone_name}, so deadlines are stored in local "
+            "time, in which one hour a year occurs twice. In that hour timeouts may fire an hour early.",
+            hint="Remove TIME_ZONE from DATABASES, or set it to UTC, and convert the datetimes that are stored.",
+            id="django_delayq.W006",
         )
 
 

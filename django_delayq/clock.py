@@ -147,6 +147,14 @@ def fitting(moment: datetime) -> datetime:
     return timezone.make_naive(moment) if timezone.is_aware(moment) else moment
 
 
+def in_utc(moment: datetime) -> datetime:
+    """Return an aware `moment` in UTC, and a naive one unchanged.
+
+    For datetimes that users have entered: PostgreSQL refuses offsets of 16 hours and more, which ISO 8601 allows.
+    """
+    return moment.astimezone(UTC) if timezone.is_aware(moment) else moment
+
+
 def local(moment: datetime) -> datetime:
     """Return `moment` in the active time zone; a naive one is in it, and remains naive."""
     return timezone.localtime(moment) if timezone.is_aware(moment) else moment

@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_delayq.exceptions import DelayqError
-from django_delayq.retries import Retry
+from django_delayq.policy_options import Retry
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024

@@ -32,7 +32,6 @@ class Dialect:
     """Behave as the SQL standard and Django say, which is also how an unsupported database is treated."""
 
     is_supported: bool = False
-
     oldest: ClassVar[dict[str, tuple[int, ...]]] = {}
     """The first version that the ledger can use, by the display name of the server; unnamed: those of Django."""
 
@@ -58,17 +57,14 @@ class Dialect:
     compares_rows_by_index: bool = True
     """Whether `(a, b) > (x, y)` searches an index.
 
-    If not, the index is read from its beginning. Then the alternatives `a > x OR (a = x AND b > y)` search it, and a
-    condition `state = x` must be written as the range `state >= x AND state <= x`: for an equality all rows of that
-    state are read again for each page.
+    If not, the index is read from its beginning. Then `a > x OR (a = x AND b > y)` searches it, and `state = x` must be
+    written as the range `state >= x AND state <= x`: an equality reads all rows of that state again for each page.
     """
 
     compares_across_collations: bool = True
     """Whether strings of different collations can be compared, and by an index."""
-
     exact_digits: int | None = None
     """The number of digits up to which decimals are stored exactly; None: all."""
-
     has_pool: bool = False
     """Whether Django offers a connection pool, by `OPTIONS["pool"]`."""
 
@@ -82,10 +78,13 @@ class Dialect:
     """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
 
     key_arrays: ClassVar[dict[str, str]] = {}
-    """The type of the elements of an array of keys, by type of key, where one parameter `{1,2}` has all keys of a list.
+    """The type of the elements of an array, by type of key, where one parameter `{1,2}` has all keys; empty, or all."""
 
-    Empty, or with all types of keys.
-    """
+    needs_statistics: bool = False
+    """Whether a join with a subquery may take quadratic time until the tables have been analyzed."""
+
+    datetime_text: str = ""
+    """Regular expression of what Django stores, where datetimes are strings: raw SQL may write others."""
 
     text_as_key: ClassVar[dict[str, tuple[str, str]]] = {}
     """Regular expression and SQL for the key of the string `{0}`, by type of key, where a cast may raise an error."""
@@ -162,6 +161,7 @@ class PostgreSQL(Dialect):
     server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
     locks_and_writes_at_once = True
     has_pool = True
+    needs_statistics = True
     hex_type = "uuid"
     updates_from_rows = True
     key_arrays: ClassVar[dict[str, str]] = {
@@ -172,9 +172,8 @@ class PostgreSQL(Dialect):
         "ip": "inet",
     }
     connection_limits = (
-        "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname"
-        " FROM pg_roles WHERE rolname = session_user AND NOT rolsuper"
-        " UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
+        "SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname FROM pg_roles WHERE rolname = session_user"
+        " AND NOT rolsuper UNION ALL SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname"
         " FROM pg_database JOIN pg_roles ON rolname = session_user AND NOT rolsuper WHERE datname = current_database()"
     )
     _iso = "'YYYY-MM-DD\"T\"HH24:MI:SS.US'"
@@ -329,6 +328,7 @@ class SQLite(Dialect):
     is_supported = True
     locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
+    datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
     key_as_text: ClassVar[dict[str, str]] = {
         "datetime": "(replace({0}, ' ', 'T') || '+00:00')",
         "naive datetime": "(replace({0}, ' ', 'T') || '')",

@@ -48,7 +48,14 @@ class Formatter(logging.Formatter):
             "process": record.process,
             **{name: value for name, value in vars(record).items() if name not in _STANDARD},
         }
-        return json.dumps(found | ({"traceback": trace} if trace else {}), default=str, ensure_ascii=False)
+        return json.dumps(found | ({"traceback": trace} if trace else {}), default=_as_json, ensure_ascii=False)
+
+
+def _as_json(value: Any) -> str:
+    """Return a datetime as `time` is written, and other values as strings."""
+    if not isinstance(value, datetime):
+        return str(value)
+    return (value.astimezone() if value.tzinfo else value).isoformat(timespec="milliseconds")
 
 
 @contextmanager

@@ -288,7 +288,6 @@ class PolicyChange(models.Model):
     moved = models.PositiveIntegerField(_("rows moved"), default=0)
     unmoved = models.PositiveIntegerField(_("rows left as they were"), default=0)
     finished_at = models.DateTimeField(_("finished at"), null=True, blank=True)
-
     # Internal: the ids of the last row that was processed, and of the last row to process.
     place = models.BigIntegerField(default=0, editable=False)
     last_place = models.BigIntegerField(default=0, editable=False)
@@ -312,15 +311,16 @@ class PolicySync(models.Model):
     place = models.CharField(max_length=255, default="", blank=True)
     """The key, as text, of the last object that the present pass has checked; empty: none yet."""
     checked = models.PositiveBigIntegerField(default=0)
-    """The number of objects that the present pass has checked."""
     total = models.PositiveBigIntegerField(null=True, default=None)
-    """The number of objects that the last complete pass has checked; None: there was none."""
+    """How many objects the present and the last complete pass have checked; None: there was none."""
+    failed = models.PositiveBigIntegerField(default=0)
+    failed_total = models.PositiveBigIntegerField(default=0)
+    """For how many objects `since` or `after` raised, in the present and in the last complete pass."""
     before_at = models.DateTimeField(null=True, default=None)
-    """The start of the complete pass before, or later if no worker ran for long or the policy was new."""
+    """The start of the last complete pass without failures before; later after an absence, or of a new policy."""
     began_at = models.DateTimeField(null=True, default=None)
-    """The start of the present pass, or of the last one."""
     finished_at = models.DateTimeField(null=True, default=None)
-    """The end of the last complete pass."""
+    """The start of the present or last pass, and the end of the last complete one."""
     claimed_until = models.DateTimeField(null=True, default=None)
 
     class Meta:

@@ -15,9 +15,8 @@ from django.db.models import Model, Q, QuerySet
 
 from django_delayq.delays import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
-from django_delayq.guard_rails import Brake, Late, Limits, Rate
+from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration
-from django_delayq.retries import Retry
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
@@ -235,7 +234,7 @@ def get_policy(policy: str | tuple[type[Model], str] | TimeoutPolicy[Any]) -> Ti
         raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
     found = registry.get(policy)
     if found is None:
-        raise UnknownPolicy(_unknown(policy, [label for known in registry for label in known.labels]))
+        raise UnknownPolicy(_unknown(policy, [known.label for known in registry]))
     return found
 
 
@@ -266,8 +265,10 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
     mro = list(model.__mro__)
     named.sort(key=lambda known: mro.index(known.model) if known.model in mro else len(mro))
     if not named:
-        names = [name for known in fitting for name in (known.name, *known.labels)]
-        raise UnknownPolicy(_historical(model) or _unknown(policy, names, of=model.__name__))
+        others = [known.model._meta.label for known in registry if policy in known.labels or known.is_named(policy)]
+        names = [known.label if "." in policy else known.name for known in fitting]
+        words = f"{policy!r} is declared for {' and '.join(dict.fromkeys(others))}, not for {model._meta.label}."
+        raise UnknownPolicy(_historical(model) or (words if others else _unknown(policy, names, of=model.__name__)))
     resolved[policy, model] = named[0]
     return named[0]
 
@@ -284,8 +285,11 @@ def _historical(model: type[Model]) -> str:
 
 
 def _unknown(name: str, known: list[str], of: str = "") -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(sorted(known)) or 'none'}."
+    """Return the message that `name` is not one of `known`, names or labels; it suggests those with a similar name."""
+    names = {each: each.rpartition(".")[2] for each in sorted(known)}
+    similar = difflib.get_close_matches(name.rpartition(".")[2], {*names.values()})
+    near = difflib.get_close_matches(name, [each for each in names if names[each] in similar], cutoff=0)
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(names) or 'none'}."
     return f"No timeout policy {name!r}{f' for {of}' if of else ''}. {hint}"
 
 

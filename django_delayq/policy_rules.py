@@ -1,25 +1,43 @@
-"""Check declarations when they are made, so that a wrong policy fails at the start and not at its first deadline."""
+"""Check declarations when they are made, so that a wrong policy fails at the start and not at its first deadline.
+
+Also read the condition of a policy, without a query: which columns it depends on, and how it is shown to people.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
+from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, FieldError
-from django.db.models import CharField, DateTimeField, GeneratedField, IntegerField, Model, Q, TextField, UUIDField
-from django.db.models.expressions import Col, RawSQL, Subquery
+from django.db.models import (
+    CharField,
+    DateTimeField,
+    GeneratedField,
+    IntegerField,
+    Lookup,
+    Model,
+    Q,
+    QuerySet,
+    TextField,
+    UUIDField,
+    Value,
+)
+from django.db.models.expressions import BaseExpression, Col, CombinedExpression, NegatedExpression, RawSQL, Subquery
+from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
+from django.utils.translation import gettext as _
 
 from django_delayq.delays import duration_text
 from django_delayq.exceptions import PolicyError
-from django_delayq.guard_rails import Brake, Late, Limits
 from django_delayq.key_types import refusal
-from django_delayq.retries import Retry
+from django_delayq.policy_options import Brake, Late, Limits, Retry
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -30,6 +48,8 @@ ALIAS = re.compile(rf"{_NAME}(\.{_NAME}\.{_NAME})?\Z")
 MODEL_LABEL = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\Z")
 MAX_LABEL = 200
 MAX_BATCH = 10_000
+MAX_EXTENSIONS = 32_000
+"""More extensions of one round are not counted: the column of the ledger is a small integer."""
 
 
 def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> None:
@@ -81,10 +101,10 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
     # The type and not the repr, which would evaluate a queryset in it.
     kind = type(policy.when).__name__
     yield policy.when is not None and not isinstance(policy.when, Q), f"when must be a Q, not of type {kind}."
-    yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry."
+    yield policy.retry is not None and not isinstance(policy.retry, Retry), "retry must be a Retry: Retry([60, 600])."
     yield not _is_count(policy.batch, 1, MAX_BATCH), f"batch must be an int from 1 to {MAX_BATCH}, or None."
     yield policy.batch is not None and not policy.atomic, "batch needs atomic=True: its objects share one transaction."
-    yield not _is_count(policy.max_extensions, 0, 32_000), "max_extensions must be an int, 0 or more, or None."
+    yield not _is_count(policy.max_extensions, 0, MAX_EXTENSIONS), "max_extensions must be an int, 0 or more, or None."
     for option, type_ in (("limits", Limits), ("late", Late), ("brake", Brake)):
         given = getattr(policy, option)
         yield given is not None and not isinstance(given, type_), f"{option} must be a {type_.__name__}, not {given!r}."
@@ -236,7 +256,7 @@ def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
 
 def condition_columns(policy: TimeoutPolicy[Any]) -> set[Any] | None:
     """Return the fields that `when` reads, with the sources of generated ones; None if raw SQL hides them."""
-    nodes = list(_walk(_where(policy)[0]))
+    nodes = list(_walk(_condition(policy)[0].where))
     if any(isinstance(node, RawSQL) for node in nodes):
         return None
     return {source for node in nodes if isinstance(node, Col) for source in _sources(node.target)}
@@ -253,11 +273,31 @@ def _sources(field: Any) -> set[Any]:
 
 def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
     """Return whether `when` depends on rows other than the object's own, also of the same table."""
-    where, own = _where(policy)
-    return any(
-        isinstance(node, (Subquery, Query)) or (isinstance(node, Col) and node.alias not in own)
-        for node in _walk(where)
-    )
+    return bool(tables_of_other_rows(policy))
+
+
+@lru_cache(maxsize=1000)  # each firing asks, and Django takes as long to resolve a condition as to send a statement
+def tables_of_other_rows(policy: TimeoutPolicy[Any]) -> frozenset[str]:
+    """Return the tables in which `when` reads rows other than the object's own."""
+    query, own = _condition(policy)
+    return frozenset(_tables(query, own))
+
+
+def _tables(query: Any, own: Collection[str | None]) -> Iterator[str]:
+    """Yield the tables that the condition of `query` reads, without the aliases `own`, and those joined on the way.
+
+    Not all joins: the base manager may have added some that the condition does not read.
+    """
+    for node in _walk(query.where):
+        if isinstance(node, Subquery | Query):
+            inner = node.query if isinstance(node, Subquery) else node
+            yield from (table.table_name for table in inner.alias_map.values())
+            yield from _tables(inner, {*inner.alias_map})
+        elif isinstance(node, Col):
+            alias = node.alias
+            while alias in query.alias_map and alias not in own:  # else it is one of the query around this one
+                yield query.alias_map[alias].table_name
+                alias = query.alias_map[alias].parent_alias
 
 
 SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", "is_removed", "removed_at"))
@@ -279,8 +319,8 @@ def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
     return [] if used is None or used.intersection(own) else [field.name for field in own]
 
 
-def _where(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
-    """Return the condition as resolved by the policy's base manager, and the aliases of the object's own row.
+def _condition(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
+    """Return the query of the condition, by the policy's base manager, and the aliases of the object's own row.
 
     These are its table and those of its parents. They are found by joins and not by the names of tables, because a
     relation to the same table joins it under another alias.
@@ -291,7 +331,7 @@ def _where(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
         link = getattr(getattr(table, "join_field", None), "remote_field", None)
         if table.parent_alias is None or (table.parent_alias in own and getattr(link, "parent_link", False)):
             own.add(alias)
-    return query.where, own
+    return query, own
 
 
 def _walk(node: Any) -> Iterator[Any]:
@@ -300,3 +340,52 @@ def _walk(node: Any) -> Iterator[Any]:
     for child in children:
         if hasattr(child, "get_source_expressions") or hasattr(child, "children"):
             yield from _walk(child)
+
+
+def condition_text(when: Q) -> str:
+    """Return `when` as a sentence of Django's lookups, such as `status = 'unpaid' and paid_at = None`.
+
+    A queryset is rendered as the label of its model, and an object as label and key: their own `repr` would run a query
+    and print what `__str__` of the objects returns, also to users who may not view them.
+    """
+    return _shown(when) or _("always")
+
+
+def _shown(node: Any) -> str:
+    if isinstance(node, tuple):
+        return f"{node[0]} = {_value(node[1])}"
+    if not isinstance(node, Q):
+        return _value(node)
+    word = {"OR": _("or"), "XOR": _("either, or")}.get(node.connector, _("and"))
+    parts = [
+        f"({_shown(child)})" if isinstance(child, Q) and len(child) > 1 else _shown(child) for child in node.children
+    ]
+    joined = f" {word} ".join(part for part in parts if part)
+    return _("not ({condition})").format(condition=joined) if node.negated and joined else joined
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Enum | Value):
+        value = value.value
+    if isinstance(value, QuerySet | RawQuerySet | Query):
+        return _("a query of {model}").format(model=value.model._meta.label if value.model else "?")
+    if isinstance(value, Model):
+        return f"{value._meta.label} {value.pk}"
+    if isinstance(value, Q):
+        return f"({_shown(value)})"
+    if isinstance(value, BaseExpression):
+        return _expression(value)
+    if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
+        return f"[{', '.join(map(_value, value))}]"
+    return repr(value)
+
+
+def _expression(value: BaseExpression) -> str:
+    """Return the name of an expression with its parts, whose own `repr` may contain that of a queryset."""
+    given = [value.lhs, value.rhs] if isinstance(value, Lookup) else value.get_source_expressions()
+    parts = [_value(part) for part in given if part is not None]
+    if isinstance(value, NegatedExpression):
+        return _("not ({condition})").format(condition=", ".join(parts))
+    if isinstance(value, CombinedExpression):
+        return f" {value.connector} ".join(parts)
+    return f"{type(value).__name__}({', '.join(parts)})" if parts else repr(value)

@@ -181,7 +181,9 @@ def _answer(sent: _Sent, report: Report) -> None:
     pairs = [(each, obj) for each, obj in zip(sent.work.ids, sent.work.object_ids, strict=True) if each in known]
     ids, object_ids = zip(*pairs, strict=True)
     sent.ids -= known
-    sent.done(replace(sent.work, ids=ids, object_ids=object_ids), Report(done, again, now=report.now))
+    fired, untried = (tuple(each for each in some if each in known) for some in (report.fired, report.untried))
+    answer = Report(done, again, fired, report.now, untried=untried)
+    sent.done(replace(sent.work, ids=ids, object_ids=object_ids), answer)
 
 
 def outcomes(labels: Mapping[int, str], using: str) -> Report:
@@ -190,7 +192,7 @@ def outcomes(labels: Mapping[int, str], using: str) -> Report:
     The report does not name those that are still due: they wait for a process, or are being fired. Raises the errors of
     the database.
     """
-    done, again, now = [], {}, None
+    done, again, fired, untried, now = [], {}, [], [], None
     stopped = stop_cache.confirmed(using, set(labels.values()))
     for page in chunks(list(labels), PAGE):
         rows = Timeout.objects.using(using).filter(pk__in=page).annotate(database_now=DatabaseNow())
@@ -199,12 +201,14 @@ def outcomes(labels: Mapping[int, str], using: str) -> Report:
             found.add(id)
             if Timeout.State(state).is_settled:
                 done.append(id)
+                fired += [id] if state == Timeout.State.FIRED else []
             elif run_at > now:  # with atomic=False a row that is firing expires then, unless `fire` extends it
                 again[id] = run_at
             elif labels[id] in stopped:
                 again[id] = stopped.recheck_at(labels[id], now)
+                untried.append(id)
         done += set(page) - found
-    return Report(tuple(done), again, now=now)
+    return Report(tuple(done), again, tuple(fired), now, untried=tuple(untried))
 
 
 def fire(message: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import unittest
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
 from types import FrameType
@@ -18,6 +18,7 @@ from django_delayq import clock
 from django_delayq.delays import Span, shifted
 from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.firing.failures import TransientFailure, WorkerDied
+from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.models import Timeout
@@ -132,8 +133,10 @@ class Fired(int):
     """Of these an attempt failed and a retry followed, which may have been due immediately."""
     dead: list[Timeout]
     """They have no retry left, or their handler gave up."""
+    stopped: list[str]
+    """The labels of policies that are paused, also by their brake, or on hold: due timeouts of them stay pending."""
 
-    def __new__(cls, signals: Sequence[tuple[Signal, Timeout]] = ()) -> Fired:
+    def __new__(cls, signals: Sequence[tuple[Signal, Timeout]] = (), stopped: Sequence[str] = ()) -> Fired:
         """Return how many of `signals` are `timeout_fired`."""
 
         def rows_of(signal: Signal) -> list[Timeout]:
@@ -143,11 +146,13 @@ class Fired(int):
         self = super().__new__(cls, len(fired))
         self.fired, self.skipped = fired, rows_of(timeout_skipped)
         self.failed, self.dead = rows_of(timeout_failed), rows_of(timeout_dead)
+        self.stopped = list(stopped)
         return self
 
     def __repr__(self) -> str:
         names = ("fired", "skipped", "failed", "dead")
-        return f"<{', '.join(f'{len(getattr(self, name))} {name}' for name in names)}>"
+        stopped = f"; stopped: {', '.join(self.stopped)}" if self.stopped else ""
+        return f"<{', '.join(f'{len(getattr(self, name))} {name}' for name in names)}{stopped}>"
 
 
 def fire_due(
@@ -182,7 +187,7 @@ def fire_due(
     settle_expired(using)
     fired, signals = 0, list[tuple[Any, Timeout]]()
     attempts_of: dict[int, int] = {}
-    stuck: set[int] = set()
+    stuck: dict[int, str] = {}
     while limit is None or fired < limit:
         work = _next_work(chosen, using, stuck, None if limit is None else limit - fired)
         if work is None:
@@ -197,12 +202,14 @@ def fire_due(
             pending = Timeout.objects.using(using).pending().filter(pk__in=left)
             for timeout_id, attempts in pending.values_list("pk", "attempts"):
                 if attempts <= attempts_of.get(timeout_id, 0):
-                    stuck.add(timeout_id)
+                    stuck[timeout_id] = work.policy
                 attempts_of[timeout_id] = attempts
-    return Fired(signals)
+    left_by = {policy.label for label in stuck.values() if (policy := registry.get(label))}
+    stopped = policy_states(using) if left_by else []
+    return Fired(signals, [state.label for state in stopped if state.is_stopped and state.label in left_by])
 
 
-def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: set[int], limit: int | None) -> Work | None:
+def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int], limit: int | None) -> Work | None:
     """Return the first due timeout, of `chosen` if given, and for a batch policy those that share its batch."""
     excluded = padded(stuck)
 

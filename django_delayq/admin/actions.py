@@ -65,7 +65,7 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
             rows = rows_about(queryset, operation.states, MAX_ROWS + 1).order_by("id")
             ids = list(rows.values_list("pk", flat=True)[: MAX_ROWS + 1])
         elif request.POST.get("select_across") in {None, "", "0"}:  # rows may have left the list since it was shown
-            ids = [int(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if pk.isascii() and pk.isdigit()]
+            ids = [int(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if _is_id(pk)]
         else:
             ids = list(queryset.values_list("pk", flat=True)[: MAX_ROWS + 1])
         if not ids:
@@ -112,7 +112,12 @@ def brake_banners(request: HttpRequest, states: Iterable[PolicyState], site: Adm
 
 def ids_in(text: str) -> list[int]:
     """Return the ids in a comma-separated string, at most `MAX_ROWS`, without what is not a number."""
-    return [int(part) for part in text.split(",")[:MAX_ROWS] if part.isascii() and part.isdigit() and len(part) < 19]
+    return [int(part) for part in text.split(",")[:MAX_ROWS] if _is_id(part)]
+
+
+def _is_id(text: str) -> bool:
+    """Return whether `text` is a number that the column of ids can hold."""
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 class OperationView(FormView):  # type: ignore[type-arg]

@@ -269,5 +269,5 @@ def _period(params: dict[str, Any]) -> dict[str, datetime]:
     except (TypeError, ValueError) as error:
         raise IncorrectLookupParameters(error) from error
     if timezone.is_aware(timezone.now()):
-        return {name: clock.aware(at) for name, at in period.items()}
+        return {name: clock.in_utc(clock.aware(at)) for name, at in period.items()}
     return period

@@ -10,9 +10,9 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.history import MAX_REASON
+from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD
 
 MAX_DELAY: Final = timedelta(days=10_000)
 MINUTES = (("minutes", _("minutes")), ("hours", _("hours")), ("days", _("days")))

@@ -18,11 +18,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_delayq import clock
-from django_delayq.conditions import condition_text
-from django_delayq.guard_rails import Limits
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_options import Limits
+from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import (
     EVENT_LABELS,
     StoryEvent,

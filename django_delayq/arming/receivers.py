@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
-from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted, diff
-from django_delayq.arming.row_state import ledger_fits, row_state
+from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.locking import database_of, has_ledger, lock_parents, writer_of
@@ -136,15 +135,11 @@ def arm_saved(
         pk, oldest = getattr(instance, key.attname), get_settings().catch_up
         if (later := _later.get(connections[using])) is not None:
             later.note(table, policies, pk, oldest)
-            continue
-        # A save outside a transaction has committed already. Mostly nothing must change, which one query shows without
-        # a lock: a transaction that changes the row at the same time arms it itself.
-        if not created and not connections[using].in_atomic_block:
-            if ledger_fits(table, policies, pk, using):
-                continue
-            if not diff(row_state(table, policies, pk, using, lock=False), using, oldest).size:
-                continue
-        arm_one(table, policies, pk, using, oldest)
+        else:
+            arm_one(table, policies, pk, using, oldest, is_new=created)
+
+
+_Noted: TypeAlias = dict[tuple[type["Model"], tuple["TimeoutPolicy[Any]", ...], "timedelta"], set[Any]]
 
 
 class ArmingLater:
@@ -159,7 +154,8 @@ class ArmingLater:
     def __init__(self, using: str) -> None:
         self.is_arming = False
         self._using = using
-        self._noted: dict[tuple[type[Model], tuple[TimeoutPolicy[Any], ...], timedelta], set[Any]] = {}
+        self._noted: _Noted = {}
+        self._armed: _Noted = {}
 
     def note(self, table: type[Model], policies: tuple[TimeoutPolicy[Any], ...], pk: Any, oldest: timedelta) -> None:
         """Have the object armed by the next `arm`, as `arm_one` does."""
@@ -171,6 +167,7 @@ class ArmingLater:
         self.is_arming = True
         try:
             for (table, policies, oldest), found in noted.items():
+                self._armed.setdefault((table, policies, oldest), set()).update(found)
                 pks = sorted(set(map(root_of_key(table).to_python, found)))
                 if len(pks) >= FEWEST_TOGETHER:
                     arm_many(table, policies, pks, self._using, oldest, signals=True)
@@ -179,6 +176,12 @@ class ArmingLater:
                         arm_one(table, policies, pk, self._using, oldest)
         finally:
             self.is_arming = False
+
+    def arm_again(self) -> None:
+        """Note all objects again: a savepoint was rolled back, and with it perhaps what `arm` has written."""
+        for (table, policies, oldest), found in self._armed.items():
+            self._noted.setdefault((table, policies, oldest), set()).update(found)
+        self._armed.clear()
 
 
 _later: WeakKeyDictionary[Any, ArmingLater] = WeakKeyDictionary()

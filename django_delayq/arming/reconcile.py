@@ -5,7 +5,7 @@ a save that was missed.
 
 | the row | the ledger has | change |
 | --- | --- | --- |
-| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm |
+| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_kept_rounds` |
 | `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
 | `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if the new round is closed |
 | `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections
+from django.db.models import F
 
 from django_delayq import clock
-from django_delayq.arming.row_state import CLOSING, RowState, objects_of_policy, row_state, row_states
+from django_delayq.arming.row_state import CLOSING, RowState, ledger_fits, objects_of_policy, row_state, row_states
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import many, writing
 from django_delayq.ledger.locking import (
@@ -48,12 +49,29 @@ if TYPE_CHECKING:
 Cause = Timeout.Cause
 
 
+class Kept(NamedTuple):
+    """What a round keeps when it is armed again. `due_at` is None if its policy decides the deadline."""
+
+    due_at: datetime | None
+    first_due_at: datetime
+    extensions: int
+
+
+class Arm(NamedTuple):
+    """A round that must be armed."""
+
+    policy: TimeoutPolicy[Any]
+    pk: Any
+    since_at: datetime | None
+    due_at: datetime
+    kept: Kept | None
+
+
 @dataclass(slots=True)
 class Changes:
     """What must be written so that the ledger fits some rows of one model."""
 
-    insert: list[tuple[TimeoutPolicy[Any], Any, datetime | None, datetime]] = field(default_factory=list)
-    """Policy, key of the object, `since_at` and deadline."""
+    insert: list[Arm] = field(default_factory=list)
     move: dict[int, tuple[datetime, datetime]] = field(default_factory=dict)
     """For each id the new `since_at` and deadline."""
     cancel: dict[int, tuple[Timeout.Cause, str]] = field(default_factory=dict)
@@ -68,19 +86,37 @@ class Changes:
         return len(self.insert) + len(self.move) + len(self.cancel)
 
 
-def arm_one(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, oldest: timedelta) -> None:
-    """Make the ledger fit the row `pk`, which stays locked until the transaction ends.
+def arm_one(
+    model: type[Model],
+    policies: Sequence[TimeoutPolicy[Any]],
+    pk: Any,
+    using: str,
+    oldest: timedelta,
+    *,
+    is_new: bool = False,
+) -> None:
+    """Make the ledger fit the row `pk`. If anything changes, the row stays locked until the transaction ends.
 
-    Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed.
+    Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed. `is_new`: the
+    row was inserted just now, so that it most likely lacks a round.
     """
     connection = connections[using]
-    # A save outside a transaction has released the row. A query that waits for the lock shows the row as it is
-    # afterwards, but the ledger as it was before, and a round closed in between would be armed again.
-    must_lock_first = connection.features.has_select_for_update and not connection.in_atomic_block
+    is_committed = not connection.in_atomic_block
+    # Mostly nothing must change after a save outside a transaction, which one query shows without a lock: a transaction
+    # that changes the row at the same time arms it itself.
+    if is_committed and not is_new:
+        if ledger_fits(model, policies, pk, using):
+            return
+        if not diff(row_state(model, policies, pk, using, lock=False), using, oldest).size:
+            return
+    # Such a save has released the row. A query that waits for the lock shows the row as it is afterwards, but the
+    # ledger as it was before, and a round closed in between would be armed again.
+    must_lock_first = is_committed and connection.features.has_select_for_update
     with transaction_of(using):
         if must_lock_first:
             lock_row(model, pk, using)
-        changes = diff(row_state(model, policies, pk, using, lock=not must_lock_first), using, oldest)
+        states = row_state(model, policies, pk, using, lock=not must_lock_first)
+        changes = diff(states, using, oldest, is_new=is_new)
         apply(changes, using, signals=True)
 
 
@@ -116,13 +152,20 @@ def changes_of(
 
 
 def diff(
-    states: Sequence[RowState], using: str, oldest: timedelta | None, objects: dict[Any, Any] | None = None
+    states: Sequence[RowState],
+    using: str,
+    oldest: timedelta | None,
+    objects: dict[Any, Any] | None = None,
+    *,
+    is_new: bool = False,
 ) -> Changes:
     """Return the changes that the table above requires for `states`.
 
-    `objects`: those of `states` by key, if the caller has read them, and all states are of one policy.
+    `objects`: those of `states` by key, if the caller has read them, and all states are of one policy. `is_new`: the
+    objects were inserted just now, so that none of their rounds is armed again.
     """
     changes = Changes()
+    kept_rounds = _KeptRounds(states, using, is_new=is_new)
     read: dict[type[Model], dict[Any, Any]] = {}
 
     def object_of(state: RowState) -> Any:
@@ -141,7 +184,7 @@ def diff(
                 obj = object_of(state)
                 since_at = None if obj is None else policy.since_of(obj)
             if state.pending_id is None or state.pending_since != since_at:
-                _diff_round(changes, state, since_at, object_of, using=using, oldest=oldest)
+                _diff_round(changes, state, since_at, object_of, kept_rounds, using=using, oldest=oldest)
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (Cause.CONDITION, policy.queue)
         if changes.size > before:
@@ -154,6 +197,7 @@ def _diff_round(
     state: RowState,
     since_at: datetime | None,
     object_of: Callable[[RowState], Any],
+    kept_rounds: _KeptRounds,
     *,
     using: str,
     oldest: timedelta | None,
@@ -169,12 +213,14 @@ def _diff_round(
     obj = object_of(state) if callable(policy.after) and since_at is not None else None
     is_gone = obj is None and callable(policy.after)
     due_at = None if is_gone else policy.due_of(obj, since_at, state.after)
+    kept = None if pending_id is not None or due_at is None else kept_rounds.of(state, since_at)
+    due_at = due_at if kept is None else kept.due_at or due_at
     is_too_old = due_at is not None and oldest is not None and clock.now() - due_at >= oldest
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
         elif due_at is not None:
-            changes.insert.append((policy, state.pk, since_at, due_at))
+            changes.insert.append(Arm(policy, state.pk, since_at, due_at, kept))
     elif since_at is None or due_at is None:
         changes.cancel[pending_id] = (Cause.CONDITION, policy.queue)
     elif is_closed():
@@ -185,6 +231,44 @@ def _diff_round(
         changes.move[pending_id] = (since_at, due_at)
 
 
+class _KeptRounds:
+    """Reads at the first question what the rounds of `states` keep. Those of new objects keep nothing."""
+
+    def __init__(self, states: Sequence[RowState], using: str, *, is_new: bool) -> None:
+        self._states, self._using = states, using
+        self._kept: dict[tuple[str, datetime | None], Kept] | None = {} if is_new else None
+
+    def of(self, state: RowState, since_at: datetime | None) -> Kept | None:
+        """Return what the round of `since_at` keeps; None: nothing."""
+        if self._kept is None:
+            unarmed = [each for each in self._states if each.holds and each.pending_id is None]
+            self._kept = _kept_rounds(unarmed, self._using)
+        kept = self._kept
+        slots = subject_at(state.policy, state.pk, "", self._using).slots if kept else ()
+        return next((kept[slot, since_at] for slot in slots if (slot, since_at) in kept), None)
+
+
+def _kept_rounds(states: Sequence[RowState], using: str) -> dict[tuple[str, datetime | None], Kept]:
+    """Return, by slot and `since_at`, what those rounds keep that were moved, and then ended by their condition.
+
+    Otherwise an order whose payment was tried and failed would lose its extensions, and could be extended without a
+    limit. A deadline that "fire now" has set is not kept: that request has been answered.
+    """
+    pks: dict[TimeoutPolicy[Any], list[Any]] = {}
+    for state in states:
+        pks.setdefault(state.policy, []).append(state.pk)
+    named = ((policy, label, found) for policy, found in pks.items() for label in policy.labels)
+    slots = [slot for policy, label, found in named for _, _, slot in slots_of(policy, label, found, "", using)]
+    ended = Timeout.objects.using(using).filter(slot__in=slots, cause=Cause.CONDITION)
+    rows = as_it_is(ended.exclude(due_at=F("first_due_at"), extensions=0), using).order_by("id")
+    kept = {}
+    for row in rows.only("slot", "since_at", "due_at", "first_due_at", "extensions", "history"):
+        moves = [event["what"] for event in row.history if "to" in event]
+        due_at = None if moves[-1:] == ["fire_requested"] else row.due_at
+        kept[row.slot, row.since_at] = Kept(due_at, row.first_due_at, row.extensions)
+    return kept
+
+
 def _is_closed(state: RowState, since_at: datetime | None, using: str) -> bool:
     rounds = subject_at(state.policy, state.pk, "", using).rounds().filter(CLOSING, since_at=since_at)
     return bool(as_it_is(rounds, using).values_list("pk")[:1])
@@ -193,13 +277,14 @@ def _is_closed(state: RowState, since_at: datetime | None, using: str) -> bool:
 def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
-    armed, moved, cancelled = list[Timeout](), list[Timeout](), list[Timeout]()
-    if signals:  # of few objects
-        armed = [writing.new_row(subject_at(policy, pk, "", using), due, at) for policy, pk, at, due in changes.insert]
-        writing.insert(armed, using)
-    else:
-        for policy in {policy for policy, *_ in changes.insert}:
-            rounds = {pk: (since_at, due_at) for of, pk, since_at, due_at in changes.insert if of is policy}
+    moved, cancelled = list[Timeout](), list[Timeout]()
+    singly = [each for each in changes.insert if signals or each.kept]  # few
+    armed = [_new_row(each, using) for each in singly]
+    writing.insert(armed, using)
+    if not signals:
+        for policy in {each.policy for each in changes.insert}:
+            of_policy = [each for each in changes.insert if each.policy is policy and not each.kept]
+            rounds = {each.pk: (each.since_at, each.due_at) for each in of_policy}
             slots = slots_of(policy, policy.label, rounds, "", using)
             many.insert_rounds(policy, [(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
     if changes.move:
@@ -215,6 +300,13 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
         for signal, changed in sent:
             for row in changed:
                 announce(signal, row, using)
+
+
+def _new_row(arm: Arm, using: str) -> Timeout:
+    row = writing.new_row(subject_at(arm.policy, arm.pk, "", using), arm.due_at, arm.since_at)
+    if arm.kept is not None:
+        row.first_due_at, row.extensions = arm.kept.first_due_at, arm.kept.extensions
+    return row
 
 
 @compiled

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
-from django.db.models.lookups import Exact
+from django.db.models.lookups import Exact, IsNull
 
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import object_id_of, root_of_key
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, rows_of
 from django_delayq.ledger.statements import Param, compiled, params
-from django_delayq.ledger.subjects import kind_of, slots_of
+from django_delayq.ledger.subjects import NEWEST_FIRST, kind_of, slots_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policy_rules import reads_other_rows
 
@@ -40,6 +42,8 @@ CLOSING = (
     | Q(state=State.SKIPPED, cause__in=(Cause.HANDLER, Cause.LATE, Cause.SHADOW))
 )
 COLUMNS = 6
+MAX_SINCE = 400
+"""More values are compared as a range: with the slots of a page, older SQLite accepts 999 parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class RowState:
     pending_id: int | None
     pending_since: datetime | None
     closed: bool | None
-    """Whether the round of `since_at` is closed; None: unknown, because SQL cannot read a callable `since`."""
+    """Whether the round of `since_at` is closed; None: SQL cannot read or compare the value, or was not asked."""
 
 
 def row_state(
@@ -96,9 +100,24 @@ def _fitting(using: str, model: type[Model], policies: tuple[TimeoutPolicy[Any],
     for policy, rounds in zip(policies, _rounds_of(policies, using), strict=True):
         pending, of_since = rounds.filter(slot_taken=1), Q(since_at=OuterRef(str(policy.since)))
         is_needed = Q(Exact(_holds(policy, using), 1), (f"{policy.since}__isnull", False))
-        is_there = Exists(rounds.filter(Q(slot_taken=1) | CLOSING, of_since)) & ~Exists(pending.exclude(of_since))
-        rows = rows.filter(Case(When(is_needed, then=is_there), default=~Exists(pending), output_field=BooleanField()))
+        is_there = Case(  # in this order: an object may have very many closed rounds
+            When(_has_none(pending.exclude(of_since), False), then=Value(False)),
+            When(_has_none(pending.filter(of_since), False), then=Value(True)),
+            default=Exists(rounds.filter(CLOSING, of_since)),
+            output_field=BooleanField(),
+        )
+        default = _has_none(pending)
+        rows = rows.filter(Case(When(is_needed, then=is_there), default=default, output_field=BooleanField()))
     return rows.values_list("pk")
+
+
+def _has_none(pending: QuerySet[Timeout, Any], expected: bool = True) -> IsNull:
+    """Return the condition that there are no such rows in a slot; with `expected=False`, that there are some.
+
+    PostgreSQL expects many pending rows in a slot that has very many rows, and would read tables or the primary key
+    from one end for EXISTS or the first row by `id`, and find the one pending row at the other end.
+    """
+    return IsNull(Subquery(pending.order_by(NEWEST_FIRST).values("pk")[:1]), expected)
 
 
 def _slots_of(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> list[str]:
@@ -131,31 +150,44 @@ def row_states(
     found = as_it_is(rows_of(model, using).filter(pk__in=pks).annotate(**shown), using).order_by("pk")
     to_python = root_of_key(model).to_python
     rows = [(to_python(pk), *rest) for pk, *rest in found.values_list("pk", *shown)]
-    rounds, states = Rounds(policies, pks, using), []
+    found_by_policy = []
     for number, policy in enumerate(policies):
         read = [(row[0], *row[1 + 3 * number : 4 + 3 * number]) for row in rows]
         if callable(policy.since):
             objects = objects_of_policy(policy, [pk for pk, holds, *_ in read if holds], using)
             since_of = {pk: policy.since_of(obj) for pk, obj in objects.items()}
             read = [(pk, holds, since_of.get(pk), after) for pk, holds, _, after in read]
-        states += [rounds.state(policy, pk, holds=h, since_at=since, after=after) for pk, h, since, after in read]
-    return states
+        found_by_policy.append((policy, read))
+    rounds = Rounds(policies, pks, using, [since_at for _, read in found_by_policy for *_, since_at, _ in read])
+    return [
+        rounds.state(policy, pk, holds=holds, since_at=since_at, after=after)
+        for policy, read in found_by_policy
+        for pk, holds, since_at, after in read
+    ]
 
 
 class Rounds:
-    """The pending and the closed rounds of some objects, read in one query.
+    """The pending rounds of some objects, and the closed ones with one of the values `since`, read in one query.
 
     Subqueries for each object would take a plan each, and without statistics PostgreSQL reads whole tables for one.
     """
 
-    def __init__(self, policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], using: str) -> None:
+    def __init__(
+        self,
+        policies: Sequence[TimeoutPolicy[Any]],
+        pks: Collection[Any],
+        using: str,
+        since: Iterable[datetime | None],
+    ) -> None:
         places: dict[str, tuple[str, Any]] = {}
         for policy in policies:
             for label in policy.labels:
                 for pk, _, slot in slots_of(policy, label, pks, "", using):
                     places[slot] = (policy.label, pk)
         # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
-        rows = Timeout.objects.using(using).filter(CLOSING | Q(slot_taken=1), slot__in=list(places))
+        values = sorted({since_at for since_at in since if since_at is not None})
+        of_since = Q(since_at__in=values) if len(values) <= MAX_SINCE else Q(since_at__range=(values[0], values[-1]))
+        rows = Timeout.objects.using(using).filter(Q(slot_taken=1) | CLOSING & of_since, slot__in=list(places))
         self._pending: dict[tuple[str, Any], tuple[int, datetime | None]] = {}
         self._closed: set[tuple[str, Any, datetime | None]] = set()
         for slot, since_at, row_id, taken in as_it_is(rows, using).values_list("slot", "since_at", "id", "slot_taken"):
@@ -214,16 +246,32 @@ def _query(model: type[Model], policies: Sequence[TimeoutPolicy[Any]], using: st
     """
     columns: dict[str, Any] = {}
     for number, (policy, rounds) in enumerate(zip(policies, _rounds_of(policies, using), strict=True)):
-        pending = rounds.filter(slot_taken=1).order_by("-id")
+        pending = rounds.filter(slot_taken=1).order_by(NEWEST_FIRST)
         closed: Any = Value(None, output_field=IntegerField())
         columns |= _columns(number, policy, using)
         columns[f"delayq{number}_pending"] = Subquery(pending.values("id")[:1], output_field=BigIntegerField())
         columns[f"delayq{number}_round"] = Subquery(pending.values("since_at")[:1], output_field=DateTimeField())
         if isinstance(policy.since, str):
-            closed = Exists(rounds.filter(CLOSING, since_at=OuterRef(policy.since)))
+            # Beside a pending round of this `since` it does not matter, and there may be very many closed ones.
+            is_pending = When(_has_none(pending.filter(since_at=OuterRef(policy.since)), False), then=Value(None))
+            closed = _is_closed(policy.since, rounds, using)
+            closed = Case(is_pending, default=closed, output_field=BooleanField(null=True))
         columns[f"delayq{number}_closed"] = closed
     rows = rows_of(model, using).filter(pk=Param(cast("Any", model._meta.pk), "pk"))
     return cast("QuerySet[Any, Any]", rows.annotate(**columns).values_list("pk", *columns))
+
+
+def _is_closed(since: str, rounds: QuerySet[Timeout, Any], using: str) -> Any:
+    """Return whether one of `rounds` closes that of the column `since`.
+
+    NULL where datetimes are compared as strings, and the string is not Django's: the same value may be written in
+    several ways, for example with three digits for milliseconds by strftime('%f') of SQLite.
+    """
+    closed = Exists(rounds.filter(CLOSING, since_at=OuterRef(since)))
+    text = dialect_of(connections[using]).datetime_text
+    if not text:
+        return closed
+    return Case(When(Q((f"{since}__regex", text)), then=closed), default=None, output_field=BooleanField())
 
 
 def _columns(number: int, policy: TimeoutPolicy[Any], using: str) -> dict[str, Any]:

@@ -2,38 +2,42 @@
 
 In both directions, page by page: arm rows that match a policy but have no round, and cancel pending rounds whose object
 no longer matches, after the same locked check as on saving. Several syncs may run at the same time.
+
+An object for which a callable of the policy raises stays as it is, and the sync continues with the others.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from django.db.models import Exists, Model, OuterRef, Q, QuerySet
+from django.db import Error as DatabaseError
+from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.arming.receivers import policies_by_table
-from django_delayq.arming.reconcile import arm_many, cancel_of_deleted, changes_of, diff
-from django_delayq.arming.row_state import CLOSING, Rounds
+from django_delayq.arming.reconcile import Changes, arm_many, cancel_of_deleted, changes_of
+from django_delayq.arming.scan import PAGE, Failures, Step, candidates, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
-from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.scrubbing import shown
 from django_delayq.ledger.search import Count
-from django_delayq.ledger.subjects import instances, key_of, kind_of, object_id, objects_of
+from django_delayq.ledger.subjects import instances, objects_of
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from datetime import datetime
 
-PAGE = 500
+logger = logging.getLogger("django_delayq.worker")
+
 LOCKED = 15
 """The number of objects that one transaction of the sync locks, so that others wait at most 20 ms of CPU time."""
 SHARE = 0.05
@@ -43,6 +47,8 @@ EARLY = 0.9
 """A pass may begin after this part of an interval, so that it is due when a worker comes back after one."""
 CLAIM = 0.5
 """The part of an interval for which a worker has the claim. If it dies, another one continues soon."""
+PROGRESS = ("place", "checked", "total", "failed", "failed_total", "before_at", "began_at", "finished_at")
+"""The columns of `PolicySync` that a slice writes."""
 AWAY = 10
 """After so many intervals without a sync, workers were away. Deadlines that passed long before are left alone."""
 
@@ -86,79 +92,76 @@ def automatic_policies(using: str) -> list[TimeoutPolicy[Any]]:
     return [each for each in get_policies() if each.is_automatic and database_of(each.concrete_model) == using]
 
 
-def sync_policy(policy: TimeoutPolicy[Any], using: str, *, backfill: bool = False, dry_run: bool = False) -> Synced:
+def sync_policy(
+    policy: TimeoutPolicy[Any],
+    using: str,
+    failures: Failures | None = None,
+    *,
+    backfill: bool = False,
+    dry_run: bool = False,
+) -> Synced:
     """Make the ledger fit the table of `policy`, at once.
 
     Args:
         policy: an automatic one.
         using: the database.
+        failures: gets the objects for which a callable raises. None: the first exception is raised after the sync.
         backfill: arm rounds of any age. Otherwise only those that are not yet due, or overdue by less than two sync
             intervals: the first start on an old table must not cancel ten thousand forgotten orders.
         dry_run: write nothing, only count.
     """
     oldest = None if backfill else 2 * get_settings().sync_interval
-    return sum(
-        (repair(policy, step, using, oldest, dry_run=dry_run) for step in steps(policy, using, oldest)), Synced()
-    )
+    found, done = Failures(policy) if failures is None else failures, Synced()
+    for step in steps(policy, using, oldest, found):
+        done += repair(policy, step, using, oldest, found, dry_run=dry_run)
+    if failures is None and found.first is not None:
+        raise found.first[1]
+    return done
 
 
 def repair(
-    policy: TimeoutPolicy[Any], step: Step, using: str, oldest: timedelta | None, *, dry_run: bool = False
+    policy: TimeoutPolicy[Any],
+    step: Step,
+    using: str,
+    oldest: timedelta | None,
+    failures: Failures,
+    *,
+    dry_run: bool = False,
 ) -> Synced:
     """Change what `step` found, if that is still so: each object is locked and read again, a few at a time."""
     done, table = Synced(too_old=step.too_old), policy.concrete_model
     for pks in chunks(step.wrong, LOCKED):
-        arm = changes_of if dry_run else arm_many
-        changes = arm(table, [policy], pks, using, oldest)
-        done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
+        for changes in _changes(policy, pks, using, oldest, failures, dry_run=dry_run):
+            done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if step.may_be_gone and not dry_run:
             done += (0, 0, cancel_of_deleted(table, pks, using).cancelled, 0)
     return done
 
 
-class Step(NamedTuple):
-    """What one page of a scan shows. It was read without locks, so `repair` decides again."""
+def _changes(
+    policy: TimeoutPolicy[Any],
+    pks: Sequence[Any],
+    using: str,
+    oldest: timedelta | None,
+    failures: Failures,
+    *,
+    dry_run: bool,
+) -> list[Changes]:
+    """Arm, move and cancel for the objects `pks`, without those for which a callable raises; return what changed.
 
-    wrong: list[Any]
-    """The keys of objects whose timeouts do not fit, most likely."""
-    place: Any = None
-    """The key of the last object of the page, after which another scan can continue; None: it cannot."""
-    checked: int = 0
-    too_old: int = 0
-    may_be_gone: bool = False
-
-
-def steps(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, after: Any = None) -> Iterator[Step]:
-    """Compare the table of `policy` with the ledger, page by page and without locks.
-
-    Where `since` and `after` are columns and constants, the database finds the few rows that do not fit. Where one of
-    them is a callable, each object is read, page by page from the one after the key `after`.
+    Raises the database's errors: they are not errors of one object.
     """
-    if callable(policy.since) or callable(policy.after):
-        yield from _checked(policy, using, oldest, after)
-    else:
-        yield from (Step(page) for page in _unarmed(policy, using, oldest))
-    yield from (Step(page, may_be_gone=True) for page in _mismatched(policy, using))
-
-
-def _checked(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, place: Any) -> Iterator[Step]:
-    """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
-    rows = _candidates(policy, using, oldest)
-    in_force = None if policy.after is None else read_delay(policy, using)
-    to_python = root_of_key(policy.concrete_model).to_python
-    while True:
-        page = list((rows if place is None else rows.filter(pk__gt=place))[:PAGE])
-        objects = {to_python(obj.pk): obj for obj in page}  # fewer, if a condition on other rows repeats some
-        rounds = Rounds([policy], objects if callable(policy.since) else (), using)
-        states = [
-            rounds.state(policy, pk, holds=True, since_at=policy.since_of(obj), after=in_force)
-            for pk, obj in objects.items()
-        ]
-        changes = diff(states, using, oldest, objects)
-        place = page[-1].pk if len(page) == PAGE else None
-        yield Step(changes.pks, place, len(objects), changes.too_old)
-        if place is None:
-            return
+    arm = changes_of if dry_run else arm_many
+    try:
+        return [arm(policy.concrete_model, [policy], pks, using, oldest)]
+    except DatabaseError:
+        raise
+    except Exception as error:  # noqa: BLE001 - code of the application
+        if len(pks) == 1:
+            failures.add(pks[0], error)
+            return []
+    halves = chunks(pks, (len(pks) + 1) // 2)
+    return [each for half in halves for each in _changes(policy, half, using, oldest, failures, dry_run=dry_run)]
 
 
 class TableSync:
@@ -168,18 +171,23 @@ class TableSync:
     reading and deciding take at most `SHARE` of one core; repairs are not slowed down. So a pass over a table that
     takes longer than `SHARE` of an interval takes longer than the interval. Its progress is stored in `PolicySync`,
     from which another worker continues it. Policies that are due begin before long passes continue.
+
+    A pass is complete although callables have raised for some objects, so that each object is tried once an interval.
+    What becomes due meanwhile is not too old: `PolicySync.before_at` stays where it is until a pass without failures,
+    for `CATCH_UP` at most. By then the rounds that it would arm again may have fired, and their rows been pruned.
     """
 
     def __init__(self, using: str) -> None:
         self._using = using
         self._claim: datetime | None = None
         self._failed = set[str]()
+        self._reported = set[str]()
 
     def run(self, between: Callable[[], object] = lambda: None, *, at_once: bool = False) -> float:
         """Sync a slice of the policies that are due; return in how many seconds to call again.
 
-        `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database, and
-        of callables of policies; the other policies are then synced first.
+        `at_once`: all of them, without pauses. Calls `between` after each page. Raises the errors of the database; the
+        other policies are then synced first. What callables of policies raise is logged.
         """
         policies = {policy.label: policy for policy in automatic_policies(self._using)}
         interval, spent = get_settings().sync_interval, 0.0
@@ -244,12 +252,12 @@ class TableSync:
         """
         interval = get_settings().sync_interval
         if not row.is_running:
-            row.before_at = row.began_at or row.before_at
-            row.began_at, row.place, row.checked = now, "", 0
+            _begin(row, now)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
         spent, oldest = 0.0, 2 * interval + (now - (row.before_at or now))
         place = pk_of(policy.concrete_model, row.place) if row.place else None
-        found = steps(policy, self._using, oldest, place)
+        failures = Failures(policy)
+        found = steps(policy, self._using, oldest, failures, place)
         while True:
             began = time.monotonic()
             step = next(found, None)
@@ -257,15 +265,47 @@ class TableSync:
             if step is None:
                 row.place, row.total, row.finished_at = "", row.checked, cast("Any", DatabaseNow())
                 break
-            repair(policy, step, self._using, oldest)
+            repair(policy, step, self._using, oldest, failures)
             row.checked += step.checked
             between()
             if step.place is not None:
                 row.place = object_id_of(policy.concrete_model, step.place)
                 if spent >= SLICE_SECONDS and not at_once:
                     break
-        row.save(using=self._using, update_fields=("place", "checked", "total", "before_at", "began_at", "finished_at"))
+        row.failed += failures.count
+        if step is None:
+            row.failed_total = row.failed
+        row.save(using=self._using, update_fields=PROGRESS)
+        self._report(failures, row, is_complete=step is None)
         return spent
+
+    def _report(self, failures: Failures, row: PolicySync, *, is_complete: bool) -> None:
+        """Log the first object for which a callable raises, once until a complete pass has none."""
+        label = row.policy
+        if failures.first is not None:
+            pk, error = failures.first
+            key = object_id_of(failures.policy.concrete_model, pk)
+            is_known = label in self._reported
+            self._reported.add(label)
+            logger.log(
+                logging.DEBUG if is_known else logging.ERROR,
+                "%s",
+                failures,
+                exc_info=None if is_known else shown(error),
+                extra={"event": "sync_failed", "policy": label, "object_id": key},
+            )
+        elif label in self._reported and is_complete and not row.failed:
+            self._reported.discard(label)
+            words = "%s: the deadlines of all objects can be computed again"
+            logger.info(words, label, extra={"event": "sync_back", "policy": label})
+
+
+def _begin(row: PolicySync, now: datetime) -> None:
+    """Begin a pass at `now`."""
+    before_at = row.began_at or row.before_at
+    if row.failed_total and row.before_at is not None and before_at is not None:
+        before_at = min(before_at, max(row.before_at, now - get_settings().catch_up))
+    row.before_at, row.began_at, row.place, row.checked, row.failed = before_at, now, "", 0, 0
 
 
 def _was_left(row: PolicySync, since: datetime) -> bool:
@@ -276,71 +316,9 @@ def _was_left(row: PolicySync, since: datetime) -> bool:
 
 def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by `oldest` or more."""
-    page = list(_candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
-    changes = changes_of(policy.concrete_model, [policy], page, using, oldest)
-    return Count(changes.too_old, is_capped=len(page) == PAGE)
-
-
-def _candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:
-    """Return the rows that match `policy`, by key, without those that fit according to the database."""
-    model = policy.concrete_model
-    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q()).order_by("pk")
-    if not isinstance(policy.since, str):
-        return rows
-    rounds = Timeout.objects.using(using).filter(
-        content_type=kind_of(model, using),
-        object_id=object_id(OuterRef(cast("Any", model._meta.pk).name), model, using),
-        policy__in=policy.labels,
-        key="",
-    )
-    rows = rows.filter(**{f"{policy.since}__isnull": False})
-    if oldest is not None and isinstance(policy.after, timedelta):
-        in_force = read_delay(policy, using)
-        after = policy.after if in_force is None else in_force
-        rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
-    return rows.filter(~Exists(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
-
-
-def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
-    """Yield pages of keys of rows that match `policy` and have no round. The database finds them.
-
-    A condition on other rows may repeat a key within a page of rows.
-    """
-    keys = _candidates(policy, using, oldest).values_list("pk", flat=True)
-    page = list(keys[:PAGE])
-    while page:
-        yield list(dict.fromkeys(page))
-        page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
-
-
-def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
-    """Yield pages of keys of rows that no longer fit their pending round."""
-    model = policy.concrete_model
-    pending = Timeout.objects.using(using).pending().of_labels(policy.labels).filter(key="").order_by("id")
-    key = key_of(OuterRef("object_id"), model, using)
-    if key is not None:  # the database finds them, mostly none, in one query
-        rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=key)
-        fitting = rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
-        pending = pending.filter(~Exists(fitting))
-    last = 0
-    while page := list(pending.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
-        last = page[-1][0]
-        rounds: dict[Any, Any] = {}
-        for _, object_id_, since_at in page:
-            with suppress(ValueError):  # unreadable: firing settles it as gone
-                rounds[pk_of(model, object_id_)] = since_at
-        wrong = list(rounds) if key is not None else _without_fit(policy, rounds, using)
-        if wrong:
-            yield wrong
-
-
-def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], using: str) -> list[Any]:
-    """Return the keys of rows that do not fit their round; `rounds` has the `since_at` of each key's round."""
-    rows = policy.model._base_manager.using(using).filter(pk__in=list(rounds)).filter(policy.when or Q())
-    is_column = isinstance(policy.since, str)
-    to_python = root_of_key(policy.concrete_model).to_python
-    matching = {to_python(pk): value for pk, value in rows.values_list("pk", policy.since if is_column else "pk")}
-    return [pk for pk, since_at in rounds.items() if pk not in matching or (is_column and matching[pk] != since_at)]
+    page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
+    found = _changes(policy, list(dict.fromkeys(page)), using, oldest, Failures(policy), dry_run=True)
+    return Count(sum(changes.too_old for changes in found), is_capped=len(page) == PAGE)
 
 
 def _keys(table: type[Model], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:

@@ -114,8 +114,8 @@ def checked_lease_ms(lease_ms: int) -> int:
     return int(lease_ms)
 
 
-def batches(items: Iterable[T], size: int = MAX_BATCH) -> Iterator[Sequence[T]]:
-    """Yield the items in order, in tuples of at most `size`."""
+def batches(items: Iterable[T]) -> Iterator[Sequence[T]]:
+    """Yield the items in order, in tuples of at most `MAX_BATCH`."""
     iterator = iter(items)
-    while batch := tuple(islice(iterator, size)):
+    while batch := tuple(islice(iterator, MAX_BATCH)):
         yield batch

@@ -19,14 +19,14 @@ from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import settle_dead_attempts
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
 from django_delayq.firing.log_lines import STOPPED, log_waiting
-from django_delayq.firing.members import Member, lock_objects_of, mark_at_once, matching_of
+from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
-from django_delayq.ledger.db_errors import transient_reason
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
@@ -128,13 +128,25 @@ class Attempt:
         return self.report
 
     def _mark_at_once(self) -> list[Member]:
-        candidates, late = self.candidates, self.guards.late
-        if self.checks_only:
+        """Lock, check and mark those candidates with which nothing is unusual, in one statement; return them.
+
+        An empty list if one statement cannot do this for the policy, or if a forged work names an object twice.
+        """
+        policy, candidates, guards = self.policy, self.candidates, self.guards
+        if self.checks_only or not settling.can_mark_at_once(policy, self.using):
             return []
-        if self.guards.shadow:
-            candidates = [each for each in candidates if not is_in_shadow(each.object_id, self.guards.shadow)]
-        after = late.after if late else None
-        return mark_at_once(self.policy, candidates, self.using, counted=self.is_counted, late=after)
+        if guards.shadow:
+            candidates = [each for each in candidates if not is_in_shadow(each.object_id, guards.shadow)]
+        pks = {each.id: pk for each in candidates if (pk := readable_pk(policy, each.object_id)) is not None}
+        if not candidates or len(set(pks.values())) < len(candidates):
+            return []
+        late = guards.late.after if guards.late else None
+        found = settling.mark_at_once(policy, pks, self.using, counted=self.is_counted, late=late)
+        members = {row.pk: Member(row, obj) for row, obj in found}
+        if not self.is_counted:
+            for member in members.values():
+                member.seen["attempts"] -= 1
+        return [members[timeout_id] for timeout_id in pks if timeout_id in members]
 
     def _mark_step_by_step(self) -> None:
         """Lock the objects and the rows of the other candidates, check them, and mark those that may be fired.

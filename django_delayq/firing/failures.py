@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -17,8 +18,9 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.handler import firing_transaction
 from django_delayq.firing.log_lines import log_failure, log_snooze
-from django_delayq.firing.report import ReportBuilder
+from django_delayq.firing.report import Report, ReportBuilder
 from django_delayq.ledger import settling
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
 from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
@@ -28,6 +30,8 @@ State, Cause = Timeout.State, Timeout.Cause
 
 UNDECLARED_GRACE: Final = timedelta(minutes=1)
 """How long an expired row of a policy that is not declared here is left to workers that know the policy."""
+_SETTLE_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
+"""The work of a handler outside a transaction cannot be rolled back, so its settling is tried for half a minute."""
 
 
 class WorkerDied(Exception):
@@ -54,6 +58,17 @@ class _Verdict:
     events: list[dict[str, Any]] = field(default_factory=list)
     signal: Signal | None = None
     error: BaseException | None = None
+
+
+def settle_expired(using: str, limit: int = 1000) -> Report:
+    """Settle rows whose `firing` expired as after any failed attempt: pending again, dead, cancelled or superseded.
+
+    At most `limit`, the longest expired first. Any number of workers may do so at once. Raises the errors of the
+    database.
+    """
+    report = settle_dead_attempts(using, limit)
+    report.publish(using)
+    return report.report()
 
 
 def settle_dead_attempts(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
@@ -147,7 +162,8 @@ def _verdict(
             return _failure(policy, row, too_far, now, attempt)
         number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
         if most is not None and number > most:
-            words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}: {error.reason}"
+            why = f": {error.reason}" if error.reason else "."
+            words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
             values = {**settling.settled(State.DEAD, Cause.LIMIT, now), "reason": clipped(words), "attempts": attempt}
             return _Verdict(values, [], signals.timeout_dead, TooManySnoozes(words))
         snoozed = event("snoozed", now, reason=error.reason, to=run_at, number=number)
@@ -193,3 +209,20 @@ def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, is_superseded: bo
     if verdict.values["state"] != State.PENDING:
         verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
     return verdict
+
+
+def persistently(settle: Callable[[], ReportBuilder], timeout_id: int, using: str) -> ReportBuilder:
+    """Return what `settle` returns, and repeat it while the row is locked or the database fails.
+
+    If it never succeeds, the handler runs again; with `atomic=False` when the row expires.
+    """
+    for pause in _SETTLE_PAUSES_SECONDS:
+        try:
+            report = settle()
+            if timeout_id not in report.uncounted:
+                return report
+        except Exception as error:
+            if transient_reason(error, using) is None:
+                raise
+        time.sleep(pause)
+    return settle()

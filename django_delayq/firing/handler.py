@@ -38,7 +38,11 @@ def guarded(act: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
         running = firing_state.running.get(threading.get_ident())
         if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
             raise Abandoned from error
-        return failed(error)
+        failure = error
+    try:
+        return failed(failure)  # not in the block above: what it raises would have this exception as its context
+    finally:
+        del failure  # its traceback refers to this frame
 
 
 def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | list[Timeout], call: Call) -> None:

@@ -51,6 +51,18 @@ def log_settled(rows: Iterable[Timeout], calls: Mapping[int, HandlerCall]) -> No
             logger.info("%s is skipped: %s", _name(row), why, extra=_extra(row, "timeout_skipped", cause=row.cause))
 
 
+def log_shadow(row: Timeout) -> None:
+    """Log at INFO that `row` was skipped because its policy is in shadow mode."""
+    words = "%s would have fired: its policy is in shadow mode"
+    logger.info(words, _name(row), extra=_extra(row, "timeout_shadow"))
+
+
+def log_suspect(row: Timeout) -> None:
+    """Log as a warning that a process may have died of `row`, whose attempt was counted before it begins."""
+    words = "%s was held by a worker that died or lost its lease: it is fired alone, at attempt %s"
+    logger.warning(words, _name(row), row.attempts, extra=_extra(row, "timeout_suspected", attempt=row.attempts))
+
+
 def log_snooze(row: Timeout, now: datetime, reason: str) -> None:
     """Log at INFO that the handler of `row` has asked to be called again later."""
     if logger.isEnabledFor(logging.INFO):
@@ -125,8 +137,9 @@ def _name(row: Timeout) -> str:
 
 def _timing(row: Timeout, at: datetime, seconds: float, *, failed: bool = False) -> tuple[str, dict[str, Any]]:
     """Return `3 ms late, in 12 ms`, and both in seconds. `at` is when the handler began, or when it `failed`."""
-    late = (at - row.due_at).total_seconds() - (seconds if failed else 0.0)
-    words = f"{brief(abs(late))} {'late' if late >= 0 else 'early'}, {'after' if failed else 'in'} {brief(seconds)}"
+    # The duration is measured by the clock of this process, so that the difference may be just below zero.
+    late = max(0.0, (at - row.due_at).total_seconds() - (seconds if failed else 0.0))
+    words = f"{brief(late)} late, {'after' if failed else 'in'} {brief(seconds)}"
     return words, {"late_seconds": round(late, 3), "seconds": round(seconds, 6)}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, Q
@@ -42,30 +41,6 @@ class Member:
         _CONTENT_OBJECT.set_cached_value(row, self.obj)
 
 
-def mark_at_once(
-    policy: TimeoutPolicy[Any],
-    candidates: Sequence[Candidate],
-    using: str,
-    *,
-    counted: bool,
-    late: timedelta | None = None,
-) -> list[Member]:
-    """Lock, check and mark those of `candidates` with which nothing is unusual, in one statement; return them.
-
-    An empty list if one statement cannot do this for `policy`, or if a forged work names an object twice. `late`: not
-    those whose first attempt would begin later than that.
-    """
-    pks = {each.id: pk for each in candidates if (pk := _readable_pk(policy, each.object_id)) is not None}
-    if not candidates or len(set(pks.values())) < len(candidates) or not settling.can_mark_at_once(policy, using):
-        return []
-    found = settling.mark_at_once(policy, pks, using, counted=counted, late=late)
-    members = {row.pk: Member(row, obj) for row, obj in found}
-    if not counted:
-        for member in members.values():
-            member.seen["attempts"] -= 1
-    return [members[timeout_id] for timeout_id in pks if timeout_id in members]
-
-
 def lock_objects_of(
     policy: TimeoutPolicy[Any], candidates: Sequence[Candidate], using: str
 ) -> tuple[dict[int, Model], set[int]]:
@@ -74,7 +49,7 @@ def lock_objects_of(
     A timeout in neither has no object any more. No object is returned twice: what one handler leaves unsaved on an
     instance must not reach the next one.
     """
-    pks = {candidate.id: _readable_pk(policy, candidate.object_id) for candidate in candidates}
+    pks = {candidate.id: readable_pk(policy, candidate.object_id) for candidate in candidates}
     asked = {pk for pk in pks.values() if pk is not None}
     objects: dict[Any, Model] = lock_free_objects(policy, asked, using) if asked else {}
     spelled = _spelled(policy, asked, set(objects), using)
@@ -112,7 +87,7 @@ def _present(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> se
     return set(map(root_of_key(policy.model).to_python, found))
 
 
-def _readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
+def readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
     """Return the key that `object_id` means, or None if the database would raise because no row can have it."""
     try:
         pk = pk_of(policy.concrete_model, object_id)

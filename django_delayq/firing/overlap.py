@@ -1,9 +1,16 @@
 """Monitor the statements of handlers: swallowed database errors, and writes that may concern another member of a group.
 
-All members of a group are read before the first handler runs. A handler that writes another member's row, as an UPDATE
-of many rows does, leaves that member's object stale: its own `save()` would undo the write, and its condition may have
-stopped holding. Such a group is rolled back and fired one by one. In doubt a statement counts as overlapping, which
-only costs time. Triggers and functions inside the database are not noticed.
+All members of a group are read, checked and marked as fired before the first handler runs. So a handler must not
+
+* write another member's object, as an UPDATE of many rows does: that object would be stale, and its `save()` would undo
+  the write;
+* write rows that the condition of another member reads: it may have stopped holding;
+* read or write the timeouts of another member, as bulk functions do: they are not pending any more, although their
+  handlers have yet to run.
+
+A group in which one does is rolled back and fired one by one. In doubt a statement counts as overlapping, which only
+costs time. Triggers and functions inside the database, and tables that only raw SQL in a condition names, are not
+noticed.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from django_delayq.ledger import settling
 from django_delayq.ledger.locking import LOCKING
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import TimeoutPolicy
+from django_delayq.policy_rules import tables_of_other_rows
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -28,6 +36,13 @@ if TYPE_CHECKING:
 
 _READS = frozenset({"SELECT", "SAVEPOINT", "RELEASE", "ROLLBACK", "SET", "EXPLAIN", "SHOW", "PRAGMA"})
 _REPLACES = ("ON CONFLICT", "ON DUPLICATE")
+_COMMIT = re.compile(r"\s*(?:COMMIT|BEGIN|START\s+TRANSACTION|END)\b", re.IGNORECASE)
+_IMPLICIT_COMMIT = re.compile(
+    r"\s*(?:(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|GRANT|LOCK|OPTIMIZE|RENAME|REPAIR|REVOKE"
+    r"|TRUNCATE|UNLOCK)\b",
+    re.IGNORECASE,
+)
+"""What commits where DDL cannot be rolled back. https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html"""
 
 
 class BrokenTransaction(RuntimeError):
@@ -62,21 +77,38 @@ class StatementMonitor:
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute one statement, as an `execute_wrapper` of Django."""
         text = sql if isinstance(sql, str) else str(sql)
-        if text[:8].upper() == "ROLLBACK" and " TO " not in text[:14].upper():
-            self._saw_rollback = True
+        is_rollback = text[:8].upper() == "ROLLBACK"
+        is_partial = is_rollback and " TO " in text[:14].upper()
+        self._saw_rollback = self._saw_rollback or (is_rollback and not is_partial)
+        self._refuse_commit(text)
         is_arming = self._later is not None and self._later.is_arming
-        if self._later and not is_arming and Timeout._meta.db_table in text:
+        if self._later and not is_arming and _LEDGER in text:
             self._later.arm()
         if self.group and not self.overlaps and not is_arming:
             self.overlaps = self.group.overlaps(text, params, many)
         began = time.monotonic()
         try:
-            return execute(sql, params, many, context)
+            result = execute(sql, params, many, context)
+            if is_partial and self._later:
+                self._later.arm_again()
+            return result
         except Error as error:
             self.errors.append(error)
             raise
         finally:
             self.seconds += time.monotonic() - began
+
+    def _refuse_commit(self, sql: str) -> None:
+        """Raise BrokenTransaction for a statement that would commit the mark on the row: the handler may fail later."""
+        commits = _COMMIT.match(sql)
+        if commits is None and not self._connection.features.can_rollback_ddl:
+            commits = _IMPLICIT_COMMIT.match(sql)
+        if commits:
+            raise BrokenTransaction(
+                f"{commits.group().strip()} would commit the transaction of the handler before its end: the timeout "
+                "would count as fired even if the handler fails after that. Use transaction.on_commit(), or declare "
+                "the policy with atomic=False."
+            )
 
     def check_unbroken(self, row_id: int) -> None:
         """Check that the work of the handler can be committed; raise BrokenTransaction if not.
@@ -113,7 +145,16 @@ def _quoted(name: str) -> str:
     return rf"[\"`\[]?{re.escape(name)}[\"`\]]?"
 
 
-_LEDGER_IDS = re.compile(rf"{_quoted(Timeout._meta.db_table)}\.{_quoted('id')} (?:= %s|IN \([%s, ]+\))")
+def _table(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+
+
+_LEDGER = Timeout._meta.db_table
+_GIVEN = r"(?:= \(?%s|IN \([%s, ]+\))"
+_LEDGER_IDS = re.compile(rf"{_quoted(_LEDGER)}\.{_quoted('id')} {_GIVEN}")
+_LEDGER_SLOTS = re.compile(rf"INSERT INTO {_quoted(_LEDGER)}|{_quoted('slot')} {_GIVEN}|{_quoted('id')} = given\.id")
+"""What names the rows of the ledger by slots, or by the ids that a statement before has read."""
+_LEDGER_OBJECTS = re.compile(rf"{_quoted(_LEDGER)}\.{_quoted('object_id')} {_GIVEN}")
 
 
 class OverlapDetector:
@@ -130,47 +171,55 @@ class OverlapDetector:
         concrete = policy.concrete_model
         models = [concrete, *(parent for parent in concrete._meta.all_parents if not parent._meta.proxy)]
         self._keys = {model._meta.db_table: model._meta.pk for model in models}
-        self._tables = {table: re.compile(rf"(?<!\w){re.escape(table)}(?!\w)") for table in self._keys}
+        self._tables = {table: _table(table) for table in self._keys}
         self._own_key = {
             table: re.compile(rf"(?:^| AND ){_quoted(table)}\.{_quoted(str(key.column))} (?:= %s|IN \(%s\))")
             for table, key in self._keys.items()
         }
-        self._slots = {member.row.pk: _slots(policy, member.row) for member in members}
-        self._all_slots: set[str] = set().union(*self._slots.values())
+        self._read = [_table(name) for name in tables_of_other_rows(policy)]
+        self._rows = {member.row.pk: member.row for member in members}
+        self._slots = {row.pk: _slots(policy, row) for row in self._rows.values()}
 
     def overlaps(self, sql: str, params: Any, many: bool) -> bool:
         """Return whether the statement may concern a member other than the one whose handler is running."""
         values = list(params.values()) if isinstance(params, dict) else list(params or ())
         if many:
             values = [value for row in values for value in (row.values() if isinstance(row, dict) else row)]
-        if self._names_other_slot(values):
-            return True  # its row is "fired" in this transaction, although its handler has yet to run
+        if _LEDGER in sql and self._reaches_other_round(sql, values):
+            return True
         if sql.startswith(LOCKING):
             return False
         verb = sql.lstrip(" (\n\t")[:12].split(" ", 1)[0].upper()
-        if verb in _READS or (verb == "INSERT" and not any(words in sql for words in _REPLACES)):
+        if verb in _READS:
             return False
         # The part of a writing statement that names what it writes; the whole statement where that is unclear.
         ends = {"UPDATE": " SET ", "DELETE": " WHERE ", "INSERT": "("}
         target = sql.partition(ends[verb])[0] if verb in ends else sql
-        if Timeout._meta.db_table in target and self._names_other_row(sql, values):
+        if any(pattern.search(target) for pattern in self._read):
             return True
+        if verb == "INSERT" and not any(words in sql for words in _REPLACES):
+            return False
         return any(
             pattern.search(target) and not self._is_own(table, sql, values, many)
             for table, pattern in self._tables.items()
         )
 
-    def _names_other_slot(self, values: list[Any]) -> bool:
-        own = self._slots[self.member.row.pk]
-        return any(value in self._all_slots and value not in own for value in values if isinstance(value, str))
-
-    def _names_other_row(self, sql: str, values: list[Any]) -> bool:
-        named = _LEDGER_IDS.search(sql)
-        if named is None:
+    def _reaches_other_round(self, sql: str, values: Sequence[Any]) -> bool:
+        """Return whether the statement, which is on the ledger, may find the row of another member, or miss it."""
+        turn = self.member.row
+        others = [row for row in self._rows.values() if row is not turn]
+        slots = set[str]().union(*(self._slots[row.pk] for row in others))
+        texts = {value for value in values if isinstance(value, str)}
+        # The bulk functions pass many slots in one text.
+        if slots & texts or any(slot in text for text in texts if text[:1] == "[" for slot in slots):
+            return True
+        if named := _LEDGER_IDS.search(sql):
+            place = sql[: named.start()].count("%s")
+            ids = values[place : place + named.group().count("%s")]
+            return any(value in self._rows and value != turn.pk for value in ids)
+        if _LEDGER_SLOTS.search(sql):
             return False
-        place = sql[: named.start()].count("%s")
-        ids = values[place : place + named.group().count("%s")]
-        return any(value in self._slots and value != self.member.row.pk for value in ids)
+        return not _LEDGER_OBJECTS.search(sql) or any(row.object_id in texts for row in others)
 
     def _is_own(self, table: str, sql: str, values: list[Any], many: bool) -> bool:
         """Return whether the statement finds its rows by the key of the member's object, and by nothing wider."""

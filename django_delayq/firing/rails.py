@@ -21,16 +21,17 @@ from django_delayq.clock import database_now, to_ms
 from django_delayq.delays import counted, duration_text
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
+from django_delayq.firing.log_lines import log_shadow
 from django_delayq.firing.state import firing_state
-from django_delayq.guard_rails import Brake
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, is_stop_in_force, lock_control, stop_cache
-from django_delayq.ledger.db_errors import transient_reason
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import BRAKED
 from django_delayq.ledger.locking import transaction_of
 from django_delayq.ledger.meters import meter
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine
 from django_delayq.signals import policy_paused
 
@@ -41,6 +42,7 @@ logger = logging.getLogger("django_delayq.firing")
 steering_logger = logging.getLogger("django_delayq.steering")
 State, Cause = Timeout.State, Timeout.Cause
 REQUESTED: Final = frozenset(("fire_requested", "retried", "refires"))
+MOVED_WITH_ALL: Final = frozenset(("replanned", "hold_ended"))
 """The events by which an operator wants a timeout fired, however late it is."""
 
 
@@ -56,8 +58,7 @@ def withhold(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str,
         unwanted = {row_id for row_id, history in histories if not _is_requested(history)}
         if withheld := [row for row in rows if row.pk in unwanted]:
             state = State.DEAD if late.then == "dead" else State.SKIPPED
-            begin = now.isoformat(" ", "seconds")
-            reason = f"It would have begun at {begin}, more than {duration_text(late.after)} after its deadline."
+            reason = f"It would have begun more than {duration_text(late.after)} after its deadline."
             settling.mark_settled(withheld, Cause.LATE, now, using, state=state, reason=reason)
     if guards.shadow:
         rest = [row for row in rows if not row.is_settled and is_in_shadow(row.object_id, guards.shadow)]
@@ -68,8 +69,12 @@ def withhold(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str,
 
 
 def _is_requested(history: Sequence[dict[str, object]]) -> bool:
-    """Return whether the last event that set the time of the attempt is an operator's request to fire it."""
-    last = next((event for event in reversed(history) if "to" in event or event["what"] in REQUESTED), None)
+    """Return whether the last event that set the time of the attempt is an operator's request to fire it.
+
+    The move of all rows after a hold, or to another delay, does not take the request back.
+    """
+    events = (event for event in reversed(history) if event["what"] not in MOVED_WITH_ALL)
+    last = next((event for event in events if "to" in event or event["what"] in REQUESTED), None)
     return last is not None and last["what"] in REQUESTED
 
 
@@ -87,11 +92,7 @@ def log_withheld(label: str, rows: Collection[Timeout]) -> None:
     """Log each timeout that was settled in shadow mode, and how many were settled because they were too late."""
     for row in rows:
         if row.cause == Cause.SHADOW:
-            logger.info(
-                "Timeout %s (%s) would have fired: its policy is in shadow mode",
-                *(row.pk, label),
-                extra={"event": "timeout_shadow", "timeout_id": row.pk, "policy": label},
-            )
+            log_shadow(row)
     late = [row for row in rows if row.cause == Cause.LATE]
     if late:
         words = counted(len(late), f"timeout of {label} was", f"timeouts of {label} were")

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_delayq.firing.handler import guarded
 from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, Call, firing_state
-from django_delayq.ledger.db_errors import transient_reason
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import Timeout

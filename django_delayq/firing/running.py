@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.db import connections
 from django.db.utils import Error
 
+from django_delayq import signals
+from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.firing.attempt import Attempt
+from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.checkpoints import reach
-from django_delayq.firing.failures import WorkerDied, record
-from django_delayq.firing.handler import firing_transaction, guarded
-from django_delayq.firing.long_runs import tracked
-from django_delayq.firing.non_atomic import fire_non_atomic
-from django_delayq.firing.rails import brake_room
+from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record
+from django_delayq.firing.handler import call_handler, firing_transaction, guarded
+from django_delayq.firing.log_lines import log_suspect
+from django_delayq.firing.members import Member
+from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
-from django_delayq.firing.state import MAX_GROUP, WORK_SECONDS, RunningWork, firing_state
+from django_delayq.firing.state import (
+    MAX_GROUP,
+    TRANSIENT_MAX_SECONDS,
+    WORK_SECONDS,
+    Call,
+    RunningWork,
+    firing_state,
+    tracked,
+)
 from django_delayq.firing.time_limits import run_within, time_limit
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import settling
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, event, moment
 from django_delayq.models import Timeout
+from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.firing")
-State = Timeout.State
+State, Cause = Timeout.State, Timeout.Cause
 ALONE_AFTER_BATCH_SECONDS = 30.0
 _UNCOUNT_TRIES, _UNCOUNT_PAUSE_SECONDS = 50, 0.02
 
@@ -70,7 +85,7 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         report.again.update((id, unknown.again_at(work.policy, id, now)) for id in work.ids)
     elif not policy.atomic:
         for candidate in candidates:
-            report.add(fire_non_atomic(policy, candidate, using))
+            report.add(_fire_non_atomic(policy, candidate, using))
     elif work.suspect:
         for candidate in candidates:
             report.add(_fire_suspect(policy, candidate, using))
@@ -188,6 +203,8 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) 
     if seen is not None:  # no attempt is left
         died = WorkerDied("The process died each time that this timeout was fired.")
         return record(policy, timeout_id, died, using, seen=seen, is_counted=True)
+    if is_counted and row is not None:
+        log_suspect(row)  # before it runs: this process may be the next to die
     reach("charged")
     report = _fire_one(policy, candidate, using, is_counted=is_counted)
     if is_counted and timeout_id in report.uncounted:
@@ -208,3 +225,89 @@ def _uncount(timeout_id: int, using: str) -> None:
             time.sleep(_UNCOUNT_PAUSE_SECONDS)
     except Error:
         logger.warning("Timeout %s keeps an attempt counted that did not run: the database failed", timeout_id)
+
+
+class _MarkFiring(Attempt):
+    """The first transaction: mark the row `firing` instead of `fired`, and call no handler."""
+
+    def _mark(self, members: Sequence[Member], now: datetime) -> None:
+        for member in members:
+            if not settling.mark_firing(member.row, now + get_settings().lease, self.using):
+                raise LostRace
+
+    def _call(self) -> None:
+        """Do nothing: the handler runs after the commit."""
+
+
+def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> ReportBuilder:
+    """Run the handler outside a transaction, between two short ones, at least once.
+
+    The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
+    one settles it, or records its failed attempt. A process that dies between the two leaves a row that expires. Its
+    slot is free meanwhile, so that a next round can be scheduled.
+    """
+    attempt = _MarkFiring(policy, [candidate], using)
+    report = attempt.fire(lambda error: record(policy, candidate.id, error, using, seen=None))
+    if attempt.is_committed:
+        for member in attempt.ready:
+            report.add(_run_handler(policy, member.row, member.obj, using, report))
+        count_fired(policy, len(report.fired), attempt.guards, using)
+    return report
+
+
+def _run_handler(
+    policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str, marked: ReportBuilder
+) -> ReportBuilder:
+    """Call the handler, and settle the row or record its failed attempt. `marked`: of the transaction before it."""
+    seen = {"state": State.FIRING, "attempts": row.attempts}
+    driver_connection, call = connections[using].connection, Call((row.pk,), seen, is_counted=True)
+
+    def failed(error: BaseException) -> ReportBuilder:
+        reason = None if isinstance(error, Outcome) else transient_reason(error, using, None, driver_connection)
+        if reason is not None:
+            wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
+            error = TransientFailure(reason, wait)
+        options: dict[str, Any] = {"seen": seen, "is_counted": True, "took": time.monotonic() - call.began}
+        return persistently(lambda: record(policy, row.pk, error, using, **options), row.pk, using)
+
+    try:
+        report = guarded(lambda: call_handler(policy, obj, row, call), failed)
+    except KeyboardInterrupt:
+        with suppress(Exception):
+            interrupted = TransientFailure("interrupted", timedelta(0))
+            record(policy, row.pk, interrupted, using, seen=seen, is_counted=True)
+        raise
+    if report is None:  # the handler returned
+        reach("handled")
+        marked.note_call(call)
+        report = persistently(lambda: _settle_fired(row, using), row.pk, using)
+        reach("settled")
+    return report
+
+
+def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
+    """Mark the row as fired, unless it was settled, or a new attempt or round of it has begun."""
+    report = ReportBuilder()
+    with firing_transaction(using):
+        rows, now = settling.lock_rows([fired.pk], using)
+        row, report.now = rows.get(fired.pk), now
+        if row is None:
+            report.release([fired.pk], using, "another transaction has locked its row")
+            return report
+        # It may be pending again, because it expired although this process was running. Its work is done, so it need
+        # not be done again.
+        unchanged = ("attempts", "idempotency_key", "due_at")
+        is_same_attempt = not row.is_settled and all(getattr(row, name) == getattr(fired, name) for name in unchanged)
+        # While it was firing, `run_at` was the end of the lease. No attempt follows any more.
+        values = {**settling.settled(State.FIRED, Cause.DUE, now), "run_at": min(row.run_at, now)}
+        if is_same_attempt and settling.compare_and_set(row, using, **values):
+            report.fired.append(row.pk)
+            report.signals.append((signals.timeout_fired, row))
+    report.add_row(row)
+    return report
+
+
+def extend_firing(ids: Collection[int], using: str) -> None:
+    """Extend the expiry of those of `ids` that are `firing` to one `LEASE` from now: their worker is running."""
+    if ids:
+        settling.extend(ids, database_now(using) + get_settings().lease, using)

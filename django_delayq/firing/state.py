@@ -349,3 +349,18 @@ class FiringState:
 
 
 firing_state = FiringState()
+
+
+@contextmanager
+def tracked(running: RunningWork) -> Iterator[None]:
+    """Register `running` as what this thread runs, until the block ends. May be nested: a handler may fire others."""
+    thread = threading.get_ident()
+    outer, firing_state.running[thread] = firing_state.running.get(thread), running
+    try:
+        with running.run_by_this_thread():
+            yield
+    finally:
+        if outer is None:
+            firing_state.running.pop(thread, None)
+        else:
+            firing_state.running[thread] = outer

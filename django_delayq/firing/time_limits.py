@@ -1,9 +1,12 @@
-"""Abandon a handler that takes too long: `Limits(run=...)` and the setting `HANDLER_LIMIT`.
+"""Log what the threads of slow works are doing, and abandon handlers that take longer than their limit.
 
-A thread cannot be ended from outside. So the works of a policy with a limit run in a thread of their own, which borrows
-the database connections of the thread that called `firing.run`. If a call of a handler takes too long, the caller
-takes the connections away and cuts them, records the failed attempt, and continues with new ones. The other thread is
-asked to end, and can change nothing any more.
+A thread cannot be ended from outside, and what it does may be right. But it occupies one of the worker's threads, and
+locks its object (unless `atomic=False`). So works that take longer than a second, or than a lease, are logged.
+
+The limit is `Limits(run=...)` or the setting `HANDLER_LIMIT`. The works of a policy with a limit run in a thread of
+their own, which borrows the database connections of the thread that called `firing.run`. If a call of a handler takes
+too long, the caller takes the connections away and cuts them, records the failed attempt, and continues with new ones.
+The other thread is asked to end, and can change nothing any more.
 
 One lock decides whether a call has returned or is abandoned, so a limit never strikes during COMMIT. If an `on_commit`
 callback takes too long, its transaction is committed, and counts.
@@ -17,10 +20,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from django.db import connections
@@ -29,15 +34,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.exceptions import TimeLimitExceeded
-from django_delayq.firing.failures import record
+from django_delayq.firing.failures import persistently, record
 from django_delayq.firing.handler import run_callbacks
-from django_delayq.firing.long_runs import activity, tracked
-from django_delayq.firing.non_atomic import persistently
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
-from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
+from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state, tracked
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
+from django_delayq.ledger.scrubbing import PACKAGE, is_user_code
 from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.firing")
@@ -49,6 +53,10 @@ CANCEL_SECONDS: Final = 0.2
 MIN_ALONE_SECONDS: Final = 30.0
 ALONE_LIMITS: Final = 10
 """After a handler took too long, its policy is fired one by one for so many times its limit."""
+SLOW_SECONDS: Final = 1.0
+LOG_INTERVAL_SECONDS: Final = 60.0
+"""Slow works of one policy are logged at most once in this time."""
+MAX_FRAMES: Final = 3
 
 
 def time_limit(policy: TimeoutPolicy[Any]) -> float | None:
@@ -224,3 +232,90 @@ def _complete(loan: _Loan, report: ReportBuilder, using: str) -> None:
     policy = registry.get(running.work.policy)
     if policy is not None and running.committed is not None:
         count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
+
+
+def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
+    """Log each work of this process that takes long, and what its thread is doing or waiting for.
+
+    After a second once: at level INFO, or WARNING if all of `threads` are busy; at most once a minute for a policy.
+    After `lease_seconds`: as a warning, and again each time that its duration has doubled.
+    """
+    now = time.monotonic()
+    busy = [(thread, run) for thread, run in list(firing_state.running.items()) if not run.is_abandoned]
+    for thread, run in busy:
+        lasted = now - run.began
+        if lasted >= max(lease_seconds, 2 * run.logged_after):
+            run.is_logged, run.logged_after = True, lasted
+            _log_run(run, lasted, logging.WARNING, "handler_runs_long", activity(thread, run))
+        elif lasted >= SLOW_SECONDS and not run.is_logged:
+            run.is_logged = True
+            label = run.work.policy
+            if now - firing_state.slow_logged_at.get(label, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
+                continue
+            firing_state.slow_logged_at[label] = now
+            level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
+            words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
+            _log_run(run, lasted, level, "handler_slow", activity(thread, run) + words)
+
+
+def _log_run(run: RunningWork, lasted: float, level: int, event: str, activity: str) -> None:
+    work, ids = run.work, run.timeout_ids or run.work.ids
+    objects = dict(zip(work.ids, work.object_ids, strict=True))
+    logger.log(
+        level,
+        f"The handler of {work.policy} has been running for {lasted:.1f} s, with timeout {ids[0]} of object "
+        f"{objects.get(ids[0], '?')}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {activity}",
+        extra={"event": event, "policy": work.policy, "timeout_id": ids[0], "timeout_ids": ids, "seconds": lasted},
+    )
+
+
+def activity(thread: int, run: RunningWork) -> str:
+    """Describe what the thread does or waits for, and where in the user's code."""
+    frames = [*_stack(sys._current_frames().get(thread)), *_awaited(run.awaited)]
+    in_handler = bool(run.timeout_ids)
+    elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
+    parts = [_database_activity(frames) or elsewhere]
+    places = [_place(frame) for frame in frames if in_handler and is_user_code(frame.f_code.co_filename)]
+    if places:
+        parts.append("at " + " > ".join(places[-MAX_FRAMES:]))
+    return ", ".join(parts)
+
+
+def _stack(frame: FrameType | None) -> list[FrameType]:
+    """Return `frame` and its callers up to the call of the handler, the outermost first."""
+    stack = []
+    while frame is not None:
+        stack.append(frame)
+        if frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name == "call_handler":
+            break
+        frame = frame.f_back
+    return stack[::-1]
+
+
+def _awaited(result: Any) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine, which no thread has on its stack."""
+    while (frame := getattr(result, "cr_frame", None)) is not None:
+        yield frame
+        result = result.cr_await
+
+
+def _database_activity(frames: Sequence[FrameType]) -> str | None:
+    """Describe what the thread waits for in a database, or return None. A statement, which may hold secrets, is cut."""
+    for frame in frames:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if "/django/db/backends/" not in file:
+            continue
+        if name in {"connect", "get_new_connection"}:
+            return "it waits for a database connection"
+        if name in {"_commit", "_rollback"}:
+            return f"it waits for {name[1:].upper()}"
+        sql = frame.f_locals.get("sql") if name == "_execute" else None
+        if isinstance(sql, str) and sql:
+            locks = "UPDATE" in sql[-60:] if sql[:6] == "SELECT" else sql[:5] == "BEGIN"
+            return f"it waits for {'a lock' if locks else 'the database'}, in a statement {sql.split()[0]}"
+    return None
+
+
+def _place(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{frame.f_lineno} in {frame.f_code.co_name}"

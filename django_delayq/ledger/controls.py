@@ -24,11 +24,11 @@ from django.db import connections
 from django.db.models import BooleanField, DurationField, Expression, ExpressionWrapper, Q, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
-from django_delayq.guard_rails import Brake, Late
 from django_delayq.ledger.locking import for_update
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
+from django_delayq.policy_options import Brake, Late
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper

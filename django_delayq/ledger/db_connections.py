@@ -1,7 +1,10 @@
-"""The database connections of a worker: how many it needs, and when a thread closes or returns one.
+"""The database connections of a worker: how many it needs, when a thread closes or returns one, and why one fails.
 
 A worker without a pool keeps the connections of its threads open, because opening one costs more than most firings.
 With psycopg's pool a thread returns its connection after each run, so that the pool can lend it to another thread.
+
+Some errors are transient, and not errors of the handler: a deadlock, a serialization failure, a lock timeout, a lost
+connection, a server that restarts or is full. The firing is rolled back and retried soon, and no attempt is counted.
 """
 
 from __future__ import annotations
@@ -12,16 +15,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.utils import Error, InterfaceError
+from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
 from django_delayq.conf import ConfigError
 from django_delayq.delays import counted
 from django_delayq.dialects import dialect_of
+from django_delayq.exceptions import NotMigrated
+
+if TYPE_CHECKING:
+    from django_delayq.firing.overlap import StatementMonitor
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -29,6 +36,15 @@ IDLE_SECONDS: Final = 60.0
 """A connection that was idle for longer is tested before it is used, because firewalls cut silent connections."""
 POOL_SIZE: Final = 4
 """The default of psycopg's pool."""
+# SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.
+_TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
+# Lock wait timeout, deadlock, record changed since last read, NOWAIT; too many connections, of the server, of
+# the account.
+_TRANSIENT_MYSQL: Final = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226})
+# Undefined table, undefined column: SQLSTATE, and numbers of MySQL.
+_MISSING: Final = frozenset({"42P01", "42703", 1146, 1054})
+# BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL: the low byte of SQLite's extended error codes.
+_TRANSIENT_SQLITE: Final = frozenset({5, 6, 10, 13, 14, 15})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
 # MariaDB). SQLite's code 8 is its READONLY.
 _READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874})
@@ -153,6 +169,23 @@ def discard(connection: BaseDatabaseWrapper) -> None:
         connection.close()
 
 
+def use_after_commit(act: Callable[[], object], using: str) -> None:
+    """Run `act`, which uses the database, after the commit. Django logs its errors, and the caller does not see them.
+
+    After an error of the database its connection is closed. MySQL may lose it between COMMIT and the switch back to
+    autocommit, and Django's next `atomic()` on such a connection would commit nothing, or be its last one.
+    """
+
+    def run() -> None:
+        try:
+            act()
+        except Error:
+            discard(connections[using])
+            raise
+
+    transaction.on_commit(run, using=using, robust=True)
+
+
 def lend(lent: Sequence[BaseDatabaseWrapper]) -> None:
     """Allow another thread to use the connections `lent` of this one, which must not use them meanwhile."""
     for connection in lent:
@@ -243,3 +276,78 @@ def error_code(error: BaseException) -> str | int | None:
 def _is_too_old(connection: BaseDatabaseWrapper) -> bool:
     has_age = bool(connection.settings_dict["CONN_MAX_AGE"])
     return has_age and connection.close_at is not None and time.monotonic() >= connection.close_at
+
+
+def transient_reason(
+    error: BaseException, using: str, monitor: StatementMonitor | None = None, driver_connection: object = None
+) -> str | None:
+    """Describe the transient database error that caused `error`; return None if the handler caused it.
+
+    Call it after the rollback. A broken connection is closed, so that the next use opens another one.
+
+    Args:
+        error: the exception.
+        using: the database.
+        monitor: saw the handler's statements: the handler may have caught the database error and raised another one.
+        driver_connection: `connections[using].connection` from before the handler ran. A handler may use other
+            databases, so a lost connection counts only if this one is lost, or replaced: leaving a transaction may have
+            opened another one. None: no handler has run.
+    """
+    causes = [error, *(monitor.errors if monitor else ())]
+    contention = next((cause for cause in causes if _is_contention(cause)), None)
+    is_lost = any(map(_is_connection_error, causes)) and (
+        driver_connection is None
+        or driver_connection is not connections[using].connection
+        or not is_usable(connections[using])
+    )
+    if contention is not None and is_read_only(contention):
+        discard(connections[using])  # the next connection may lead to the new primary
+    if is_lost:
+        if not is_usable(connections[using]):
+            discard(connections[using])
+        return f"the connection to the database failed ({_summary(error)})"
+    return None if contention is None else _summary(contention)
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    """Return whether a lost connection may have caused the error.
+
+    psycopg raises InternalError if a server behind PgBouncer ends: a statement gets two replies. The server's own
+    internal errors have a code.
+    """
+    if isinstance(error, InternalError):
+        return error_code(error) is None
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def _is_contention(error: BaseException) -> bool:
+    if not isinstance(error, Error):
+        return False
+    code = error_code(error)
+    if is_read_only(error) or (isinstance(code, str) and code.startswith(_TRANSIENT_STATES)):
+        return True
+    sqlite_code = getattr(error.__cause__, "sqlite_errorcode", None)
+    return sqlite_code & 0xFF in _TRANSIENT_SQLITE if isinstance(sqlite_code, int) else code in _TRANSIENT_MYSQL
+
+
+def _summary(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def unapplied_migrations(using: str) -> list[str]:
+    """Return the apps with migrations that are not applied to the database `using`. Raises the database's errors."""
+    from django.db.migrations.loader import MigrationLoader  # which web processes do not need
+
+    loader = MigrationLoader(connections[using])
+    return sorted({app for app, name in loader.graph.nodes if (app, name) not in loader.applied_migrations})
+
+
+def not_migrated(error: Error, using: str) -> NotMigrated | None:
+    """Return an error with advice if `error` reports a missing table or column, and migrations are not applied."""
+    is_missing = error_code(error) in _MISSING or str(error).startswith(("no such table", "no such column"))
+    try:
+        apps = unapplied_migrations(using) if is_missing else []
+    except Error:
+        return None
+    words = "{}. Migrations of {} are not applied: run manage.py migrate"
+    return NotMigrated(words.format(" ".join(str(error).split("\n")[0].split()), ", ".join(apps))) if apps else None

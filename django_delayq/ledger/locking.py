@@ -242,10 +242,9 @@ def lock_object(model: type[M], pk: Any, using: str) -> M | None:
     return next(iter(_locked.objects(using, model, False, pk=pk)), None)
 
 
-def lock_subject(subject: Subject) -> None:
-    """Lock the object of `subject`, unless its model is gone or the object does not exist any more."""
-    if subject.model is not None:
-        lock_object(subject.model, subject.pk, subject.using)
+def lock_subject(subject: Subject) -> Model | None:
+    """Lock the object of `subject` and return it; None: its model is gone, or the object does not exist any more."""
+    return None if subject.model is None else lock_object(subject.model, subject.pk, subject.using)
 
 
 def lock_row(model: type[Model], pk: Any, using: str) -> None:

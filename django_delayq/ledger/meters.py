@@ -14,7 +14,7 @@ from django_delayq.models import PolicyMeter
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-    from django_delayq.guard_rails import Rate
+    from django_delayq.policy_options import Rate
 
 AHEAD_SECONDS: Final = 1.0
 """How far ahead of time slots are assigned. A worker that dies loses that many of them at most."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from django_delayq.key_types import pk_of
 from django_delayq.ledger.locking import (
@@ -62,7 +62,9 @@ def each_page(
     change: Callable[[Page], R],
     *,
     pending_only: bool = True,
+    or_firing: bool = False,
     by_id: bool = False,
+    newest_first: bool = False,
     dry_run: bool = False,
     columns: Sequence[str] = (),
 ) -> Iterator[R]:
@@ -75,28 +77,39 @@ def each_page(
         rows: a `Timeout`, a queryset or an iterable of them. They are read again on the writer.
         change: gets a `Page`, and writes.
         pending_only: leave out rows that are not pending any more.
+        or_firing: with `pending_only`, do not leave out those that are firing.
         by_id: outside a transaction, read the ids of a queryset page by page. A list of a million ids is not needed.
+            Rows that are created meanwhile are left out: workers may fire rows of the first pages, and their handlers
+            schedule the next rounds, which belong to the queryset, too.
+        newest_first: of each object, the newest row comes first, whatever `rows` is.
         dry_run: lock nothing and open no transaction.
         columns: those of the rows that `change` reads, if it needs no others and no objects: half of the work is to
             make instances.
     """
-    using, pages = _pages(rows, by_id=by_id)
+    using, pages = _pages(rows, by_id=by_id, newest_first=newest_first)
     for ids in pages:
         with nullcontext() if dry_run else transaction_of(using):
-            result = change(read_page(ids, using, pending_only=pending_only, lock=not dry_run, columns=columns))
+            options: Any = {"pending_only": pending_only, "or_firing": or_firing, "columns": columns}
+            result = change(read_page(ids, using, lock=not dry_run, **options))
         yield result
 
 
 def read_page(
-    ids: Sequence[int], using: str, *, pending_only: bool = True, lock: bool = True, columns: Sequence[str] = ()
+    ids: Sequence[int],
+    using: str,
+    *,
+    pending_only: bool = True,
+    or_firing: bool = False,
+    lock: bool = True,
+    columns: Sequence[str] = (),
 ) -> Page:
     """Return the rows `ids` and their objects, locked in the order in which all callers lock: objects, then rows.
 
-    The objects are fresh. Call it inside `transaction_of(using)`. `columns`: as for `each_page`.
+    The objects are fresh. Call it inside `transaction_of(using)`. The other arguments are those of `each_page`.
     """
     rows: Any = with_keys(Timeout.objects.using(using).all(), ids)
     if pending_only:
-        rows = rows.filter(slot_taken=1)
+        rows = rows.filter(Q(slot_taken=1) | Q(state=Timeout.State.FIRING) if or_firing else Q(slot_taken=1))
     if columns:
         rows = rows.only(*columns)
     if not lock:
@@ -118,10 +131,16 @@ def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[An
         yield rows[start : start + size]
 
 
-def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
+def newest_id(using: str) -> int:
+    """Return the id of the newest row; 0: there is none."""
+    return Timeout.objects.using(using).order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def _pages(rows: Rows, *, by_id: bool, newest_first: bool) -> tuple[str, Iterator[Sequence[int]]]:
     """Return the writer and pages of ids, in the order of the objects' kinds and keys, in which all callers lock them.
 
-    Not in the order of the strings, where 10 comes before 9. A queryset is evaluated again, by the writer.
+    Not in the order of the strings, where 10 comes before 9. Of one object the newest row comes first. A queryset is
+    evaluated again, by the writer.
     """
     names = ("content_type_id", "object_id", "pk")
     if isinstance(rows, QuerySet):
@@ -131,7 +150,7 @@ def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
         found: Any = rows.using(using)
         if not order_matters(rows):
             if by_id and not connections[using].in_atomic_block:
-                return using, _pages_by_id(found.order_by("pk"))
+                return using, _pages_by_id(found, newest_id(using), newest_first=newest_first)
             found = found.order_by()
         found = found.values_list(*names)
     else:
@@ -141,12 +160,13 @@ def _pages(rows: Rows, *, by_id: bool) -> tuple[str, Iterator[Sequence[int]]]:
             raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
         using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
     places = sorted({_place(kind, key, row_id, using) for kind, key, row_id in found})  # a join may repeat a row
-    return using, chunks([place[-1] for place in places])
+    return using, chunks([-place[-1] for place in places])
 
 
-def _pages_by_id(rows: QuerySet[Timeout]) -> Iterator[Sequence[int]]:
-    last = 0
-    while page := list(rows.filter(pk__gt=last).values_list("pk", flat=True)[:CHUNK]):
+def _pages_by_id(rows: QuerySet[Timeout], newest: int, *, newest_first: bool) -> Iterator[Sequence[int]]:
+    order, beyond, last = ("-pk", "pk__lt", newest + 1) if newest_first else ("pk", "pk__gt", 0)
+    rows = rows.filter(pk__lte=newest).order_by(order)
+    while page := list(rows.filter(**{beyond: last}).values_list("pk", flat=True)[:CHUNK]):
         yield list(dict.fromkeys(page))
         last = page[-1]
 
@@ -166,6 +186,6 @@ def _listed(rows: Any) -> list[Timeout]:
 def _place(content_type_id: int, object_id: str, row_id: int, using: str) -> tuple[int, bool, Any, int]:
     model = model_of_kind(content_type_id, using)
     try:
-        return content_type_id, False, object_id if model is None else pk_of(model, object_id), row_id
+        return content_type_id, False, object_id if model is None else pk_of(model, object_id), -row_id
     except ValueError:  # not a key of this model: no object will be locked for it
-        return content_type_id, True, object_id, row_id
+        return content_type_id, True, object_id, -row_id

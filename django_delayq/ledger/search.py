@@ -99,7 +99,7 @@ class Cursor:
         at = datetime.fromisoformat(values[0])
         if at.year not in YEARS or timezone.is_aware(at) != timezone.is_aware(clock.now()):
             raise ValueError(f"{at} is not a datetime of this ledger.")
-        return cls(order, (at, row_id))
+        return cls(order, (clock.in_utc(at), row_id))
 
     def encode(self) -> str:
         """Return a string for a URL, such as `-settled_at,2026-01-01T00:00:00+00:00,17`."""

@@ -293,14 +293,23 @@ def extend(ids: Collection[int], until: datetime, using: str) -> None:
         in_state(Timeout.objects.using(using).filter(pk=id), State.FIRING, using).update(run_at=until)
 
 
+def prunable(using: str, before: datetime) -> TimeoutQuerySet:
+    """Return the rows that were settled before `before`, and whose first and last deadlines are before it, too.
+
+    A row that was moved to an earlier deadline, and fired, closes its round: without it, arming would find the first
+    deadline in the future, and the round would fire a second time.
+    """
+    return Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before, first_due_at__lt=before)
+
+
 def delete_settled(using: str, before: datetime, start: datetime | None) -> tuple[int, datetime | None]:
-    """Delete a page of the rows that were settled from `start` on, and settled and due before `before`.
+    """Delete a page of the `prunable` rows that were settled from `start` on.
 
     Return how many, and the `start` of the next page; None: there are no more. So rows that must stay are read once,
     and not once a page. Sorted by `settled_at` alone, as the index is: with ids PostgreSQL would sort all rows that
     were settled by one bulk call, for each page again.
     """
-    old = Timeout.objects.using(using).filter(settled_at__lt=before, due_at__lt=before)
+    old = prunable(using, before)
     rows = old if start is None else old.filter(settled_at__gte=start)
     page = list(rows.order_by("settled_at").values_list("settled_at", "id")[:PRUNED_PAGE])
     with transaction_of(using):

@@ -15,17 +15,13 @@ from django.db.models import Exists, F, OuterRef
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import (
-    as_it_is,
-    can_lock_and_write,
-    lock_clause,
-    lock_pending,
-)
+from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending
 from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, sql_of, update
 from django_delayq.models import Timeout, new_idempotency_key
+from django_delayq.policy_rules import MAX_EXTENSIONS
 from django_delayq.signals import timeout_cancelled
 
 if TYPE_CHECKING:
@@ -151,14 +147,14 @@ def _inserted(
     return Raw(f"{sql} RETURNING {returned}", parameters, returning)
 
 
-def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlier_only: bool = True) -> None:
+def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False) -> None:
     """Insert `rows` where their slots are free, and set the id of each to that of the pending row in its slot.
 
-    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values.
-    `earlier_only`: no slot was taken, so Redis has no wrong entry. An upsert, because an IntegrityError would leave
-    the caller's PostgreSQL transaction unusable.
+    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values. An upsert,
+    because an IntegrityError would leave the caller's PostgreSQL transaction unusable.
     """
-    if len(rows) == 1 and not replace and _insert_if_free(rows[0], using):
+    is_plain = len(rows) == 1 and not replace and not rows[0].extensions
+    if is_plain and _insert_if_free(rows[0], using):
         return
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
@@ -174,7 +170,7 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False, earlie
             ids = dict(taken.values_list("slot", "id"))
             for row in chunk:
                 row.pk = ids.get(row.slot)
-    push_rows(rows, using, earlier_only=earlier_only)
+    push_rows(rows, using, earlier_only=True)
 
 
 def upsert(new: Timeout, subject: Subject) -> Timeout:
@@ -202,6 +198,7 @@ def move_rows(
     by: str,
     reason: str = "",
     to: datetime | None = None,
+    fixed: bool = False,
     extended: bool = False,
     columns: Sequence[str] = (),
 ) -> list[Timeout]:
@@ -212,13 +209,14 @@ def move_rows(
         using: the database.
         what, at, by, reason, to: the event that is added to the history of each row; `to` is by default its new
             `due_at`.
+        fixed: note in the event that the new deadline was given as a datetime, and does not count from the former one.
         extended: count the move as one of `max_extensions`.
         columns: further columns that the caller has changed.
     """
     rows = []
     for row, due_at, run_at in moves:
-        record(row, what, at, by=by, reason=reason, **{"from": row.due_at, "to": to or due_at})
-        row.due_at, row.run_at, row.extensions = due_at, run_at, row.extensions + extended
+        record(row, what, at, by=by, reason=reason, fixed=fixed, **{"from": row.due_at, "to": to or due_at})
+        row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_EXTENSIONS)
         row.claims, row.claimed_until = 0, None
         rows.append(row)
     update_each(rows, (*MOVED_FIELDS, *columns), using)

@@ -15,7 +15,7 @@ from django.db import OperationalError, ProgrammingError, router, transaction
 
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
-from django_delayq.ledger.db_errors import not_migrated
+from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
@@ -256,7 +256,8 @@ class GuardCommand(PolicyCommand):
     labels, done = None, "changed"
 
     def shown(self, state: PolicyState) -> str:
-        return f"{guard_of(state, self.name) or 'off'}, {state.set_by(self.name) or 'declared'}"
+        text, who = guard_of(state, self.name), state.set_by(self.name)
+        return f"{text or 'off'}, set by {who}" if who else f"{text}, as declared" if text else "off"
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         try:

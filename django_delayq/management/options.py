@@ -31,11 +31,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+\Z")
 
 
-class OptionError(CommandError):
-    """An option has a wrong value. The exit code is 2, as for errors that argparse finds."""
-
-    def __init__(self, option: str, value: Any, rule: str) -> None:
-        super().__init__(f"argument {option}: {value!r} {rule}", returncode=2)
+def wrong_value(option: str, value: Any, rule: str) -> CommandError:
+    """Return the error that an option has a wrong value. The exit code is 2, as for errors that argparse finds."""
+    return CommandError(f"argument {option}: {value!r} {rule}", returncode=2)
 
 
 def each(value: Any) -> list[Any]:
@@ -46,31 +44,31 @@ def each(value: Any) -> list[Any]:
 
 
 def number(option: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
-    """Return an integer. Raises OptionError."""
+    """Return an integer. Raises CommandError."""
     if not str(value).isdecimal():
-        raise OptionError(option, value, "is not a number")
+        raise wrong_value(option, value, "is not a number")
     if int(value) < minimum or (maximum is not None and int(value) > maximum):
-        raise OptionError(option, value, f"must be {minimum} to {maximum}" if maximum else f"must be {minimum} or more")
+        raise wrong_value(option, value, f"must be {minimum} to {maximum}" if maximum else f"must be {minimum} or more")
     return int(value)
 
 
 def duration(option: str, value: str | timedelta, *, may_be_negative: bool = False) -> timedelta:
-    """Return a duration: `90m`, `1h30m`, `2d`, or where it may be negative `-1h`. Raises OptionError."""
+    """Return a duration: `90m`, `1h30m`, `2d`, or where it may be negative `-1h`. Raises CommandError."""
     if isinstance(value, timedelta):
         return value
     if may_be_negative and value.startswith("-"):
         return -duration(option, value[1:])
     if not _DURATION.match(value):
-        raise OptionError(option, value, "is not a duration, such as 45m, 1h30m, 2d or 1w")
+        raise wrong_value(option, value, "is not a duration, such as 45m, 1h30m, 2d or 1w")
     units = {name[0]: name for name in UNITS}
     try:
         return sum((timedelta(**{units[unit]: float(count)}) for count, unit in _PART.findall(value)), timedelta(0))
     except OverflowError as error:
-        raise OptionError(option, value, "is too long") from error
+        raise wrong_value(option, value, "is too long") from error
 
 
 def moment(option: str, value: str | datetime) -> datetime:
-    """Return a time: `now`, `2h` (from now), `30m ago`, or a date and time. Raises OptionError.
+    """Return a time: `now`, `2h` (from now), `30m ago`, or a date and time. Raises CommandError.
 
     A date and time without a zone is in the time zone of the project.
     """
@@ -84,11 +82,11 @@ def moment(option: str, value: str | datetime) -> datetime:
         if _DURATION.match(head):
             return clock.now() + duration(option, head) * (-1 if words.endswith("ago") else 1)
         found = parse_datetime(value.strip())
+        if found is not None:
+            return clock.in_utc(clock.fitting(found))
     except (ValueError, OverflowError) as error:
-        raise OptionError(option, value, f"is not a time: {error}") from error
-    if found is None:
-        raise OptionError(option, value, "is not a time, such as 2026-03-01T18:00, now, 2h or '30m ago'")
-    return clock.fitting(found)
+        raise wrong_value(option, value, f"is not a time: {error}") from error
+    raise wrong_value(option, value, "is not a time, such as 2026-03-01T18:00, now, 2h or '30m ago'")
 
 
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
@@ -141,7 +139,7 @@ class Selection:
         states = each(options["state"]) or (list(Timeout.State.values) if ids else list(options["default_states"]))
         for state in each(options["state"]):
             if state not in options["states"]:
-                raise OptionError("--state", state, f"must be one of {', '.join(options['states'])}")
+                raise wrong_value("--state", state, f"must be one of {', '.join(options['states'])}")
         rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=states)
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
@@ -184,10 +182,10 @@ class Selection:
 
 
 def _found(rows: TimeoutQuerySet, text: str | None) -> TimeoutQuerySet:
-    """Return the rows that a search finds. Raises OptionError if there are too many to be sure that these are all."""
+    """Return the rows that a search finds. Raises CommandError if there are too many to be sure that these are all."""
     ids = [] if text is None else find_ids(rows, text)
     if len(ids) >= MAX_HITS:
-        raise OptionError("--search", text, f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key")
+        raise wrong_value("--search", text, f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key")
     return rows if text is None else rows.filter(pk__in=ids)
 
 

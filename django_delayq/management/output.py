@@ -15,8 +15,8 @@ from django.core.management.base import OutputWrapper
 
 from django_delayq import clock
 from django_delayq.delays import duration_text
-from django_delayq.guard_rails import Rate
 from django_delayq.ledger.controls import PolicyState
+from django_delayq.policy_options import Rate
 
 Paint = Callable[[str], str]
 GAP: Final = "  "

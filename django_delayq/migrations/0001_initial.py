@@ -149,6 +149,8 @@ class Migration(migrations.Migration):
                 ('place', models.CharField(blank=True, default='', max_length=255)),
                 ('checked', models.PositiveBigIntegerField(default=0)),
                 ('total', models.PositiveBigIntegerField(default=None, null=True)),
+                ('failed', models.PositiveBigIntegerField(default=0)),
+                ('failed_total', models.PositiveBigIntegerField(default=0)),
                 ('before_at', models.DateTimeField(default=None, null=True)),
                 ('began_at', models.DateTimeField(default=None, null=True)),
                 ('finished_at', models.DateTimeField(default=None, null=True)),

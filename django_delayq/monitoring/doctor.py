@@ -14,24 +14,23 @@ from typing import Any, Final
 import django
 from django.core.checks import INFO, CheckMessage, Error, Info, Warning
 from django.db import DatabaseError, connections, router
-from django.db.models import Max, Min
+from django.db.models import Max, Min, Q
 from django.utils import timezone
 
 import django_delayq
-from django_delayq.arming.sync import count_too_old
+from django_delayq.arming.sync import automatic_policies, count_too_old
 from django_delayq.clock import database_now, to_ms
 from django_delayq.conf import get_settings
 from django_delayq.delays import counted, duration_text
 from django_delayq.ledger.controls import policy_states
-from django_delayq.ledger.db_connections import pool_limit, server_limit
-from django_delayq.ledger.db_errors import unapplied_migrations
+from django_delayq.ledger.db_connections import pool_limit, server_limit, unapplied_migrations
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
-from django_delayq.models import PolicyChange, Timeout
+from django_delayq.models import PolicyChange, PolicySync, Timeout
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, workers_alive
-from django_delayq.operations.replan import unfinished
+from django_delayq.operations.changes import unfinished
 from django_delayq.policies import declared_queues, get_policies
 
 STUCK_SECONDS: Final = 30.0
@@ -50,12 +49,12 @@ CAPACITY: Final = {
 """Constants of `make bench`: see docs/benchmarks.md, Capacity. A test compares them with the latest run."""
 
 
-def examine(using: str | None = None, *, quick: bool = False) -> list[CheckMessage]:
+def examine(*, quick: bool = False) -> list[CheckMessage]:
     """Run all checks and return their findings, the most serious first. Changes nothing and raises nothing.
 
     `quick`: skip what reads whole tables, for a probe that runs every few seconds.
     """
-    using = using or router.db_for_write(Timeout)
+    using = router.db_for_write(Timeout)
     found: list[CheckMessage] = []
     for name, check in (QUICK if quick else QUICK | SLOW).items():
         try:
@@ -200,11 +199,11 @@ def policies(using: str) -> Iterator[CheckMessage]:
             )
             hint += f" If it was removed: delayq_retire {policy.label}."
             yield Warning(text, hint=hint, id="unknown_policy")
-        if policy.dead.value and policy.state is None:
-            hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {policy.label} --state dead"
-            yield Warning(counted(policy.dead, f"{of} is dead.", f"{of} are dead."), hint=hint, id="dead")
-        elif policy.dead.value:
+        if policy.dead.value:
             hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
+            if policy.state is None:
+                hint = "Nothing can retry them until it is declared: "
+                hint += f"delayq_cancel --policy {policy.label} --state dead"
             yield Warning(counted(policy.dead, f"{of} is dead.", f"{of} are dead."), hint=hint, id="dead")
 
 
@@ -220,6 +219,19 @@ def stopped(using: str) -> Iterator[CheckMessage]:
                 yield Warning(text, hint=f"delayq_resume {state.label}", id="stopped")
             else:
                 yield Info(text, id="stopped")
+
+
+def sync_failures(using: str) -> Iterator[CheckMessage]:
+    """Find objects whose deadlines the sync cannot compute, because `since` or `after` of their policy raises."""
+    labels = {policy.label for policy in automatic_policies(using)}
+    for row in PolicySync.objects.using(using).filter(Q(failed__gt=0) | Q(failed_total__gt=0), policy__in=labels):
+        text = counted(
+            max(row.failed, row.failed_total),
+            f"object of {row.policy} is not synced: its deadline cannot be computed.",
+            f"objects of {row.policy} are not synced: their deadlines cannot be computed.",
+        )
+        hint = f"since= or after= raises: delayq_sync --policy {row.policy} --dry-run names an object and the error."
+        yield Warning(text, hint=hint, id="sync")
 
 
 def unfinished_changes(using: str) -> Iterator[CheckMessage]:
@@ -326,6 +338,7 @@ QUICK: dict[str, Check] = {
     "rounds.waiting": policies,
     "rounds.stopped": stopped,
     "rounds.unfinished_changes": unfinished_changes,
+    "rounds.sync_failures": sync_failures,
 }
 """The checks, by the id of the finding that one of them failed."""
 SLOW: dict[str, Check] = {

@@ -69,6 +69,8 @@ class SyncStatus:
     began_at: datetime | None
     finished_at: datetime | None
     """The end of the last complete pass."""
+    failed: int = 0
+    """The objects for which `since` or `after` raises: in the last complete pass, or if more, in the present one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,9 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
     syncs = {
-        row.policy: SyncStatus(row.is_running, row.checked, row.total, row.began_at, row.finished_at)
+        row.policy: SyncStatus(
+            row.is_running, row.checked, row.total, row.began_at, row.finished_at, max(row.failed, row.failed_total)
+        )
         for row in PolicySync.objects.using(using)
     }
     declared = [

@@ -11,20 +11,20 @@ if it is not declared.
 """
 
 from django_delayq.operations.adoption import Adoption, adopt
-from django_delayq.operations.guards import brake, late, shadow
+from django_delayq.operations.changes import PolicyConflict, continue_moves
 from django_delayq.operations.policies import (
     DelayPreview,
-    PolicyConflict,
+    brake,
     change_delay,
     hold,
+    late,
     pause,
     preview_delay,
     resume,
-    retire,
+    shadow,
 )
-from django_delayq.operations.replan import continue_moves
 from django_delayq.operations.runner import Refusal, Refused, Result
-from django_delayq.operations.timeouts import cancel, fire_now, postpone, refire, retry
+from django_delayq.operations.timeouts import cancel, fire_now, postpone, refire, retire, retry
 
 __all__ = [
     "Adoption",

@@ -20,6 +20,7 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import record
 from django_delayq.ledger.locking import database_of, transaction_of
+from django_delayq.ledger.search import count
 from django_delayq.models import Timeout
 from django_delayq.operations.runner import Action, Context, Refusal, Result, checked_actor, run_action
 from django_delayq.redis_clients import get_engine
@@ -105,8 +106,9 @@ def adopt(
 
 def _change_rows(done: Adoption, using: str, pending: str | None, **options: Any) -> Adoption:
     rows = Timeout.objects.using(using)
-    if pending is None and rows.unsettled().exists():
-        raise DelayqError("This database has pending timeouts: give --cancel-pending or --keep-pending.")
+    if pending is None and (number := count(rows.unsettled())).value:
+        words = f"This database has {counted(number, 'pending timeout')}: give --cancel-pending or --keep-pending."
+        raise DelayqError(words)
     kept, cancelled = Q(state=State.DEAD), 0
     if pending == "cancel":
         action = Action("cancel", signals.timeout_cancelled, _refuse_settled, _cancel)

@@ -1,48 +1,51 @@
-"""Pause, hold and resume policies, change their delays, and retire those that are not declared any more.
+"""Pause, hold and resume policies, and change their delays and guard rails at run time.
 
 No timeout of a stopped policy fires. Its rows stay pending and can be cancelled or postponed. A worker that reserves a
 row after the commit does not fire it; rows reserved earlier are completed. A pause leaves deadlines where they are, so
 that timeouts that became due meanwhile fire when it ends. A hold stops the clock: when it ends, each pending deadline
 moves by its part of the hold.
+
+A delay or guard rail that an operator sets replaces the declared one, until it is set again or the declared value is
+restored. Workers follow within two seconds. Settled rounds stay settled: what was skipped in shadow mode or as too late
+does not fire later.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from django.db import transaction
-from django.db.models import F, Q
+from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from django_delayq import clock, signals
-from django_delayq.clock import database_now
+from django_delayq import clock
 from django_delayq.delays import check_length, check_moment, shifted
-from django_delayq.exceptions import DelayqError, InvalidDelay
-from django_delayq.ledger import writing
-from django_delayq.ledger.controls import PolicyState, is_stop_in_force, lock_control, policy_state, stop_cache
-from django_delayq.ledger.history import clipped, iso, record
-from django_delayq.ledger.locking import database_of, transaction_of
-from django_delayq.ledger.search import count_each, labels_in
+from django_delayq.exceptions import InvalidDelay
+from django_delayq.ledger.controls import PolicyState, policy_state, valid_guards
+from django_delayq.ledger.db_connections import use_after_commit
+from django_delayq.ledger.history import clipped, iso
+from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.replan import Progress, begin_move, continue_moves, requeue_due, run_move, unfinished
-from django_delayq.operations.runner import Action, Context, Result, checked_actor, refuse_unless_pending, run_action
-from django_delayq.policies import TimeoutPolicy, get_policy, registry
+from django_delayq.operations.changes import (
+    PolicyConflict,
+    Progress,
+    begin_move,
+    control_of,
+    requeue_due,
+    run_move,
+    unfinished,
+)
+from django_delayq.policies import TimeoutPolicy, get_policy
+from django_delayq.policy_options import Brake, Late, Then
 
-logger = logging.getLogger("django_delayq.steering")
 Stop, What = PolicyControl.Stop, PolicyChange.What
 Mode = Literal["keep", "recompute", "shift"]
 MODES: Final[tuple[Mode, ...]] = ("keep", "recompute", "shift")
 MAX_COUNT: Final = 100_000
 """A preview counts at most this many rows."""
-
-
-class PolicyConflict(DelayqError):
-    """The operation contradicts the state of the policy. Nothing was changed."""
+DECLARED: Final = "declared"
 
 
 def pause(
@@ -69,7 +72,7 @@ def pause(
         PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
     """
     if until is not None and until != "keep" and check_moment(until, "until") <= clock.now():
-        raise InvalidDelay(_("{moment} is in the past.").format(moment=until))
+        raise InvalidDelay(_("{moment} is in the past.").format(moment=clock.local(until)))
     with control_of(policy, by, reason) as (control, change):
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
@@ -138,6 +141,7 @@ def resume(
         change.details = {"was": str(control.stop), "since": since}
         if moves:
             change.details |= {"move": "thaw", "frozen_at": since, "thawed_at": iso(change.at)}
+            change.details["held_reason"] = control.reason
             begin_move(change, using)
             control.stop = Stop.RELEASING
         else:
@@ -145,51 +149,8 @@ def resume(
         control.until = None
     if moves:
         return run_move(change, using, progress)
-    transaction.on_commit(lambda: requeue_due(found, using), using=using, robust=True)
+    use_after_commit(lambda: requeue_due(found, using), using)
     return change
-
-
-@contextmanager
-def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
-    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`.
-
-    A pause that is over is removed from the control before.
-    """
-    found, actor = get_policy(policy), checked_actor(by)
-    using = database_of(found.concrete_model)
-    continue_moves(using, found)
-    # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
-    with transaction_of(using), transaction.atomic(using=using):
-        control = lock_control(found, using)
-        if unfinished(using, found).exists():
-            words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
-            raise PolicyConflict(words.format(policy=found.label))
-        now = database_now(using)
-        change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
-        was_stopped = is_stop_in_force(control, now)
-        if not was_stopped:
-            control.stop, control.until = Stop.NONE, None
-        yield control, change
-        if change.what:
-            control.changed_at = now
-            # The actor and reason of a stop are kept as long as it lasts.
-            if not was_stopped or change.what in {What.PAUSED, What.HELD, What.RESUMED}:
-                keeps_reason = was_stopped and change.what != What.RESUMED
-                control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
-            change.save(using=using)
-        control.save(using=using)
-    stop_cache.forget()
-
-    def after_commit() -> None:
-        stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
-        if change.what:
-            logger.info(
-                "%s by %s: %s %s",
-                *(change.policy, change.by, change.what, change.reason),
-                extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
-            )
-
-    transaction.on_commit(after_commit, using=using, robust=True)
 
 
 def _previous(control: PolicyControl) -> dict[str, Any]:
@@ -312,49 +273,113 @@ def _new_delay(
     return new
 
 
-def retire(
-    label: str,
+def late(
+    policy: str | TimeoutPolicy[Any],
     *,
+    after: timedelta | None = None,
+    then: Then = "skip",
+    off: bool = False,
     by: str,
     reason: str = "",
-    dry_run: bool = False,
-    progress: Callable[[Result], object] | None = None,
-) -> Result:
-    """Cancel the pending timeouts of the policy `label`, which is not declared any more, with the cause `retired`.
-
-    Until then workers leave them pending, because another release may declare the policy. Dead rows stay. Each page of
-    500 rows is one transaction, or part of the caller's. A `PolicyChange` counts the rows, page by page, and the call
-    may be interrupted and repeated.
+) -> PolicyChange | None:
+    """Set what happens to timeouts of `policy` whose first attempt would begin too late.
 
     Args:
-        label: the label that the rows have, such as `shop.order.cancel_unpaid`.
-        by, reason: see `operations`.
-        dry_run: count, and write nothing.
-        progress: called with the result of each page, after its commit.
+        policy, by, reason: see `operations`.
+        after, then: as for `Late`. Without `after`, what is declared is in force again.
+        off: lateness is not limited.
+
+    Returns:
+        The change; None: this was in force already, set by an operator, or as declared.
 
     Raises:
-        PolicyConflict: a policy with this label, or with this alias, is declared. Nothing was changed.
-        UnknownPolicy: the ledger has no timeout with this label.
+        TypeError, ValueError: as `Late` does, or `off` and `after` are both given.
+        PolicyConflict: an earlier change still moves rows.
     """
-    by, using, policy = checked_actor(by), database_of(Timeout), registry.get(label)
-    if policy is not None:
-        words = _("{policy} is declared in {handler}. Remove the declaration first.")
-        raise PolicyConflict(words.format(policy=policy.label, handler=policy.handler_path))
-    ledger = Timeout.objects.using(using)
-    if label not in labels_in(ledger):
-        get_policy(label)  # raises UnknownPolicy, with near names
-    rows, now = ledger.pending().of_labels([label]), database_now(using)
-    change = PolicyChange(policy=label, what=PolicyChange.What.RETIRED, at=now, touched_at=now, finished_at=now)
-    change.by, change.reason = by, clipped(reason)
+    value = None if off or after is None else Late(after, then)
+    _refuse_both(off, after=after)
+    return _set(policy, "late", _stored(value) if off or value else DECLARED, by, reason)
 
-    def write(accepted: list[Timeout], refused: list[Timeout], context: Context) -> None:
-        for row in accepted:
-            record(row, "retired", **context.event)
-        writing.cancel_rows(accepted, using, context.reason, context.now, cause=Timeout.Cause.RETIRED)
-        # Each page is counted in its transaction: a process that dies leaves a record of what it has done.
-        if change.pk is None:
-            change.save(using=using)
-        PolicyChange.objects.using(using).filter(pk=change.pk).update(moved=F("moved") + len(accepted))
 
-    action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
-    return run_action(rows, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+def brake(
+    policy: str | TimeoutPolicy[Any],
+    *,
+    most: int | None = None,
+    per: timedelta | None = None,
+    off: bool = False,
+    by: str,
+    reason: str = "",
+) -> PolicyChange | None:
+    """Set after how many firings of `policy` within a period it pauses itself. A pause in force remains.
+
+    Args:
+        policy, by, reason: see `operations`.
+        most, per: as for `Brake`; both or neither. Without them, what is declared is in force again.
+        off: there is no brake.
+
+    Returns:
+        The change; None: this was in force already, set by an operator, or as declared.
+
+    Raises:
+        TypeError, ValueError: as `Brake` does, or `off` and one of the others are given.
+        PolicyConflict: an earlier change still moves rows.
+    """
+    _refuse_both(off, most=most, per=per)
+    given: Any = (most, per)
+    value = None if given == (None, None) else Brake(*given)
+    return _set(policy, "brake", _stored(value) if off or value else DECLARED, by, reason)
+
+
+def shadow(policy: str | TimeoutPolicy[Any], *, share: int | None, by: str, reason: str = "") -> PolicyChange | None:
+    """Set for how many of the objects of `policy` everything happens but the handler.
+
+    Args:
+        policy, by, reason: see `operations`.
+        share: percent of the objects, chosen by a stable hash of their keys: 100 for all, 0 for none. None: what is
+            declared is in force again.
+
+    Returns:
+        The change; None: this was in force already, set by an operator, or as declared.
+
+    Raises:
+        ValueError: `share` is not an int from 0 to 100.
+        PolicyConflict: an earlier change still moves rows.
+    """
+    if share is not None and (isinstance(share, bool) or not isinstance(share, int) or not 0 <= share <= 100):
+        raise ValueError(f"share is a percentage from 0 to 100, or None for what is declared, not {share!r}.")
+    return _set(policy, "shadow", DECLARED if share is None else share, by, reason)
+
+
+def _refuse_both(off: bool, **values: Any) -> None:
+    given = [name for name, value in values.items() if value is not None]
+    if off and given:
+        raise ValueError(f"Give either off=True or {' and '.join(given)}.")
+
+
+def _stored(value: Any) -> Any:
+    """Return the value of a guard as `PolicyControl.guards` has it."""
+    if isinstance(value, Late):
+        return {"after": value.after.total_seconds(), "then": value.then}
+    if isinstance(value, Brake):
+        return {"most": value.most, "per": value.per.total_seconds()}
+    return value
+
+
+def _set(policy: str | TimeoutPolicy[Any], guard: str, value: Any, by: str, reason: str) -> PolicyChange | None:
+    """Put `value` in force for `guard`, as it is stored, or `DECLARED`; return the change, None if there is none."""
+    found = get_policy(policy)
+    with control_of(found, by, reason) as (control, change):
+        known = valid_guards(found, control.guards)
+        before = PolicyState(found, guards=known)
+        if known.get(guard, DECLARED) == value:
+            return None
+        guards = {name: each for name, each in known.items() if name not in {guard, "by"}}
+        actors = {name: each for name, each in known.get("by", {}).items() if name != guard}
+        if value != DECLARED:
+            guards, actors = {**guards, guard: value}, {**actors, guard: change.by}
+        control.guards = {**guards, "by": actors} if actors else guards
+        after = PolicyState(found, guards=control.guards)
+        shown = [_stored(getattr(state, guard)) for state in (before, after)]
+        change.details = {"before": shown[0], "after": shown[1], "declared": value == DECLARED}
+        change.what, change.finished_at = guard, change.at
+    return change

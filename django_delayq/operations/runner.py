@@ -10,16 +10,16 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from django.db.models import QuerySet, TextChoices
+from django.db.models import Max, Q, QuerySet, TextChoices
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.history import clean
+from django_delayq.ledger.history import began_at, clean
 from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.paging import Page, each_page
+from django_delayq.ledger.paging import Page, each_page, newest_id
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry
 
@@ -42,6 +42,7 @@ class Refusal(TextChoices):
     OBJECT_GONE = "object_gone", _("its object is gone")
     NOT_SETTLED = "not_settled", _("it is not settled yet")
     SLOT_TAKEN = "slot_taken", _("a newer round is pending")
+    SUPERSEDED = "superseded", _("there is a newer round: fire that one again")
     POLICY_UNKNOWN = "policy_unknown", _("its policy is no longer declared")
     POLICY_STOPPED = "policy_stopped", _("its policy is stopped: resume it first")
     NOT_LATER = "not_later", _("the new time is not later than its deadline")
@@ -95,6 +96,16 @@ Progress: TypeAlias = Callable[[Result], object]
 
 
 @dataclass
+class Call:
+    """What an operation that begins rounds remembers from one page to the next."""
+
+    newest: int | None = None
+    """The id of the newest row before it began its first round."""
+    begun: set[str] = field(default_factory=set)
+    """The slots in which it has begun rounds, or in a dry run would have; about 150 bytes each."""
+
+
+@dataclass
 class Context:
     """What an operation knows about the page whose rows it changes."""
 
@@ -103,6 +114,7 @@ class Context:
     reason: str
     now: datetime
     """The time of the database."""
+    call: Call
 
     @property
     def using(self) -> str:
@@ -114,10 +126,26 @@ class Context:
 
     @cached_property
     def taken(self) -> set[str]:
-        """Return the slots of the page's rows in which a round is pending, or will be."""
-        slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
-        rows = Timeout.objects.using(self.using).filter(slot__in=slots, slot_taken=1)
+        """Return the slots of the page's rows in which a round is pending, or was scheduled since the call began.
+
+        The latter may have fired between two pages.
+        """
+        if self.call.newest is None:
+            self.call.newest = newest_id(self.using)
+        rows = self._rounds.filter(Q(slot_taken=1) | Q(pk__gt=self.call.newest))
         return set(as_it_is(rows, self.using).values_list("slot", flat=True))
+
+    @cached_property
+    def newest(self) -> dict[str, tuple[int, datetime]]:
+        """Return the id of the newest row in each slot of the page's rows, and when it was created."""
+        rows = as_it_is(self._rounds.order_by("slot"), self.using).values("slot")
+        found = rows.annotate(newest=Max("pk"), last=Max("created_at"))
+        return {each["slot"]: (each["newest"], each["last"]) for each in found}
+
+    @property
+    def _rounds(self) -> QuerySet[Timeout]:
+        slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
+        return Timeout.objects.using(self.using).filter(slot__in=slots)
 
     @property
     def event(self) -> dict[str, Any]:
@@ -134,6 +162,8 @@ class Action(NamedTuple):
     """Return why a row must stay unchanged, or None."""
     write: Callable[[list[Timeout], list[Timeout], Context], Sequence[Timeout] | None]
     """Change the first rows in ledger and Redis. The second ones were refused. Return new rows, if there are any."""
+    begins_rounds: bool = False
+    """Read the newest rows first: of several rounds of one object only the newest can begin again."""
 
 
 def slots_of_row(row: Timeout) -> set[str]:
@@ -143,16 +173,22 @@ def slots_of_row(row: Timeout) -> set[str]:
     return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels)}
 
 
+def is_superseded(row: Timeout, context: Context) -> bool:
+    """Return whether a newer round than that of `row` was scheduled, see `settling.is_superseded`."""
+    found = (context.newest[slot] for slot in slots_of_row(row) if slot in context.newest)
+    return any(row_id > row.pk and created_at >= began_at(row) for row_id, created_at in found)
+
+
 def refuse_round(row: Timeout, context: Context) -> Refusal | None:
-    """Return why no round can begin for the object of `row`, or None: then the slot is taken from now on."""
+    """Return why no round can begin for the object of `row`, or None: then the slot is taken for the whole call."""
     if registry.get(row.policy) is None:
         return Refusal.POLICY_UNKNOWN
     if context.page.object_of(row) is None:
         return Refusal.OBJECT_GONE
     slots = slots_of_row(row)
-    if slots & context.taken:
+    if slots & context.taken or slots & context.call.begun:
         return Refusal.SLOT_TAKEN
-    context.taken.update(slots)
+    context.call.begun.update(slots)
     return None
 
 
@@ -171,12 +207,12 @@ def run_action(
     Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
     interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
     """
-    by = checked_actor(by)
+    by, call = checked_actor(by), Call()
     if isinstance(target, Timeout) and target.pk is None:
         raise ValueError("This Timeout is not a row of the ledger.")
 
     def change(page: Page) -> Result:
-        context = Context(page, by, reason, clock.database_now(page.using))
+        context = Context(page, by, reason, clock.database_now(page.using), call)
         missing = set(page.ids) - {row.pk for row in page.rows}
         refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
         accepted, refused = [], []
@@ -195,7 +231,8 @@ def run_action(
         return Result(action.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 
     total = Result(action.name, dry_run=dry_run)
-    for result in each_page(target, change, pending_only=False, by_id=True, dry_run=dry_run):
+    newest_first = action.begins_rounds
+    for result in each_page(target, change, pending_only=False, by_id=True, newest_first=newest_first, dry_run=dry_run):
         total += result
         if progress is not None:
             progress(result)

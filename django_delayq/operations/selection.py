@@ -51,6 +51,21 @@ def find_ids(rows: QuerySet[Any], text: str, user: Any = None) -> list[int]:
     return sorted(hits, reverse=True)
 
 
+def find_objects(text: str, using: str, limit: int) -> list[Model]:
+    """Return the objects of policies that `text` finds, whether they have timeouts or not.
+
+    It finds them by their complete key, and by the fields in `search` of all policies: `limit` of each model and field.
+    """
+    term = text.strip()
+    if not term or "\0" in term:
+        return []
+    found = list(_objects_with(term, using, None))
+    for model in dict.fromkeys(policy.concrete_model for policy in get_policies()):
+        with suppress(ValueError):
+            found.append(model._base_manager.using(using).filter(pk=pk_of(model, term)))
+    return [obj for objects in found for obj in objects[:limit]]
+
+
 def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:
     """Return the models and paths that policies name in `search`, each once.
 

@@ -1,21 +1,24 @@
-"""Cancel, fire, postpone, retry and repeat timeouts, also if their object or policy no longer exists."""
+"""Cancel, fire, postpone, retry, repeat and retire timeouts, also if their object or policy no longer exists."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any, Unpack
 
-from django.db.models import QuerySet
+from django.db.models import F
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
+from django_delayq.clock import database_now
 from django_delayq.delays import DelayArgs, check_length, check_moment, parse_delay, shifted
-from django_delayq.exceptions import InvalidDelay
+from django_delayq.exceptions import InvalidDelay, UnknownPolicy
 from django_delayq.ledger import writing
-from django_delayq.ledger.history import record, record_death
+from django_delayq.ledger.history import clipped, record, record_death
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import order_matters, subject_at
-from django_delayq.models import Timeout
+from django_delayq.ledger.search import labels_in
+from django_delayq.ledger.subjects import subject_at
+from django_delayq.models import PolicyChange, Timeout
+from django_delayq.operations.changes import PolicyConflict
 from django_delayq.operations.runner import (
     Action,
     Context,
@@ -23,6 +26,8 @@ from django_delayq.operations.runner import (
     Refusal,
     Result,
     Target,
+    checked_actor,
+    is_superseded,
     refuse_round,
     refuse_unless_pending,
     run_action,
@@ -108,8 +113,8 @@ def postpone(
     if given is None:
         raise InvalidDelay(gettext("The new deadline is missing: give units, after= or at=."))
     if given.at is not None and given.at <= clock.now():
-        words = gettext("{moment} is in the past. To fire it now, use fire_now.")
-        raise InvalidDelay(words.format(moment=given.at))
+        words = gettext("{moment} is in the past. To fire it now, use another operation: fire.")
+        raise InvalidDelay(words.format(moment=clock.local(given.at)))
 
     def postponed(row: Timeout, now: datetime) -> datetime:
         return given.at or shifted(max(row.due_at, now), check_length(given.after, "after"))
@@ -125,7 +130,7 @@ def postpone(
     def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
         deadlines = [(row, postponed(row, context.now)) for row in rows]
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        writing.move_rows(moves, context.using, what="postponed", **context.event)
+        writing.move_rows(moves, context.using, what="postponed", fixed=given.at is not None, **context.event)
 
     action = Action("postpone", signals.timeout_rescheduled, refuse, write)
     return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
@@ -137,12 +142,15 @@ def retry(
     """Make dead timeouts pending and due now, with all their attempts; a worker fires them.
 
     The round stays the same, with its deadline and `idempotency_key`, so that an earlier attempt's effect outside the
-    database is not repeated. Refused if the object is gone, the policy is no longer declared, or a newer round is
-    pending. Arguments and errors are those of `cancel`.
+    database is not repeated. Refused if the object is gone, the policy is no longer declared, or the object has a newer
+    round: what that one has done, or a call that cancelled it was promised, would not hold any more. Arguments and
+    errors are those of `cancel`.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
-        return Refusal.NOT_DEAD if row.state != State.DEAD else refuse_round(row, context)
+        if row.state != State.DEAD:
+            return Refusal.NOT_DEAD
+        return refuse_round(row, context) or (Refusal.SUPERSEDED if is_superseded(row, context) else None)
 
     def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
         for row in rows:
@@ -150,7 +158,7 @@ def retry(
             record(row, "retried", to=context.now, **context.event)
         writing.revive(rows, context.using, context.now)
 
-    action = Action("retry", signals.timeout_scheduled, refuse, write)
+    action = Action("retry", signals.timeout_scheduled, refuse, write, begins_rounds=True)
     return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
@@ -191,12 +199,7 @@ def refire(
         writing.write_histories([*rows, *new], context.using)
         return new
 
-    if isinstance(target, QuerySet) and target.model is Timeout and not order_matters(target):
-        # Rows are read page by page. A worker may have fired new rounds of the first pages when the last one is read,
-        # and they would be repeated again and again.
-        newest = Timeout.objects.using(database_of(Timeout, target)).order_by("-pk").values_list("pk", flat=True)
-        target = target.filter(pk__lte=newest.first() or 0)
-    action = Action("refire", signals.timeout_scheduled, refuse, write)
+    action = Action("refire", signals.timeout_scheduled, refuse, write, begins_rounds=True)
     return run_action(target, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
 
 
@@ -212,3 +215,55 @@ def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
     new = writing.new_row(subject, due_at, policy.since_of(obj), payload=row.payload, reason=context.reason)
     new.queue = row.queue
     return new
+
+
+def retire(
+    label: str,
+    *,
+    by: str,
+    reason: str = "",
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Cancel the pending timeouts of the policy `label`, which is not declared any more, with the cause `retired`.
+
+    Until then workers leave them pending, because another release may declare the policy. Dead rows stay. Each page of
+    500 rows is one transaction, or part of the caller's. A `PolicyChange` counts the rows, page by page, and the call
+    may be interrupted and repeated.
+
+    Args:
+        label: the label that the rows have, such as `shop.order.cancel_unpaid`.
+        by, reason: see `operations`.
+        dry_run: count, and write nothing.
+        progress: called with the result of each page, after its commit.
+
+    Raises:
+        PolicyConflict: a policy with this label, or with this alias, is declared. Nothing was changed.
+        UnknownPolicy: the ledger has no timeout with this label.
+    """
+    by, using, policy = checked_actor(by), database_of(Timeout), registry.get(label)
+    if policy is not None:
+        words = gettext("{policy} is declared in {handler}. Remove the declaration first.")
+        raise PolicyConflict(words.format(policy=policy.label, handler=policy.handler_path))
+    ledger = Timeout.objects.using(using)
+    known = labels_in(ledger)
+    if label not in known:
+        undeclared = [found for found in known if registry.get(found) is None]
+        raise UnknownPolicy(
+            f"No timeout has the policy {label!r}. Not declared, but in the ledger: {', '.join(undeclared) or 'none'}."
+        )
+    rows, now = ledger.pending().of_labels([label]), database_now(using)
+    change = PolicyChange(policy=label, what=PolicyChange.What.RETIRED, at=now, touched_at=now, finished_at=now)
+    change.by, change.reason = by, clipped(reason)
+
+    def write(accepted: list[Timeout], refused: list[Timeout], context: Context) -> None:
+        for row in accepted:
+            record(row, "retired", **context.event)
+        writing.cancel_rows(accepted, using, context.reason, context.now, cause=Timeout.Cause.RETIRED)
+        # Each page is counted in its transaction: a process that dies leaves a record of what it has done.
+        if change.pk is None:
+            change.save(using=using)
+        PolicyChange.objects.using(using).filter(pk=change.pk).update(moved=F("moved") + len(accepted))
+
+    action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
+    return run_action(rows, action, by=by, reason=reason, dry_run=dry_run, progress=progress)

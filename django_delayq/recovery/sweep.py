@@ -5,19 +5,28 @@ One mechanism does all three, so that none of them is code that runs once a year
 rows that are due from a minute ago to two intervals ahead. Once a minute, and when a policy is resumed, it reads all
 overdue rows, for those that were committed after their deadline and for a backlog. It also settles `firing` rows whose
 worker has died.
+
+Of many workers, one sweeps at a time: it has the turn. Turns only save work; two workers at once do no harm. A turn is
+never trusted for long: an attacker who can write to Redis can take every turn, and without sweeps timeouts beyond the
+horizon would never be loaded.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from django_delayq import clock
 from django_delayq.conf import get_settings
 from django_delayq.engine import Engine
+from django_delayq.engine.faults import translated
+from django_delayq.exceptions import EngineError
 from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import Stopped, stop_cache
@@ -26,7 +35,6 @@ from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.turns import try_claim_turn, turn
 from django_delayq.signals import entries_restored
 
 if TYPE_CHECKING:
@@ -43,6 +51,12 @@ DEFERRED: Final = timedelta(minutes=1)
 EXPIRED_PAGE: Final = 1_000
 RESTORED_LIMIT: Final = 10
 """So many restored entries in one sweep are not logged: single pushes fail, and rows fire between two reads."""
+TURN_SHARE: Final = 0.9
+"""The part of an interval that a turn lasts, so that it is free when its worker comes back."""
+MAX_MISSED: Final = 12
+"""After so many intervals without a turn a worker does the work in any case."""
+
+_had_turn_at: WeakKeyDictionary[Engine, dict[str, float]] = WeakKeyDictionary()
 
 
 class Row(NamedTuple):
@@ -205,6 +219,47 @@ class Sweep:
         for (queue, shard, was_pushed), found in entries.items():
             changed[was_pushed] += self._engine.queue(queue, shard).ensure(found)
         return Swept(len(rows), sum(changed.values()), changed[True])
+
+
+def try_claim_turn(engine: Engine | None, work: str, interval: timedelta) -> bool:
+    """Return whether it is the caller's turn to do `work`, which no other worker gets for most of `interval`.
+
+    Without Redis always. Raises EngineUnavailable or EngineError.
+    """
+    if engine is None:
+        return True
+    had_at, now = _had_turn_at.setdefault(engine, {}), monotonic()
+    is_overdue = now - had_at.setdefault(work, now) >= MAX_MISSED * interval.total_seconds()
+    key, milliseconds = _turn_key(engine, work), max(1, int(interval.total_seconds() * 1000 * TURN_SHARE))
+    with translated(engine.client):
+        is_ours = bool(engine.client.set(key, 1, nx=True, px=milliseconds))
+        if not is_ours:
+            left = int(engine.client.pttl(key))
+            if left == -1 or left > milliseconds:  # no turn lasts so long: foreign, or the clock was set back
+                is_ours = bool(engine.client.set(key, 1, px=milliseconds))
+    if is_ours or is_overdue:
+        had_at[work] = now
+    return is_ours or is_overdue
+
+
+@contextmanager
+def turn(engine: Engine | None, work: str, interval: timedelta, *, always: bool = False) -> Iterator[bool]:
+    """Yield what `try_claim_turn` returns. After an error the turn is free again, so that a retry can have it.
+
+    With `always`, claim no turn and yield True. Raises EngineUnavailable or EngineError.
+    """
+    is_ours = not always and try_claim_turn(engine, work, interval)
+    try:
+        yield always or is_ours
+    except Exception:
+        if is_ours and engine is not None:
+            with suppress(EngineError), translated(engine.client):
+                engine.client.set(_turn_key(engine, work), 1, px=1)  # allowed to a user that may not delete
+        raise
+
+
+def _turn_key(engine: Engine, work: str) -> str:
+    return f"{engine.prefix}:turn:{work}"
 
 
 def settle_all_expired(using: str) -> int:

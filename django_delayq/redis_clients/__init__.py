@@ -18,7 +18,7 @@ from django_delayq.conf import get_settings
 
 if TYPE_CHECKING:
     from django_delayq.engine import Engine
-    from django_delayq.redis_clients.clients import ProducerEngine
+    from django_delayq.redis_clients.breaker import ProducerEngine
 
 logger = logging.getLogger("django_delayq.connections")
 
@@ -50,7 +50,8 @@ def _new_engine(using: str) -> ProducerEngine | None:
     settings = get_settings()
     if settings.redis is None or (prefix := _prefix_of(using)) is None:
         return None
-    from django_delayq.redis_clients.clients import PRODUCER, ProducerEngine, make_client
+    from django_delayq.redis_clients.breaker import ProducerEngine
+    from django_delayq.redis_clients.clients import PRODUCER, make_client
 
     for other in filter(None, _shared.values()):
         return ProducerEngine(other.client, prefix=prefix, shards=settings.shards, breaker=other.breaker)

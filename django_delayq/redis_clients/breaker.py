@@ -1,4 +1,4 @@
-"""The circuit breaker of web processes: after a failure no call waits for Redis for a while."""
+"""The engine of web processes, and its circuit breaker: after a failure no call waits for Redis for a while."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
+from django_delayq.engine import Engine
+from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Call, Caller
 from django_delayq.exceptions import EngineError, EngineUnavailable
 
 logger = logging.getLogger("django_delayq.connections")
@@ -158,3 +162,24 @@ class Breaker:
             is_back = self._succeeded_at - self._closed_at >= LONGEST_PAUSE_SECONDS
         if is_back and self._log.is_failing:
             self._log.recovered("Redis is available again")
+
+
+class ProducerEngine(Engine):
+    """An engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
+
+    `ping` always calls it.
+    """
+
+    def __init__(self, client: Client, *, prefix: str, shards: int, breaker: Breaker | None = None) -> None:
+        super().__init__(client, prefix=prefix, shards=shards)
+        self.breaker = breaker or Breaker()
+        self._caller = _GuardedCaller(client, self.breaker)
+
+
+class _GuardedCaller(Caller):
+    def __init__(self, client: Client, breaker: Breaker) -> None:
+        super().__init__(client)
+        self._breaker = breaker
+
+    def send(self, calls: Sequence[Call]) -> list[Any]:
+        return self._breaker.call(partial(super().send, calls))

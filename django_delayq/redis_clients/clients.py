@@ -1,4 +1,4 @@
-"""`DELAYQ["REDIS"]` -> redis-py client -> engine. Loads redis-py: imported at the first use of Redis.
+"""`DELAYQ["REDIS"]` -> redis-py client. Loads redis-py: imported at the first use of Redis.
 
 | setting | client |
 | --- | --- |
@@ -16,7 +16,7 @@ contain a password.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import wait
 from copy import copy
 from dataclasses import dataclass, field
@@ -36,11 +36,9 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_delayq.conf import ConfigError
-from django_delayq.engine import Engine
 from django_delayq.engine.faults import Client, translated
-from django_delayq.engine.scripts import Call, Caller
 from django_delayq.exceptions import EngineError
-from django_delayq.redis_clients.breaker import LIMIT_SECONDS, Breaker, call_in_thread
+from django_delayq.redis_clients.breaker import LIMIT_SECONDS, call_in_thread
 
 _INTERNALS = ("connection_pool", "event_dispatcher", "himport_", "maint_notifications_", "orig_", "oss_cluster_")
 """Options that a pool of redis-py adds to its connections, and that a copy of it would refuse or share."""
@@ -95,27 +93,6 @@ PRODUCER: Final = Timeouts(LIMIT_SECONDS, is_limit=True)
 """A web request must not wait for Redis."""
 WORKER: Final = Timeouts(1.0, health_check_interval=30)
 """A worker that waits for a silent Redis fires nothing meanwhile, and may be late by two seconds at most."""
-
-
-class ProducerEngine(Engine):
-    """An engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
-
-    `ping` always calls it.
-    """
-
-    def __init__(self, client: Client, *, prefix: str, shards: int, breaker: Breaker | None = None) -> None:
-        super().__init__(client, prefix=prefix, shards=shards)
-        self.breaker = breaker or Breaker()
-        self._caller = _GuardedCaller(client, self.breaker)
-
-
-class _GuardedCaller(Caller):
-    def __init__(self, client: Client, breaker: Breaker) -> None:
-        super().__init__(client)
-        self._breaker = breaker
-
-    def send(self, calls: Sequence[Call]) -> list[Any]:
-        return self._breaker.call(partial(super().send, calls))
 
 
 def evicting_policy(client: Client) -> str | None:

@@ -156,14 +156,18 @@ def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[many.Round], key: str, u
 def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
     """Cancel those of `rows` (such as `pending_timeouts(...)`) that are still pending; return how many.
 
-    `rows` may be a single `Timeout`. The rows are read again on the writer. Each page of 500 is one transaction, or
-    part of the caller's.
+    Those that are firing get no further attempt, and are not counted. `rows` may be a single `Timeout`. The rows are
+    read again on the writer. Each page of 500 is one transaction, or part of the caller's.
     """
 
     def change(page: Page) -> int:
-        return writing.cancel_ids({row.pk: row.queue for row in page.rows}, page.using, Timeout.Cause.HAND, reason)
+        pending = {row.pk: row.queue for row in page.rows if row.state == Timeout.State.PENDING}
+        for row in page.rows:
+            if row.pk not in pending:
+                writing.forbid_attempts(row, reason)
+        return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
-    return sum(each_page(rows, change, columns=("queue",)))
+    return sum(each_page(rows, change, or_firing=True, columns=("queue", "state")))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Expression, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Expression, F, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
+from django.db.models.functions import Coalesce
 
 from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.statements import compiled, params
 from django_delayq.ledger.subjects import (
+    NEWEST_FIRST,
     about,
     current_round,
     instances,
@@ -191,8 +194,22 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
     if kept is not None:
         current = current_round(kept)
         return _nothing() if current is None else countdown_of(current)
-    found = subject.rounds().values_list("due_at", "state", clock.DatabaseNow(), "id").first()
-    return _nothing() if found is None else Countdown(*found)
+    for timeout_id, due_at, state, now in _current.rows(subject.using, len(subject.slots), slot=subject.slots):
+        return Countdown(due_at, state, now, timeout_id)
+    return _nothing()
+
+
+@compiled
+def _current(using: str, slots: int) -> QuerySet[Timeout, Any]:
+    """Return the first of the rounds in these slots, as `Subject.rounds` orders them.
+
+    The pending one is found by the unique index. The database sorts all rounds only if nothing is pending.
+    """
+    rows = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
+    pending = rows.filter(slot_taken=1).order_by(NEWEST_FIRST)
+    newest = rows.order_by(F("slot_taken").desc(nulls_last=True), NEWEST_FIRST)
+    first = Coalesce(Subquery(pending.values("id")[:1]), Subquery(newest.values("id")[:1]))
+    return Timeout.objects.using(using).filter(pk=first).values_list("id", "due_at", "state", clock.DatabaseNow())
 
 
 def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key: str = "") -> list[Countdown | None]:

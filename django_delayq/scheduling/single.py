@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from asgiref.sync import sync_to_async
 
 from django_delayq import clock
+from django_delayq.arming.row_state import CLOSING
 from django_delayq.delays import parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.history import began_at, record_death
+from django_delayq.ledger.history import began_at, record, record_death
 from django_delayq.ledger.locking import (
+    as_it_is,
     lock_in_slot_order,
     lock_newest,
     lock_object,
@@ -187,18 +189,48 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
     """Cancel the timeout. Return True: it will not fire. False: too late, the newest round has fired or is firing.
 
     May be called again, and when nothing is pending. Cancels a dead timeout too, so that it cannot be retried. While
-    one is firing, returns False and forbids further attempts. `obj` may be a `Timeout` itself.
+    one is firing, returns False and forbids further attempts. If an automatic policy has no pending timeout, closes the
+    round of the present value of `since`, so that no save and no sync arms it later. `obj` may be a `Timeout` itself:
+    then only that row is cancelled.
 
     Raises:
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
+        What the functions `since` and `after` of the policy raise, which are called only if nothing is pending.
     """
     subject = subject_of(obj, policy, key)
     if writing.cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
         return True
     with transaction_of(subject.using):
-        lock_subject(subject)
-        return cancel_newest(subject, reason).in_time
+        fresh = lock_subject(subject)
+        cancelling = cancel_newest(subject, reason)
+        if cancelling.in_time and not cancelling.cancelled and fresh is not None:
+            _close_round(subject, fresh, reason)
+        return cancelling.in_time
+
+
+def _close_round(subject: Subject, obj: Model, reason: str) -> None:
+    """Close the round of the present `since` of the locked `obj`, of which nothing is pending.
+
+    It was not armed yet, or its condition ended it, and the next save or sync would arm it.
+    """
+    policy, using = subject.policy, subject.using
+    if policy is None or not policy.is_automatic or subject.key or subject.row_id is not None:
+        return
+    since_at = policy.since_of(obj)
+    rounds = as_it_is(subject.rounds().filter(since_at=since_at), using)
+    if since_at is None or rounds.filter(CLOSING)[:1]:
+        return
+    now, row = clock.now(), rounds.first()
+    if row is not None:
+        record(row, row.state, row.settled_at or now, reason=row.reason, cause=row.cause)
+    else:
+        due_at = policy.due_of(obj, since_at, read_delay(policy, using))
+        if due_at is None:
+            return
+        row = writing.new_row(subject, due_at, since_at)
+        writing.insert([row], using)
+    writing.cancel_rows([row], using, reason, now, states=(State.PENDING, State.CANCELLED, State.SKIPPED))
 
 
 class Cancelling(NamedTuple):

@@ -24,6 +24,8 @@ from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy
 
 State = Timeout.State
+MAX_ROUNDS = 200
+"""An object may have very many: a policy that schedules itself each minute makes 43,000 in `RETENTION`."""
 EVENT_LABELS = {
     "scheduled": gettext_lazy("scheduled"),
     "rescheduled": gettext_lazy("rescheduled"),
@@ -35,6 +37,7 @@ EVENT_LABELS = {
     "cancel_requested": gettext_lazy("cancellation requested"),
     "fire_requested": gettext_lazy("firing requested"),
     "replanned": gettext_lazy("replanned with its policy"),
+    "hold_ended": gettext_lazy("moved by the hold of its policy"),
     "refired": gettext_lazy("fired again by the new round"),
     "refires": gettext_lazy("repeats the round"),
     "retired": gettext_lazy("its policy was retired"),
@@ -88,11 +91,13 @@ class StoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The events of all rounds, oldest first, and a sentence on the present state."""
+    """The events of the newest 200 rounds, oldest first, and a sentence on the present state."""
 
     title: str
     events: tuple[StoryEvent, ...]
     outlook: str
+    note: str = ""
+    """A sentence if there are more rounds; empty: all are shown."""
 
     def __iter__(self) -> Iterator[StoryEvent]:
         return iter(self.events)
@@ -101,7 +106,8 @@ class Story:
         return len(self.events)
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *(f"  {event}" for event in self.events), f"  {self.outlook}"])
+        lines = [*([self.note] if self.note else []), *self.events, self.outlook]
+        return "\n".join([self.title, *(f"  {line}" for line in lines)])
 
 
 def actor_label(who: str) -> str:
@@ -136,10 +142,12 @@ def explain_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, key: s
 
 def story_of(subject: Subject) -> Story:
     """Return the story of a subject, also of one whose object no longer exists. Only reads."""
-    rounds = list(subject.rounds().order_by("id"))
+    found = list(subject.rounds()[: MAX_ROUNDS + 1])
+    rounds = sorted(found[:MAX_ROUNDS], key=lambda row: row.pk)
     events = sorted((event for row in rounds for event in events_of(row)), key=lambda event: event.at)
     title = _("{policy} of {object}").format(policy=subject.labels[0], object=subject.about)
-    return Story(title, tuple(events), _outlook(subject, current_round(rounds)))
+    note = _("Only the newest {count} rounds are shown.").format(count=MAX_ROUNDS) if len(found) > MAX_ROUNDS else ""
+    return Story(title, tuple(events), _outlook(subject, current_round(rounds)), note)
 
 
 def events_of(row: Timeout) -> Iterator[StoryEvent]:
@@ -229,7 +237,10 @@ def _why_nothing_is_pending(subject: Subject) -> str:
         (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
         (
             bool(changes.too_old),
-            _("Nothing is pending: the deadline passed too long ago. Arm it with delayq_sync --backfill."),
+            _(
+                "Nothing is pending: the deadline passed too long ago (CATCH_UP). schedule_timeout() schedules this "
+                "one; delayq_sync --policy {policy} --backfill arms all such rounds of the policy."
+            ).format(policy=policy.label),
         ),
         (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
         (

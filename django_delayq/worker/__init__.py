@@ -5,7 +5,7 @@ sources     due entries in Redis or due rows of the ledger -> leased or claimed 
 dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
 health      whether Redis and the database work
 supervisor  several workers, each in a process of its own
-background  leases, heartbeat, sweep, sync and pruning, in two threads of `periodic`
+background  leases, heartbeat, sweep, sync and pruning, in two threads
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The jobs of a worker beside firing: leases, heartbeat, sweep, sync, pruning, and what operators have begun."""
+"""The jobs of a worker beside firing: leases, heartbeat, sweep, sync, pruning, and what operators have begun.
+
+Several jobs share a thread and its database connection.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import difflib
 import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,10 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
+from django.db import connections
 
 import django_delayq
 from django_delayq import clock
 from django_delayq.arming.sync import TableSync
+from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.firing import extend_firing
@@ -26,17 +32,16 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.installation import check_prefix
+from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.ledger.statements import Param, compiled, update
 from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.operations.replan import ABANDONED_AFTER, continue_moves, requeue_due
+from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.prune import prune
-from django_delayq.recovery.sweep import Sweep, settle_all_expired
-from django_delayq.recovery.turns import turn
+from django_delayq.recovery.sweep import Sweep, settle_all_expired, turn
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.health import RedisHealth
-from django_delayq.worker.periodic import Job
 from django_delayq.worker.sources.switch import Sources
 
 if TYPE_CHECKING:
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 
+FIRST_RETRY_SECONDS: Final = 1.0
+LONGEST_RETRY_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 5.0
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
@@ -62,18 +69,114 @@ def third_of_a_lease() -> float:
     return get_settings().lease.total_seconds() / 3
 
 
-def lease_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
-    """Return the job that extends all leases every third of a lease, so that one try may fail.
+class Job:
+    """A periodic job, and the time of its next run. For one thread.
 
-    A process that is suspended for longer than its lease loses it and continues. Whether it may still commit then is
-    decided by the ledger, as always.
+    `work` is called every `seconds` (a callable is called each time), also at the start if it `is_immediate`, and
+    `at_end` when the thread ends. A failure never ends the job. It is logged once while errors of the same kind follow,
+    and the job is run again after 1, 2, 4 ... 30 seconds, or its own interval if that is longer.
     """
 
-    def extend() -> None:
-        sources.extend()
-        extend_firing(dispatch.firing_non_atomic(), using)
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], object],
+        seconds: float | Callable[[], float],
+        *,
+        is_immediate: bool = True,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name = f"delayq-{name}"
+        self.at_end = at_end
+        self._work = work
+        self._seconds = seconds
+        self._backoff = Backoff(FIRST_RETRY_SECONDS, max(self._interval(), LONGEST_RETRY_SECONDS))
+        self._log = StateLog(logger, "duty_failed", "duty_back", duty=self.name)
+        self._due_at = time.monotonic() + (0 if is_immediate else self._interval())
 
-    return Job("leases", extend, third_of_a_lease, is_immediate=False)
+    @property
+    def seconds_left(self) -> float:
+        """Return how long it is until the next run. 0: it is due."""
+        return max(0.0, self._due_at - time.monotonic())
+
+    def run(self) -> None:
+        """Run the job once, and once more on another connection if its own was broken. Raises nothing."""
+        failure = self._attempt()
+        # The server may have cut it while it was idle. To test it before each run would cost a statement each time.
+        if failure is not None and check_connections(error=failure):
+            failure = self._attempt()
+        if failure is not None:
+            self._backoff.failed()
+            if not isinstance(failure, EngineError):  # `RedisHealth` logs an outage of Redis
+                self._log.failed(
+                    "%s failed and is tried again: %s",
+                    self.name,
+                    message_of(failure),
+                    kind=type(failure),
+                    exc_info=None if isinstance(failure, DatabaseError) else shown(failure),
+                )
+        else:
+            self._backoff.succeeded()
+            self._log.recovered("%s works again", self.name, level=logging.INFO)
+        check_connections(error=failure)
+        self._due_at = self._backoff.retry_at if failure else time.monotonic() + self._interval()
+
+    def _attempt(self) -> Exception | None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - the other jobs need this thread
+            return error
+        return None
+
+    def _interval(self) -> float:
+        return float(self._seconds() if callable(self._seconds) else self._seconds)
+
+
+class PeriodicThread(threading.Thread):
+    """A thread that runs its `jobs` when they are due, the first one first, until stopped.
+
+    A job that takes long calls `run_urgent` between its pages, so that it does not delay the jobs before it.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=f"delayq-{name}", daemon=True)
+        self.jobs: list[Job] = []
+        """In order of priority. Fill it before the start."""
+        self._running: Job | None = None
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End the thread after the current job."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._run_due(self.jobs)
+                self._stopping.wait(min((job.seconds_left for job in self.jobs), default=None))
+            for job in self.jobs:
+                job.at_end()
+        finally:
+            connections.close_all()
+
+    def run_urgent(self) -> None:
+        """Run the due jobs before the current one. For that job, between two pages, outside a transaction.
+
+        Also return a pooled connection, so that another thread of the worker can use it meanwhile.
+        """
+        check_connections()
+        running = self._running
+        if threading.current_thread() is self and running is not None:
+            self._run_due(self.jobs[: self.jobs.index(running)])
+            self._running = running
+
+    def _run_due(self, jobs: list[Job]) -> None:
+        """Run those of `jobs` that are due. After each run the first one has priority again."""
+        while not self._stopping.is_set():
+            self._running = next((job for job in jobs if not job.seconds_left), None)
+            if self._running is None:
+                return
+            self._running.run()
 
 
 class Heartbeat:
@@ -152,27 +255,45 @@ class Background:
         self._news = News(clock.now(), Stopped(), set(), has_expired=False)
         self._tables, self._sync_seconds = TableSync(using), 0.0
 
-    def sweep_job(self, between: Between) -> Job:
-        """Return the job that uses only the library's own tables and Redis. It calls `between` between two pages."""
+    def threads(
+        self, sources: Sources, dispatch: Dispatch, heartbeat: Heartbeat | None, passed_at: Callable[[], float]
+    ) -> list[PeriodicThread]:
+        """Return the thread that extends the leases, which ends last, and the others. Each has one connection.
 
-        def seconds() -> float:
+        Without a `heartbeat`, as in a burst, the leases are its only job. `passed_at`: see `Heartbeat.beat`.
+        """
+        # One try may fail. A process that is suspended for longer than its lease loses it and continues. Whether it may
+        # still commit then is decided by the ledger, as always.
+        quick = PeriodicThread("quick-jobs")
+
+        def extend() -> None:
+            sources.extend()
+            extend_firing(dispatch.firing_non_atomic(), self._using)
+
+        quick.jobs.append(Job("leases", extend, third_of_a_lease, is_immediate=False))
+        if heartbeat is None:
+            return [quick]
+
+        def beat() -> None:
+            heartbeat.beat(uses_redis=self._redis.is_up, passed_at=passed_at(), in_flight=dispatch.in_flight)
+
+        def sweep_seconds() -> float:
             interval = get_settings().sweep_interval.total_seconds()
             is_away = self._redis.engine is not None and not self._redis.is_up
             return min(interval, self._redis.probe_seconds) if is_away else interval
 
-        return Job("sweep", lambda: self.sweep(between), seconds)
-
-    def slow_jobs(self, between: Between) -> list[Job]:
-        """Return the jobs that read or lock the tables of the project, where a migration may block them for long.
-
-        They call `between` between two pages.
-        """
+        quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
+        quick.jobs.append(Job("sweep", lambda: self.sweep(quick.run_urgent), sweep_seconds))
+        # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
+        # thread use only the library's own tables and Redis.
+        slow = PeriodicThread("slow-jobs")
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
-        return [
-            Job("moves", moves, min(6 * get_settings().sweep_interval, ABANDONED_AFTER).total_seconds()),
-            Job("sync", lambda: self.sync(between), lambda: self._sync_seconds),
-            Job("prune", lambda: self._prune(between), PRUNE_INTERVAL.total_seconds()),
-        ]
+        moves_seconds = min(6 * get_settings().sweep_interval, ABANDONED_AFTER).total_seconds()
+        slow.jobs.append(Job("moves", moves, moves_seconds))
+        slow.jobs.append(Job("missed-moves", partial(move_missed, self._using), MISSED_EVERY.total_seconds()))
+        slow.jobs.append(Job("sync", lambda: self.sync(slow.run_urgent), lambda: self._sync_seconds))
+        slow.jobs.append(Job("prune", lambda: self._prune(slow.run_urgent), PRUNE_INTERVAL.total_seconds()))
+        return [quick, slow]
 
     def sweep(self, between: Between = check_connections) -> None:
         """Sweep if it is this worker's turn. If Redis is unavailable, probe it, and sweep everything once it is back.

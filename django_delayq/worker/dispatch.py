@@ -115,8 +115,8 @@ class Dispatch:
         self._slots: dict[str, SlotQueue] = {}
         """The works of policies with a rate that may not begin yet."""
         self.in_flight_by_policy: Counter[str] = Counter()
-        self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_retried": 0})
-        """How many timeouts of completed works had which outcome."""
+        self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_tried_again": 0})
+        """How many timeouts of completed works had which outcome; one that is tried again counts each time."""
         self.worked_on = 0
         """How many timeouts of completed works were passed to handlers or need none."""
 
@@ -250,8 +250,8 @@ class Dispatch:
             first = self._remove([*done, *again])
             self._prefetch.completed(first.load, time.monotonic() - first.at)
             fired, again_later = sum(id in report.fired for id in done), len(again.keys() - set(report.untried))
-            self.outcomes.update({"fired": fired, "skipped_or_dead": len(done) - fired, "to_be_retried": again_later})
-            self.worked_on += len(done) + len(again.keys() - set(report.untried))
+            self.outcomes.update(fired=fired, skipped_or_dead=len(done) - fired, to_be_tried_again=again_later)
+            self.worked_on += len(done) + again_later
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))

@@ -13,8 +13,7 @@ from django.db import Error as DatabaseError
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
-from django_delayq.ledger.db_connections import check_connections
-from django_delayq.ledger.db_errors import not_migrated
+from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.installation import check_prefix
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import WorkerSeen

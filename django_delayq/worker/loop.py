@@ -25,24 +25,28 @@ from django_delayq.executors import Executor, make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
-from django_delayq.ledger.db_connections import Limit, check_connections, open_connection, pool_limit, server_limit
-from django_delayq.ledger.db_errors import not_migrated
+from django_delayq.ledger.db_connections import (
+    Limit,
+    check_connections,
+    not_migrated,
+    open_connection,
+    pool_limit,
+    server_limit,
+)
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
 from django_delayq.worker.background import (
-    HEARTBEAT_SECONDS,
     Background,
     Heartbeat,
-    lease_job,
+    PeriodicThread,
     third_of_a_lease,
     warn_of_unknown_queues,
 )
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import DatabaseHealth, RedisHealth
-from django_delayq.worker.periodic import Job, PeriodicThread
 from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
 from django_delayq.worker.sources.switch import Sources
@@ -126,10 +130,6 @@ class Worker:
         """Make the worker check its sources now. For any thread, and for signal handlers."""
         self._wakeup.wake()
 
-    def _interrupt(self) -> None:
-        """Make the worker resolve completed works now. It checks its sources only if it is time."""
-        self._wakeup.interrupt()
-
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
@@ -144,14 +144,21 @@ class Worker:
                 with suppress(DatabaseError):
                     self._limit_concurrency(server_limit(self.using))
             executor = make_executor(self.using, self.concurrency, self.only)
+            # A completed work is resolved at once, but the sources are checked only if it is time.
             dispatch = Dispatch(
-                executor, self._sources, self.using, skew=self._skew, prefetch=self._prefetch, wake=self._interrupt
+                executor,
+                self._sources,
+                self.using,
+                skew=self._skew,
+                prefetch=self._prefetch,
+                wake=lambda: self._wakeup.interrupt(),
             )
             serve = self._found_queues.put if self.only is None else None
             background = Background(
                 self.redis, self.using, self._skew, serve=serve, known_queues=self.queues, wake=self.wake
             )
-            threads = self._new_threads(dispatch, background)
+            heartbeat = None if self._is_burst else Heartbeat(self.using, self.only, self.concurrency, self._skew)
+            threads = background.threads(self._sources, dispatch, heartbeat, lambda: self._passed_at)
             try:
                 for thread in threads:
                     thread.start()
@@ -215,23 +222,6 @@ class Worker:
                 extra={"event": "too_few_connections"},
             )
 
-    def _new_threads(self, dispatch: Dispatch, background: Background) -> list[PeriodicThread]:
-        """Return the thread that extends the leases, which ends last, and the others. Each has one connection."""
-        quick = PeriodicThread("quick-jobs")
-        quick.jobs.append(lease_job(self._sources, dispatch, self.using))
-        if self._is_burst:
-            return [quick]
-        heartbeat = Heartbeat(self.using, self.only, self.concurrency, self._skew)
-
-        def beat() -> None:
-            heartbeat.beat(uses_redis=self.redis.is_up, passed_at=self._passed_at, in_flight=dispatch.in_flight)
-
-        quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
-        quick.jobs.append(background.sweep_job(quick.run_urgent))
-        slow = PeriodicThread("slow-jobs")
-        slow.jobs += background.slow_jobs(slow.run_urgent)
-        return [quick, slow]
-
     def _prepare(self, background: Background) -> None:
         self._skew.ask_database()
         if self.only is not None:
@@ -268,7 +258,7 @@ class Worker:
         self._submit(dispatch, batch)
         self._database.recovered(was_idle=not batch.deliveries)
         if self._is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
-            batch = self._sources.take_from_ledger(room)
+            batch = self._sources.ledger.take_now(room)
             self._submit(dispatch, batch)
             if batch.deliveries:
                 return 0.0

@@ -18,6 +18,8 @@ from typing import Any, Final
 from django.db import connections
 
 from django_delayq.backoff import Backoff
+from django_delayq.conf import get_settings
+from django_delayq.delays import duration_text
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.worker.loop import STOP_SIGNALS, Worker
 
@@ -163,11 +165,13 @@ class Supervisor:
                     process.backoff.succeeded()
                 process.backoff.failed()
                 logger.error(
-                    "Worker process %d (pid %d) ended with %s, and is started again in %.1f s",
+                    "Worker process %d (pid %d) ended with %s, and is started again in %.1f s. "
+                    "The timeouts that it held fire when its lease expires, within %s",
                     process.number,
                     pid,
-                    f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}",
+                    f"exit code {code}" if code > 0 else f"signal {_signal_name(-code)}",
                     process.backoff.seconds_left,
+                    duration_text(get_settings().lease),
                     extra={"event": "process_died", "pid": pid, "exit_code": code},
                 )
 
@@ -192,6 +196,13 @@ class Supervisor:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             os.close(woken)
             os.close(waking)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return str(number)
 
 
 def _obey(orders: int, worker: Worker) -> None:

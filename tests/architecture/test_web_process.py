@@ -70,4 +70,4 @@ def test_with_redis_redis_py_is_loaded_by_the_first_push(database: str, redis_ur
 
 def test_the_pages_of_the_admin_and_of_rest_are_among_what_was_loaded(database: str) -> None:
     modules = loaded(database, "admin", "rest", "delayq")["started"]
-    assert {"django_delayq.admin.policies", "django_delayq.contrib.rest_framework.views"} <= modules
+    assert {"django_delayq.admin.pages", "django_delayq.contrib.rest_framework.views"} <= modules

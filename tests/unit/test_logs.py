@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
@@ -48,6 +49,13 @@ def test_json_has_the_extra_attributes_and_the_traceback() -> None:
     assert read["object_id"] == "{1}"
     assert read["traceback"].endswith("ValueError: no")
     assert not read.keys() & {"args", "msg", "exc_info", "pathname"}
+
+
+def test_json_has_all_datetimes_as_it_has_its_own_time() -> None:
+    at = datetime(2026, 3, 1, 12, 0, 0, 250_900, UTC)
+    read = json.loads(Formatter(as_json=True).format(record("It failed", next_at=at, naive=at.replace(tzinfo=None))))
+    assert read["next_at"] == at.astimezone().isoformat(timespec="milliseconds")
+    assert read["naive"] == "2026-03-01T12:00:00.250"
 
 
 def test_colors_are_those_of_the_level_alone() -> None:

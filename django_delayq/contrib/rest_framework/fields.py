@@ -10,22 +10,10 @@ from django.db.models import Manager, Model, QuerySet
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.openapi import describe_field
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, pending_countdowns
 
-_DATETIME = {"type": "string", "format": "date-time"}
 
-
-@describe_field(
-    {
-        "type": "object",
-        "nullable": True,
-        "readOnly": True,
-        "required": ["due_at", "seconds_left", "server_time"],
-        "properties": {"due_at": _DATETIME, "seconds_left": {"type": "integer"}, "server_time": _DATETIME},
-    }
-)
 class DeadlineField(serializers.Field[Any, Any, Any, Any]):
     """`{"due_at", "seconds_left", "server_time"}` of the pending timeout, or null. Read-only.
 

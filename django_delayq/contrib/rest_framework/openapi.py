@@ -1,4 +1,4 @@
-"""OpenAPI descriptions of views and fields, for projects that use drf-spectacular; elsewhere they have no effect."""
+"""OpenAPI descriptions of views, requests and fields, for projects with drf-spectacular; elsewhere without effect."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from django.apps import apps
 from rest_framework.settings import api_settings
 
+from django_delayq.contrib.rest_framework import outputs
+
 F = TypeVar("F", bound=Callable[..., Any])
 # The package may be installed without being used in this project.
 _IS_INSTALLED = apps.is_installed("drf_spectacular")
 
 if _IS_INSTALLED:
-    from drf_spectacular.extensions import OpenApiSerializerExtension
+    from drf_spectacular.extensions import OpenApiSerializerExtension, OpenApiSerializerFieldExtension
     from drf_spectacular.openapi import AutoSchema
     from drf_spectacular.types import OpenApiTypes
     from drf_spectacular.utils import (
@@ -21,18 +23,33 @@ if _IS_INSTALLED:
         OpenApiResponse,
         PolymorphicProxySerializer,
         extend_schema,
-        extend_schema_field,
     )
 
     class RequestExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
         """The requests of actions have no other fields than the described ones."""
 
-        target_class = "django_delayq.contrib.rest_framework.serializers.ReasonSerializer"
+        target_class = "django_delayq.contrib.rest_framework.inputs.ReasonSerializer"
         match_subclasses = True
 
         def map_serializer(self, auto_schema: Any, direction: Any) -> Any:
             schema = auto_schema._map_serializer(self.target, direction, bypass_extensions=True)
             return {**schema, "additionalProperties": False}
+
+    class DeadlineExtension(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call] # of drf-spectacular
+        """The object that a `DeadlineField` shows."""
+
+        target_class = "django_delayq.contrib.rest_framework.fields.DeadlineField"
+        match_subclasses = True
+
+        def map_serializer_field(self, auto_schema: Any, direction: Any) -> Any:
+            at = {"type": "string", "format": "date-time"}
+            return {
+                "type": "object",
+                "nullable": True,
+                "readOnly": True,
+                "required": ["due_at", "seconds_left", "server_time"],
+                "properties": {"due_at": at, "seconds_left": {"type": "integer"}, "server_time": at},
+            }
 
 
 _ERRORS = {
@@ -50,9 +67,9 @@ def describe(
     errors: Sequence[int] = (401, 403, 404),
     *,
     body: Any = None,
-    conflict: tuple[str, Any] | None = None,
+    conflict: str = "",
     query: Any = None,
-    path: tuple[str, str] | None = None,
+    names_policy: bool = False,
     has_etag: bool = False,
 ) -> Callable[[F], F]:
     """Describe a method of a view.
@@ -62,9 +79,9 @@ def describe(
         result: the serializer of status 200.
         errors: the other statuses.
         body: the serializer of the request.
-        conflict: status 409, which has the result or only a `detail`: the name of this schema, and its serializer.
+        conflict: the name of the schema of status 409, which has the result or only a `detail`.
         query: the serializer of the query parameters.
-        path: name and description of a path parameter.
+        names_policy: its path has the label of a policy.
         has_etag: it answers with 304 if nothing has changed.
     """
     default: Any = api_settings.DEFAULT_SCHEMA_CLASS
@@ -77,22 +94,13 @@ def describe(
     responses[200] = result
     parameters = [query] if query else []
     if conflict:
-        name, detail = conflict
-        responses[409] = PolymorphicProxySerializer(name, [result, detail], resource_type_field_name=None)
-    if path:
-        parameters.append(OpenApiParameter(path[0], str, OpenApiParameter.PATH, description=path[1]))
+        either = [result, outputs.TroubleSerializer]
+        responses[409] = PolymorphicProxySerializer(conflict, either, resource_type_field_name=None)
+    if names_policy:
+        words = "Like `shop.order.cancel_unpaid`."
+        parameters.append(OpenApiParameter("label", str, OpenApiParameter.PATH, description=words))
     if has_etag:
         responses[304] = OpenApiResponse(description="Unchanged.")
-        parameters.append(
-            OpenApiParameter(
-                "If-None-Match", str, OpenApiParameter.HEADER, description="The ETag of an earlier answer."
-            )
-        )
+        words = "The ETag of an earlier answer."
+        parameters.append(OpenApiParameter("If-None-Match", str, OpenApiParameter.HEADER, description=words))
     return extend_schema(tags=[tag], request=body, responses=responses, parameters=parameters)
-
-
-def describe_field(schema: Any) -> Callable[[F], F]:
-    """Describe a serializer field, or the method that returns its value, by a serializer or an OpenAPI schema."""
-    if not _IS_INSTALLED:
-        return lambda field: field
-    return extend_schema_field(schema)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final, cast
 
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_cache_control
@@ -23,13 +23,11 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import GenericViewSet, ViewSet
 
 from django_delayq.clock import to_ms
-from django_delayq.contrib.rest_framework import serializers
+from django_delayq.contrib.rest_framework import inputs, outputs
 from django_delayq.contrib.rest_framework.openapi import describe
-from django_delayq.contrib.rest_framework.selecting import KeysetPagination, Selection
-from django_delayq.contrib.rest_framework.status import StatusSerializer
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger import controls
-from django_delayq.ledger.db_errors import driver_connection_of, transient_reason
+from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
@@ -39,16 +37,16 @@ from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
 
 SERVER_TIME: Final = "X-Server-Time"
-LABEL: Final = ("label", "Like `shop.order.cancel_unpaid`.")
-BODIES: Final[dict[str, type[serializers.ReasonSerializer]]] = {
-    "postpone": serializers.PostponeSerializer,
-    "refire": serializers.RefireSerializer,
-    "pause": serializers.PauseSerializer,
-    "hold": serializers.ReasonSerializer,
-    "resume": serializers.ResumeSerializer,
-    "late": serializers.SetLateSerializer,
-    "brake": serializers.SetBrakeSerializer,
-    "shadow": serializers.SetShadowSerializer,
+NOTHING_TO_CHANGE: Final = _("Nothing had to be changed: this is in force already.")
+BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
+    "postpone": inputs.PostponeSerializer,
+    "refire": inputs.RefireSerializer,
+    "pause": inputs.PauseSerializer,
+    "hold": inputs.ReasonSerializer,
+    "resume": inputs.ResumeSerializer,
+    "late": inputs.SetLateSerializer,
+    "brake": inputs.SetBrakeSerializer,
+    "shadow": inputs.SetShadowSerializer,
 }
 """The requests of the operations; those of the others are `VerbSerializer`s."""
 
@@ -93,23 +91,23 @@ class OperatorView(OptionalScope):
 
     def run_operation(self: Any, target: Any, using: str, parameters: dict[str, Any]) -> Any:
         """Run the operation of this request on `target`. Raises APIException: 400 for bad input, 409 for a conflict."""
-        driver_connection = driver_connection_of(using)
+        driver_connection = connections[using].connection
         by = f"rest:{self.request.user.get_username()}"
         try:
             return self.operations[self.action].call(target, by=by, **parameters)
         except InvalidDelay as error:
-            raise ValidationError({"delay": [str(error)]}) from error
+            raise ValidationError({_deadline_field(parameters): [str(error)]}) from error
         except PolicyConflict as error:
             raise Conflict(str(error)) from error
         except DatabaseError as error:
             # After a deadlock or a lock timeout the client may try again. An unreachable database is a server error.
             reason = transient_reason(error, using, driver_connection=driver_connection)
-            if reason is None or driver_connection is not driver_connection_of(using):
+            if reason is None or driver_connection is not connections[using].connection:
                 raise
             raise Conflict from error
 
     def sent(self: Any) -> dict[str, Any]:
-        serializer = BODIES.get(self.action, serializers.VerbSerializer)(data=self.request.data)
+        serializer = BODIES.get(self.action, inputs.VerbSerializer)(data=self.request.data)
         serializer.is_valid(raise_exception=True)
         return dict(serializer.validated_data)
 
@@ -122,11 +120,14 @@ def operation(name: str, description: str) -> Any:
         return response
 
     act.__name__, act.__doc__ = name, description
-    body, refused = BODIES.get(name, serializers.VerbSerializer), serializers.TroubleSerializer
-    acted: dict[str, Any] = {"result": serializers.ActedSerializer, "conflict": ("Refused", refused)}
-    if name in POLICY_OPERATIONS:
-        acted = {"result": serializers.PolicyActedSerializer, "conflict": ("PolicyRefused", refused), "path": LABEL}
-    described = describe("policies" if "path" in acted else "timeouts", body=body, **acted)
+    body, on_policy = BODIES.get(name, inputs.VerbSerializer), name in POLICY_OPERATIONS
+    described = describe(
+        "policies" if on_policy else "timeouts",
+        outputs.PolicyActedSerializer if on_policy else outputs.ActedSerializer,
+        body=body,
+        conflict="PolicyRefused" if on_policy else "Refused",
+        names_policy=on_policy,
+    )
     return described(action(detail=True, methods=["post"])(act))
 
 
@@ -134,8 +135,8 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     """List timeouts, show the history of one, and operate on it."""
 
     queryset = Timeout.objects.all()
-    serializer_class = serializers.TimeoutDetailSerializer
-    pagination_class = KeysetPagination
+    serializer_class = outputs.TimeoutDetailSerializer
+    pagination_class = inputs.KeysetPagination
     filter_backends = []
     lookup_value_regex = "[^/]+"
     operations = TIMEOUT_OPERATIONS
@@ -153,19 +154,19 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         except Http404:
             raise Http404 from None
 
-    @describe("timeouts", serializers.TimeoutSerializer(many=True), (400, 401, 403), query=Selection)
+    @describe("timeouts", outputs.TimeoutSerializer(many=True), (400, 401, 403), query=inputs.Selection)
     def list(self, request: Request) -> Response:
         """List timeouts in pages, without payload and history.
 
         The order depends on the filters: unsettled timeouts by their next attempt, settled ones by the time of their
         settling, latest first, and otherwise the newest first.
         """
-        rows, narrow = Selection.of(request.query_params).rows(database_of(Timeout), request.user)
-        page = KeysetPagination(narrow)
+        rows, narrow = inputs.Selection.of(request.query_params).rows(database_of(Timeout), request.user)
+        page = inputs.KeysetPagination(narrow)
         found = page.paginate_queryset(rows.defer("history", "payload"), request)
-        return page.get_paginated_response(serializers.TimeoutSerializer(found, many=True).data)
+        return page.get_paginated_response(outputs.TimeoutSerializer(found, many=True).data)
 
-    @describe("timeouts", serializers.TimeoutDetailSerializer)
+    @describe("timeouts", outputs.TimeoutDetailSerializer)
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Show one timeout, with its history, its failed attempts and its payload."""
         return super().retrieve(request, *args, **kwargs)
@@ -189,7 +190,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         if found is None or why is Refusal.MISSING:
             raise Http404
         if why is Refusal.TOO_FAR:
-            raise ValidationError({"delay": [str(why.label)]})
+            raise ValidationError({_deadline_field(parameters): [str(why.label)]})
         acted = {
             "verb": result.verb,
             "changed": bool(result.changed),
@@ -197,7 +198,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
             "refusal": None if why is None else {"code": why.value, "detail": str(why.label)},
             "timeout": found,
         }
-        return Response(serializers.ActedSerializer(acted).data, 409 if why else 200)
+        return Response(outputs.ActedSerializer(acted).data, 409 if why else 200)
 
 
 class PolicyViewSet(OperatorView, ViewSet):
@@ -208,18 +209,18 @@ class PolicyViewSet(OperatorView, ViewSet):
     operations = POLICY_OPERATIONS
     view_permissions = ("view_timeout", "view_policycontrol")
 
-    @describe("policies", serializers.PolicySerializer(many=True), (401, 403))
+    @describe("policies", outputs.PolicySerializer(many=True), (401, 403))
     def list(self, request: Request) -> Response:
         """List all declared policies by label."""
         states: Any = controls.policy_states(database_of(Timeout))
-        return Response(serializers.PolicySerializer(states, many=True).data)
+        return Response(outputs.PolicySerializer(states, many=True).data)
 
-    @describe("policies", serializers.PolicySerializer, path=LABEL)
+    @describe("policies", outputs.PolicySerializer, names_policy=True)
     def retrieve(self, request: Request, label: str) -> Response:
         """Show one policy, by its present label or a former one."""
         policy = _declared(label)
         state = controls.policy_state(policy, database_of(policy.concrete_model))
-        return Response(serializers.PolicySerializer(state).data)
+        return Response(outputs.PolicySerializer(state).data)
 
     pause = operation(
         "pause",
@@ -249,9 +250,15 @@ class PolicyViewSet(OperatorView, ViewSet):
         acted = {
             "changed": change is not None,
             "finished": change is None or change.finished_at is not None,
+            "refusal": None if change is not None else {"code": "in_force", "detail": NOTHING_TO_CHANGE},
             "policy": controls.policy_state(policy, using),
         }
-        return Response(serializers.PolicyActedSerializer(acted).data, 409 if change is None else 200)
+        return Response(outputs.PolicyActedSerializer(acted).data, 409 if change is None else 200)
+
+
+def _deadline_field(parameters: dict[str, Any]) -> str:
+    """Return the field of a request that has a wrong deadline; `delay` for a duration, which several units make up."""
+    return next((name for name in ("at", "until") if name in parameters), "delay")
 
 
 def _declared(label: str) -> TimeoutPolicy[Any]:
@@ -264,10 +271,10 @@ def _declared(label: str) -> TimeoutPolicy[Any]:
 class StatusView(OperatorView, APIView):
     """Show the state of workers, ledger and Redis, at a cost that does not depend on the number of rows."""
 
-    @describe("status", StatusSerializer, (401, 403))
+    @describe("status", outputs.StatusSerializer, (401, 403))
     def get(self, request: Request) -> Response:
         """Show the present state, as `delayq_status` does."""
-        return Response(StatusSerializer(snapshot(database_of(Timeout))).data)
+        return Response(outputs.StatusSerializer(snapshot(database_of(Timeout))).data)
 
 
 class DenyAll(BasePermission):
@@ -293,7 +300,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
 
     policy: str | TimeoutPolicy[Any] | None = None
     key = ""
-    serializer_class = serializers.CountdownSerializer
+    serializer_class = outputs.CountdownSerializer
     permission_classes = [DenyAll]
     filter_backends = []
     pagination_class = None
@@ -318,7 +325,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
             # Different responses, even if only in their words, would reveal which objects exist.
             raise Http404 from None
 
-    @describe("countdown", serializers.CountdownSerializer, has_etag=True)
+    @describe("countdown", outputs.CountdownSerializer, has_etag=True)
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)

@@ -20,7 +20,11 @@ class Command(OperatorCommand):
     """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
 
     help = __doc__
-    examples = ("--dry-run", "--cancel-pending --reason 'restored into staging'", "--keep-pending --redis")
+    examples = (
+        "--cancel-pending --dry-run",
+        "--cancel-pending --reason 'restored into staging'",
+        "--keep-pending --redis",
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         pending = parser.add_mutually_exclusive_group()

@@ -2,24 +2,29 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db.models import Model
+from django.db.models import Min, Model
 from django.utils import timezone
 
+from django_delayq import clock
 from django_delayq.clock import database_now
+from django_delayq.conf import ConfigError
+from django_delayq.exceptions import EngineError
 from django_delayq.key_types import object_id_of, pk_of
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import Subject, about, kind_of, subject_of, tables_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
-from django_delayq.management.output import seconds
+from django_delayq.management.output import local, seconds
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.monitoring.snapshot import workers_alive
-from django_delayq.operations.selection import find_ids
+from django_delayq.monitoring.snapshot import PEEKED, workers_alive
+from django_delayq.operations.selection import find_ids, find_objects
 from django_delayq.policies import get_policies, registry, resolve_policy
+from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import Story, story_of
 
 MAX_FOUND = 50
@@ -30,7 +35,7 @@ DATETIME_WIDTH = 27
 class Command(ReportCommand):
     """Explains the timeouts of an object, or one timeout: what happened, when, why, who did it, and what follows.
 
-    For each policy of the object it shows all rounds, also if the object or the policy no longer exists.
+    For each policy of the object it shows the newest rounds, also if the object or the policy no longer exists.
     """
 
     help = __doc__
@@ -48,12 +53,14 @@ class Command(ReportCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         ways = {"id": _by_id, "search": _by_search, "model": _by_object}
         given = [name for name in ways if options[name] is not None]
-        if len(given) != 1:
+        if len(given) > 1:
+            raise CommandError("Give only one of an object, --search and --id.")
+        if not given:
             raise CommandError("Which timeouts? Give an object, such as shop.order 1234, or --search, or --id.")
         found = ways[given[0]](options)
         stories = [(story_of(subject), _why_late(subject)) for subject in found]
         values = [
-            {"title": story.title, "events": story.events, "outlook": story.outlook, "late": late}
+            {"title": story.title, "note": story.note, "events": story.events, "outlook": story.outlook, "late": late}
             for story, late in stories
         ]
         self.print(values, self._lines(stories), options)
@@ -63,6 +70,8 @@ class Command(ReportCommand):
         for story, late in stories:
             yield ""
             yield self.style.MIGRATE_LABEL(story.title)
+            if story.note:
+                yield story.note
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
                 yield from self.wrapped(str(event), paint, indent=DATETIME_WIDTH)
@@ -79,14 +88,20 @@ def _by_id(options: dict[str, Any]) -> Iterator[Subject]:
 
 
 def _by_search(options: dict[str, Any]) -> Iterator[Subject]:
+    """Yield the subjects of the timeouts that are found; without any, those of the objects that have none."""
     rows: TimeoutQuerySet = Timeout.objects.using(database_of(Timeout))
-    ids = find_ids(rows, options["search"])
-    found = _subjects(rows.filter(pk__in=ids), options["policy"])
+    text, name = options["search"], options["policy"]
+    found = list(_subjects(rows.filter(pk__in=find_ids(rows, text)), name).values())
     if not found:
-        raise CommandError(f"No timeout is found by {options['search']!r}.")
+        objects = find_objects(text, rows.db, MAX_FOUND + 1)
+        pairs = ((obj, policy) for obj in objects for policy in get_policies(type(obj)))
+        named = (subject_of(obj, each) for obj, each in pairs if name in (None, each.label, each.name))
+        found = list({subject.slots: subject for subject in named}.values())
+    if not found:
+        raise CommandError(f"Neither a timeout nor an object with a policy is found by {text!r}.")
     if len(found) > MAX_FOUND:
-        raise CommandError(f"{options['search']!r} finds timeouts of more than {MAX_FOUND} objects or policies.")
-    yield from found.values()
+        raise CommandError(f"{text!r} finds more than {MAX_FOUND} objects or policies.")
+    yield from found
 
 
 def _by_object(options: dict[str, Any]) -> Iterator[Subject]:
@@ -119,7 +134,10 @@ def _by_object(options: dict[str, Any]) -> Iterator[Subject]:
 def _subjects(rows: TimeoutQuerySet, name: str | None) -> dict[tuple[Any, ...], Subject]:
     """Return the policies, objects and keys of `rows`, with all their rounds; with `name`, only of that policy."""
     found = {}
-    for row in rows.order_by("id").defer("history", "payload"):
+    # One row of each, and not all rounds, which may be very many.
+    kinds = rows.order_by().values("policy", "content_type_id", "object_id", "key")
+    first = kinds.annotate(first_id=Min("id")).values("first_id")
+    for row in rows.filter(pk__in=first).order_by("id").defer("history", "payload"):
         policy = registry.get(row.policy)
         label = policy.label if policy else row.policy
         if name in (None, label, policy and policy.name):
@@ -142,9 +160,29 @@ def _why_late(subject: Subject) -> str:
     if row is None or row.run_at > now or is_stopped:
         return ""
     text = f"It has been due for {seconds((now - row.run_at).total_seconds())}."
+    held_until = _held_until(row, now, subject.using)
+    if held_until:
+        text += f" A worker has claimed or deferred it until {local(held_until)}."
     workers = workers_alive(subject.using)
     if not workers:
         return f"{text} No worker is running. Start one: manage.py delayq_worker."
     if not any(worker.queues is None or row.queue in worker.queues for worker in workers):
         return f"{text} No worker serves its queue. Start one: manage.py delayq_worker --queue {row.queue}."
+    if held_until:
+        return f"{text} If that worker has died, another one fires it then."
     return f"{text} Workers are running: manage.py delayq_status and delayq_doctor show what delays them."
+
+
+def _held_until(row: Timeout, now: datetime, using: str) -> datetime | None:
+    """Return until when a worker has claimed or deferred the due `row`, in the ledger or in Redis; None: none has."""
+    if row.claimed_until is not None and row.claimed_until > now:
+        return row.claimed_until
+    try:
+        if engine := get_engine(using):
+            entries = dict(engine.queue(row.queue, engine.shard_of(row.pk)).peek(PEEKED))
+            # The entry of a due row has a time in the future only while it is leased, or after it could not be fired.
+            if entries.get(row.pk, 0) > clock.to_ms(now):
+                return now + timedelta(milliseconds=entries[row.pk] - clock.to_ms(now))
+    except (ConfigError, EngineError):  # the doctor shows why Redis does not answer
+        pass
+    return None

@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 from django.core.management.base import CommandParser
 
-from django_delayq.guard_rails import Then
 from django_delayq.management.operating import GuardCommand
 from django_delayq.management.options import duration
+from django_delayq.policy_options import Then
 
 
 class Command(GuardCommand):

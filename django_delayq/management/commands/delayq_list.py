@@ -26,8 +26,8 @@ ALWAYS = {"id", "policy", "object", "state", "due"}
 class Command(ReportCommand):
     """Lists timeouts by the time of their next attempt; settled ones by that of the last.
 
-    A column without values is omitted. `next attempt` is shown where it differs from the deadline. JSON has all columns
-    but the history, which delayq_explain shows.
+    A column without values is omitted. `next attempt` is shown before a timeout is settled, if it differs from the
+    deadline. JSON has all columns but the history, which delayq_explain shows.
     """
 
     help = __doc__
@@ -45,7 +45,7 @@ class Command(ReportCommand):
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        limit = number("--limit", options["limit"])
+        limit = number("--limit", options["limit"], 1)
         deferred = ("history",) if options["json"] else ("history", "payload")
         found = Selection.of(options).first(limit + 1, deferred)
         rows = found[:limit]
@@ -58,14 +58,14 @@ class Command(ReportCommand):
         shown = [self._shown(row) for row in rows]
         filled = [name for name in SHOWN if name in ALWAYS or any(row[name] for row in shown)]
         lines = self.table(filled, [[row[name] for name in filled] for row in shown])
-        self.print((), [*lines, more] if more else lines, options)
+        self.print((), [*lines, more] if more else lines if rows else ["No timeouts."], options)
 
     def _shown(self, row: Timeout) -> dict[str, object]:
         style = self.style
         paint = {State.DEAD: style.ERROR, State.FIRING: style.WARNING, State.FIRED: style.SUCCESS}
         is_overdue = row.state == State.PENDING and row.run_at < clock.now()
         due = Painted(local(row.due_at), style.WARNING if is_overdue else str)
-        again = local(row.run_at) if row.run_at != row.due_at else ""
+        again = "" if row.is_settled or row.run_at == row.due_at else local(row.run_at)
         cells = (
             row.pk,
             row.policy,

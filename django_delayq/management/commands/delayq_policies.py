@@ -48,9 +48,13 @@ def _delay(policy: PolicyStatus) -> str:
 
 
 def _guards(policy: PolicyStatus) -> str:
-    """Return the guard rails in force, each with a star if an operator has set it, and the declared rate."""
+    """Return the guard rails in force, each with a star if an operator has set it, and the declared limits."""
     if (state := policy.state) is None:
         return ""
     texts = {guard: guard_of(state, guard) or "off" * bool(state.set_by(guard)) for guard in GUARDS}
     found = [f"{guard} {text}{'*' * bool(state.set_by(guard))}" for guard, text in texts.items() if text]
-    return ", ".join(found + ([f"rate {rate_text(state.policy.rate)}"] if state.policy.rate else []))
+    if (limits := state.policy.limits) is not None:
+        found += [f"run {duration_text(limits.run)}"] if limits.run else []
+        found += [f"rate {rate_text(limits.rate)}"] if limits.rate else []
+        found += [f"snoozes {limits.snoozes}"] if limits.snoozes is not None else []
+    return ", ".join(found)

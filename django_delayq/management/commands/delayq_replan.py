@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.delays import duration_text
+from django_delayq.delays import counted, duration_text
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
@@ -57,7 +57,7 @@ class Command(PolicyCommand):
             f"{pending} pending, of which {overdue} would be due at once"
         )
         if options["dry_run"]:
-            self.report("not changed", options)
+            self.report(f"would {mode} {counted(pending, 'pending deadline')}", options)
             return
         if mode != "keep":
             self.ask(mode, pending, options)

@@ -19,7 +19,10 @@ class Command(GuardCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         words = ("on", "off", "declared")
-        parser.add_argument("mode", nargs="?", choices=words, default="on", help="declared: as in the code")
+        metavar = "|".join(words)
+        parser.add_argument(
+            "mode", nargs="?", metavar=metavar, choices=words, default="on", help="declared: as in the code"
+        )
         parser.add_argument("--share", metavar="PERCENT", help="on for this percentage of the objects (default: 100)")
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from django.db import InterfaceError, OperationalError, router
 from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.ledger.controls import GUARDS, PolicyState
-from django_delayq.ledger.db_connections import check_connections
-from django_delayq.ledger.db_errors import not_migrated
+from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Screen, guard_of, local, rate_text, seconds
 from django_delayq.models import Timeout
@@ -100,7 +99,9 @@ def _totals(seen: Snapshot) -> Iterator[Line]:
     yield Line("oldest", f"due for {seconds(waited)}" if waited else none)
     yield Line("firing", str(seen.firing))
     yield Line("dead", str(seen.dead), "warning" if seen.dead.value else "")
-    yield Line("lag", f"p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)} (the worst policy's)")
+    lags = [(policy.lag_p99, policy.label) for policy in seen.policies if policy.lag_p99 is not None]
+    worst = f" (the highest; p99 is that of {max(lags)[1]})" if lags else ""
+    yield Line("lag", f"p50 {seconds(seen.lag_p50)}, p99 {seconds(seen.lag_p99)}{worst}")
     yield _redis(seen.redis)
 
 
@@ -117,8 +118,8 @@ def _redis(redis: RedisStatus) -> Line:
 
 def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
     """Yield what an operator should know about one policy; nothing if there is nothing special."""
-    if policy.sync is not None and (policy.sync.is_running or policy.sync.checked):
-        yield Line("sync", f"{policy.label}: {_progress(policy.sync)}")
+    if policy.sync is not None and (policy.sync.is_running or policy.sync.checked or policy.sync.failed):
+        yield Line("sync", f"{policy.label}: {_progress(policy.sync)}", "warning" if policy.sync.failed else "")
     if (state := policy.state) is None:
         counts = f"{policy.pending} pending, {policy.firing} firing, {policy.dead} dead"
         yield Line("unknown", f"{policy.label} is not declared: {counts}", "warning")
@@ -146,4 +147,5 @@ def _progress(sync: SyncStatus) -> str:
     """Show the pass over a table of which objects are read, which may take longer than `SYNC_INTERVAL`."""
     about = f" of about {sync.total}" if sync.is_running and sync.total else ""
     ended = f"the last complete pass ended {local(sync.finished_at)}" if sync.finished_at else "no complete pass yet"
-    return f"{counted(f'{sync.checked}{about}', 'object')} checked; {ended}"
+    failed = f", {sync.failed} failed" if sync.failed else ""
+    return f"{counted(f'{sync.checked}{about}', 'object')} checked{failed}; {ended}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from django_delayq.arming.scan import Failures
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count
@@ -38,16 +39,24 @@ class Command(AskingCommand):
         policies = [get_policy(label)] if label else [policy for policy in get_policies() if policy.is_automatic]
         if label and not policies[0].is_automatic:
             raise CommandError(f"{label} is not automatic: it is scheduled by hand, so there is nothing to sync.")
+        failed = []
         for policy in policies:
             using = database_of(policy.concrete_model)
             if backfill and sys.stdin.isatty() and not (options["yes"] or dry_run):
-                seen = sync_policy(policy, using, backfill=True, dry_run=True)
+                seen = sync_policy(policy, using, Failures(policy), backfill=True, dry_run=True)
                 self.ask("arm, move or cancel", Count(seen.armed + seen.moved + seen.cancelled), options)
-            done = sync_policy(policy, using, backfill=backfill, dry_run=dry_run)
+            failures = Failures(policy)
+            done = sync_policy(policy, using, failures, backfill=backfill, dry_run=dry_run)
             line = f"{policy.label}: {done.armed} armed, {done.moved} moved, {done.cancelled} cancelled"
+            if failures.count:
+                failed.append(str(failures))
+                line += f", {failures.count} failed"
             if done.too_old:
                 line += f", {done.too_old} too long overdue (--policy {policy.label} --backfill arms them)"
             if not dry_run:
                 by = actor()
                 logger.info("%s, by %s", line, by, extra={"event": "synced", "policy": policy.label, "by": by})
             self.report(line, options)
+        if failed:
+            advice = "They stay as they are. Correct these objects, or since= or after= of the policy."
+            raise CommandError("\n".join([*failed, advice]))

@@ -22,14 +22,14 @@ from django.db import connections
 from django.utils import autoreload
 
 from django_delayq import __version__
-from django_delayq.conf import MAX_CONCURRENCY, ConfigError
+from django_delayq.conf import MAX_CONCURRENCY, ConfigError, get_settings
 from django_delayq.delays import counted, duration_text
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.db_errors import unapplied_migrations
+from django_delayq.ledger.db_connections import unapplied_migrations
 from django_delayq.logs import shown
 from django_delayq.management.options import each, number
-from django_delayq.policies import TimeoutPolicy, get_policies
+from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
 from django_delayq.worker import REFUSED, Supervisor, Worker
 from django_delayq.worker.health import RedisHealth
@@ -219,13 +219,18 @@ def first_screen(worker: Worker, processes: int) -> Iterator[str]:
     yield f"  database  {_database(worker.using)}"
     yield f"  Redis     {_redis(worker.redis)}"
     yield f"  threads   {several}{worker.concurrency}"
+    if executor := get_settings().executor:
+        yield f"  executor  {executor}: runs the handlers, and its processes log the firings"
     yield f"  queues    {', '.join(worker.queues)}{'' if worker.only else ' (all)'}"
     served = [policy for policy in get_policies() if worker.only is None or policy.queue in worker.only]
     width = max((len(policy.label) for policy in served[:MAX_POLICIES]), default=0)
     names = [f"{policy.label:{width}}  {_delay(policy)}" for policy in served[:MAX_POLICIES]]
     if len(served) > MAX_POLICIES:
         names.append(f"and {len(served) - MAX_POLICIES} more: manage.py delayq_policies")
-    for place, line in enumerate(names or ["none: is there a timeouts.py in an installed app?"]):
+    none = f"none in this queue; known queues: {', '.join(declared_queues())}"
+    if not get_policies():
+        none = "none: is there a timeouts.py in an installed app?"
+    for place, line in enumerate(names or [none]):
         yield f"  {'' if place else 'policies':8}  {line}"
     yield "  To stop, press Ctrl-C or send SIGTERM: running handlers are completed. A second signal aborts them."
 

@@ -22,6 +22,9 @@ from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, RedisSource
 FIRST_SECONDS: Final = 0.1
 LONGEST_SECONDS: Final = 0.25
 """The time from the start of a backlog to the first check, and between two checks: it grows while they find nothing."""
+MAX_COST: Final = 0.1
+MAX_COST_SECONDS: Final = 1.0
+"""The checks may take this part of the time of the worker's own thread; but none waits longer than this for it."""
 MIN_SHARE: Final = 25
 """How many timeouts of each policy may be in flight, and one check may claim, however little room there is."""
 MAX_LABELS: Final = 50
@@ -39,9 +42,9 @@ class Sources:
     ) -> None:
         self._health = health
         self._redis = None if health.engine is None else RedisSource(health.engine, queues, skew)
-        self._ledger = LedgerSource(using, only, skew)
-        self._fairness = Fairness(self._ledger, only)
-        self.paced = PacedSource(self._ledger)
+        self.ledger = LedgerSource(using, only, skew)
+        self._fairness = Fairness(self.ledger, only)
+        self.paced = PacedSource(self.ledger)
         self._must_poll = False
 
     def serve(self, queues: Sequence[str]) -> None:
@@ -63,7 +66,7 @@ class Sources:
         try:
             batch = self._take(rest) if rest > 0 else Batch(is_part=True, wait_seconds=MAX_WAIT_SECONDS)
         except Exception:
-            self._ledger.release(others)
+            self.ledger.release(others)
             raise
         # While other releases run, one of them may have deferred in Redis what only this worker can fire.
         self._fairness.note_backlog(batch.is_part or (self._redis is not None and unknown.are_about))
@@ -75,7 +78,7 @@ class Sources:
 
     def _take(self, room: int) -> Batch:
         if self._redis is None:
-            return self._ledger.take(room)
+            return self.ledger.take(room)
         if self._health.is_up and not self._must_poll:
             try:
                 batch = self._redis.take(room)
@@ -86,22 +89,18 @@ class Sources:
                 # database would lose those that were leased.
                 if not self._health.is_full or batch.deliveries or not batch.wait_seconds:
                     return batch
-                more = self._ledger.take(room)
+                more = self.ledger.take(room)
                 return Batch(more.deliveries, min(batch.wait_seconds, more.wait_seconds))
         if not self._health.is_up:
-            return self._ledger.take(room)
+            return self.ledger.take(room)
         # Redis is back. It still leases entries to callers that never got the answer, so poll the ledger once more.
-        batch = self._ledger.take_now(room)
+        batch = self.ledger.take_now(room)
         self._must_poll = batch.is_part
         return replace(batch, wait_seconds=0.0)
 
-    def take_from_ledger(self, room: int) -> Batch:
-        """Do the same as `take` with the ledger alone."""
-        return self._ledger.take_now(room)
-
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         """Note results in both sources, because one timeout may have come from both."""
-        self._ledger.resolve(done, again)
+        self.ledger.resolve(done, again)
         if self._redis is not None:
             self._redis.resolve(done, again)
 
@@ -109,13 +108,13 @@ class Sources:
         """Send what `resolve` has noted. While Redis is unavailable its part waits, as long as it is of use."""
         if self._redis is not None:
             self._try(self._redis.flush)
-        self._ledger.flush()
+        self.ledger.flush()
 
     def extend(self) -> None:
         """Extend all leases and claims that are not resolved to one `LEASE` from now."""
         if self._redis is not None:
             self._try(self._redis.extend)
-        self._ledger.extend()
+        self.ledger.extend()
 
     def _try(self, call: Callable[[], None]) -> None:
         if self._health.is_up:
@@ -162,21 +161,25 @@ class Fairness:
     def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Mapping[int, int]:
         """Claim about `room` due rows of policies that have less than half of a fair share; return their deliveries.
 
+        A policy with half of all running handlers is the backlog itself, however few if its handlers are slow.
         Up to `least` are claimed although there is no room. `in_flight` is how many timeouts the worker has, by policy.
         Raises the database's errors.
         """
         budget = max(room, min(MIN_SHARE, least))
         if self.seconds_left or budget <= 0:
             return {}
+        began = time.monotonic()
         total = room + sum(in_flight.values())
         share = max(MIN_SHARE, total // (len(in_flight) + 1))
-        underserved = [label for policy, label in self._labels() if 2 * in_flight.get(policy, 0) < share]
+        few = min(share, sum(in_flight.values()) or share) / 2
+        underserved = [label for policy, label in self._labels() if in_flight.get(policy, 0) < few]
         claims: Mapping[int, int] = {}
         if found := self._ledger.labels_with_due(underserved)[:budget]:
             share = max(MIN_SHARE, total // len({*in_flight, *found}))
             claims = self._ledger.take_of(dict.fromkeys(found, min(share, max(1, budget // len(found)))))
         self._pause = FIRST_SECONDS if claims else min(2 * self._pause, LONGEST_SECONDS)
-        self._check_at = time.monotonic() + self._pause
+        now = time.monotonic()
+        self._check_at = now + max(self._pause, min((now - began) * (1 / MAX_COST - 1), MAX_COST_SECONDS))
         return claims
 
     def _labels(self) -> Sequence[tuple[str, str]]:

@@ -114,7 +114,9 @@ def _drain(stage: Stage, crew: Crew) -> float | None:
 
 _UNARMED = """
 SELECT count(*) FROM testapp_order o WHERE status = 'unpaid' AND NOT EXISTS (
-    SELECT 1 FROM django_delayq_timeout t WHERE t.object_id = CAST(o.id AS {text}) AND t.since_at = o.created_at
+    SELECT 1 FROM django_delayq_timeout t JOIN django_content_type c ON c.id = t.content_type_id
+    WHERE c.app_label = 'testapp' AND c.model = 'order'
+    AND t.object_id = CAST(o.id AS {text}) AND t.since_at = o.created_at
 )
 """
 

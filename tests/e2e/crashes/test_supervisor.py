@@ -98,10 +98,11 @@ def test_a_second_signal_aborts_the_handlers(start_worker: StartWorker) -> None:
     assert states() == {"pending": 2}
 
 
-def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, 35])  # 35: a real-time signal, for which Python has no name
+def test_a_process_that_is_killed_is_started_again(start_worker: StartWorker, number: int) -> None:
     supervisor = start(start_worker)
     before = children(supervisor)
-    os.kill(min(before), signal.SIGKILL)
+    os.kill(min(before), number)
     wait_until(lambda: len(children(supervisor) - before) == 1, "another process has begun")
     assert len(children(supervisor) & before) == 1
     rows = due_now("remind", 20)

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from django_delayq.redis_clients import forget_engine, get_engine
-from django_delayq.redis_clients.clients import ProducerEngine
+from django_delayq.redis_clients.breaker import ProducerEngine
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from django_delayq import cancel_timeout, schedule_timeout
 from django_delayq.engine import Change
 from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
-from django_delayq.redis_clients.clients import ProducerEngine
+from django_delayq.redis_clients.breaker import ProducerEngine
 from tests.conftest import ROOT
 from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed

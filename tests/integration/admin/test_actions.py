@@ -168,6 +168,18 @@ def test_ids_that_are_none_lead_nowhere(admin_client: Client, ids: str) -> None:
     assert admin_client.get(reverse(STEER, args=["explode"]), {"ids": "1"}).status_code == 404
 
 
+@pytest.mark.parametrize("selected", ["99999999999999999999", "-1", "0"])
+def test_an_action_on_ids_that_no_row_can_have_changes_nothing(admin_client: Client, selected: str) -> None:
+    row = make()[0]
+    answer = admin_client.post(reverse(LIST), {"action": "cancel_timeouts", "_selected_action": [selected]})
+    assert answer.status_code < 500
+    answer = admin_client.post(
+        reverse(LIST), {"action": "cancel_timeouts", "_selected_action": [selected, str(row.pk)]}
+    )
+    assert str(row.pk) in answer.context["ids"].split(",")
+    assert Timeout.objects.get().state == "pending"
+
+
 def test_what_was_left_alone_is_told_with_the_reason(admin_client: Client) -> None:
     pending, settled = make(count=2)
     dq.cancel_timeout(settled)

@@ -17,8 +17,8 @@ from django.db.models.lookups import GreaterThan, In
 from django.test import Client
 from django.urls import include, path
 
-from django_delayq.conditions import condition_text
 from django_delayq.exceptions import PolicyError
+from django_delayq.policy_rules import condition_text
 from tests.testapp.models import Customer, Order
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_delayq.contrib.rest_framework.urls"))]

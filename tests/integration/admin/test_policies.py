@@ -18,7 +18,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import Brake, Late, operations
 from django_delayq.admin import actions, changelist, render
-from django_delayq.admin.policies import chart
+from django_delayq.admin.pages import chart
 from django_delayq.ledger import controls
 from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout

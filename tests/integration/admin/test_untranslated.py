@@ -18,7 +18,7 @@ from django.utils import timezone, translation
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
-from django_delayq.admin.policies import PolicyChangeAdmin, PolicyControlAdmin
+from django_delayq.admin.pages import PolicyChangeAdmin, PolicyControlAdmin
 from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS

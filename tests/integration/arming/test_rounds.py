@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from datetime import UTC, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import pending_timeouts, schedule_timeout, signals, sync_timeouts
+from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -108,6 +110,36 @@ def test_a_save_that_changes_nothing_writes_nothing(order: Order) -> None:
     before = Timeout.objects.values(*fields).get()
     order.save()
     assert Timeout.objects.values(*fields).get() == before
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="other databases have a type for datetimes")
+@pytest.mark.parametrize(
+    "written", ["{:%Y-%m-%d %H:%M:%S}.120", "{:%Y-%m-%dT%H:%M:%S}.12Z", "{:%Y-%m-%d %H:%M:%S}.000000"]
+)
+@pytest.mark.parametrize("how", ["save", "save in a transaction", "sync", "sync of the table"])
+def test_a_datetime_that_raw_sql_has_written_closes_its_round_too(declare: Any, written: str, how: str) -> None:
+    """SQLite compares strings, and `strftime('%f')` writes milliseconds: each save armed the fired round again."""
+    policy = declare(Order, name="raw", after=timedelta(minutes=5), since="created_at", when=Q(status="raw"))
+    at = written.format(timezone.now().astimezone(UTC))
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO testapp_order (status, created_at) VALUES ('raw', %s)", [at])
+    order = Order.objects.get(status="raw")
+    assert sync_timeouts(order) == 1
+    Timeout.objects.update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
+    if how == "sync":
+        sync_timeouts(order)
+    elif how == "sync of the table":
+        sync_policy(policy, "default")
+    elif how == "save":
+        order.save(update_fields=["status"])
+    else:
+        with transaction.atomic():
+            order.save(update_fields=["status"])
+    assert Timeout.objects.count() == 1
+    Order.objects.filter(pk=order.pk).update(created_at=timezone.now() + timedelta(minutes=1))
+    order.save(update_fields=["status"])
+    assert Timeout.objects.filter(state="pending").count() == 1, "another value begins another round"
 
 
 @pytest.mark.django_db(transaction=True)

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import cancel_timeout, operations, schedule_timeout
+from django_delayq import cancel_timeout, get_policies, operations, schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
+from django_delayq.scheduling import story
 from tests.integration.commands.conftest import Do, a_worker
 from tests.integration.commands.test_verbs import REMIND
 from tests.integration.operations.conftest import BY, as_if, dead, pending
@@ -57,6 +60,22 @@ def test_all_rounds_of_an_object_or_one_round(do: Do) -> None:
     assert [event["what"] for event in value["events"]] == ["scheduled"]
 
 
+def test_of_very_many_rounds_the_newest_are_shown(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story, "MAX_ROUNDS", 2)
+    order = Order.objects.create()
+    for _ in range(3):
+        pending(order)
+        cancel_timeout(order, "remind")
+    arguments = ("delayq_explain", "testapp.order", str(order.pk), "--policy", REMIND)
+    with CaptureQueriesContext(connection) as captured:
+        lines = stories(do(*arguments).out)[f"{REMIND} of {order.pk}"]
+    assert (lines[0], len(lines)) == ("Only the newest 2 rounds are shown.", 6)
+    (value,) = json.loads(do(*arguments, "--json").out)
+    assert value["note"] == lines[0]
+    assert value["events"][-1]["timeout_id"] == Timeout.objects.latest("id").pk
+    assert any("MIN(" in query["sql"] for query in captured), "one row of each policy and key is read"
+
+
 def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callable[..., Any]) -> None:
     declare(Order, name="noted", search="note")
     wanted, other = (Order.objects.create(note=note) for note in ("N-4", "N-5"))
@@ -67,6 +86,24 @@ def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callabl
     assert [*found] == [f"testapp.order.noted of {wanted.pk}", f"{REMIND} of {wanted.pk}"]
     assert len(found[f"testapp.order.noted of {wanted.pk}"]) == 4, "all rounds"
     assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [f"{REMIND} of {wanted.pk}"]
+
+
+def test_objects_without_timeouts_are_found_too(do: Do, declare: Callable[..., Any]) -> None:
+    declare(Order, name="noted", search=("note", "customer__name"))
+    old = Order.objects.create(status="unpaid", note="N-4", created_at=timezone.now() - timedelta(days=30))
+    found = stories(do("delayq_explain", "--search", "N-4").out)
+    assert [*found] == [f"{policy.label} of {old.pk}" for policy in get_policies(Order)]
+    (outlook,) = found[f"testapp.order.cancel_unpaid of {old.pk}"]
+    assert "delayq_sync --policy testapp.order.cancel_unpaid --backfill" in outlook
+    by_key = do("delayq_explain", "--search", str(old.pk), "--policy", "cancel_unpaid").out
+    assert [*stories(by_key)] == [f"testapp.order.cancel_unpaid of {old.pk}"]
+
+
+def test_a_search_that_finds_too_many_objects_is_refused(do: Do, declare: Callable[..., Any]) -> None:
+    declare(Order, name="noted", search="note")
+    Order.objects.bulk_create(Order(note="same") for _ in range(51))
+    with pytest.raises(CommandError, match="finds more than 50 objects"):
+        do("delayq_explain", "--search", "same", "--policy", "noted")
 
 
 def test_objects_and_policies_that_are_gone_are_explained(do: Do) -> None:
@@ -93,6 +130,12 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
     assert "No worker serves its queue. Start one: manage.py delayq_worker --queue default." in last()
     a_worker()
     assert "delayq_status and delayq_doctor show what delays them" in last()
+    Timeout.objects.update(claimed_until=timezone.now() + timedelta(minutes=1))
+    assert "A worker has claimed or deferred it until " in last()
+    assert last().endswith("If that worker has died, another one fires it then.")
+    WorkerSeen.objects.all().delete()
+    assert last().endswith("No worker is running. Start one: manage.py delayq_worker."), "so that none fires it then"
+    a_worker()
     operations.pause(REMIND, by=BY, reason="outage")
     assert last().strip() == "Its policy is paused by admin:alice until an operator resumes it. (outage)"
     WorkerSeen.objects.all().delete()
@@ -106,8 +149,9 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
         (["testapp.ordr", "1"], "no model"),
         (["testapp.order", "one"], "one is not a key of Order"),
         (["testapp.order", "123456"], "no Order 123456, and no timeout of it"),
-        (["testapp.order", "1", "--id", "1"], "Which timeouts"),
-        (["--search", "nothing"], "No timeout is found by 'nothing'"),
+        (["testapp.order", "1", "--id", "1"], "Give only one of"),
+        (["--search", "nothing"], "Neither a timeout nor an object with a policy is found by 'nothing'"),
+        (["--search", "\0"], "Neither a timeout"),
         (["--id", "123456"], "There is no timeout 123456"),
         (["--id", "x"], "is not a number"),
     ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_delayq import operations
+from django_delayq import Late, Limits, Rate, operations
 from django_delayq.ledger.controls import policy_state
 from django_delayq.models import PolicyChange, PolicyControl
 from tests.integration.commands.conftest import Do
@@ -38,12 +39,12 @@ UNPAID = "testapp.order.cancel_unpaid"
 def test_a_guard_is_set_and_declared_again(do: Do, command: str, arguments: list[str], stored: Any, shown: str) -> None:
     pending(Order.objects.create())
     report = do(f"delayq_{command}", REMIND, *arguments, "--reason", "a campaign").out
-    assert report.strip() == f"{REMIND} (was off, declared; 1 pending): {shown}, {CLI}"
+    assert report.strip() == f"{REMIND} (was off; 1 pending): {shown}, set by {CLI}"
     assert PolicyControl.objects.get().guards[command] == stored
     change = PolicyChange.objects.get()
     assert (change.what, change.by, change.reason) == (command, CLI, "a campaign")
     assert "nothing to change" in do(f"delayq_{command}", REMIND, *arguments).out
-    assert do(f"delayq_{command}", REMIND, "declared").out.rstrip().endswith(": off, declared")
+    assert do(f"delayq_{command}", REMIND, "declared").out.rstrip().endswith(": off")
     assert PolicyControl.objects.get().guards == {}
 
 
@@ -58,7 +59,7 @@ def test_a_guard_is_set_and_declared_again(do: Do, command: str, arguments: list
         (["delayq_brake", REMIND, "500"], "needs a period"),
         (["delayq_brake", REMIND, "many", "--per", "10m"], "is not a number"),
         (["delayq_brake", REMIND, "5", "--per", "0s"], "per must lie between"),
-        (["delayq_shadow", REMIND, "maybe"], "invalid choice"),
+        (["delayq_shadow", REMIND, "maybe"], r"argument on\|off\|declared: invalid choice"),
         (["delayq_shadow", REMIND, "--share", "101"], "must be 0 to 100"),
         (["delayq_shadow", REMIND, "off", "--share", "10"], "does not go with"),
     ],
@@ -71,10 +72,14 @@ def test_a_wrong_setting_is_refused_and_changes_nothing(do: Do, arguments: list[
 
 def test_a_dry_run_sets_no_guard(do: Do) -> None:
     report = do("delayq_shadow", REMIND, "on", "--dry-run").out
-    assert report.strip() == (
-        f"{REMIND} (was off, declared; 0 pending): would be changed (dry run: nothing was changed)"
-    )
+    assert report.strip() == (f"{REMIND} (was off; 0 pending): would be changed (dry run: nothing was changed)")
     assert policy_state(REMIND, "default").shadow == 0
+
+
+def test_what_is_declared_is_shown_as_such(do: Do, declare: Any) -> None:
+    policy = declare(Order, name="guarded", late=Late(timedelta(hours=6)))
+    report = do("delayq_late", policy.label, "off").out
+    assert report.strip() == f"{policy.label} (was skip after 6 h, as declared; 0 pending): off, set by {CLI}"
 
 
 def test_programs_pass_numbers(do: Do) -> None:
@@ -85,7 +90,8 @@ def test_programs_pass_numbers(do: Do) -> None:
 
 
 def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
-    declare(Order, name="watched", shadow=True)
+    limits = Limits(run=timedelta(seconds=30), rate=Rate(20, per=timedelta(seconds=1)), snoozes=2)
+    declare(Order, name="watched", shadow=True, limits=limits)
     do("delayq_late", REMIND, "6h")
     do("delayq_brake", REMIND, "off")
     operations.pause(UNPAID, by="brake", reason="501 fired in 10 minutes")
@@ -95,7 +101,7 @@ def test_the_reports_show_the_guards_in_force(do: Do, declare: Any) -> None:
     assert f"paused    {UNPAID} by brake: 501 fired in 10 minutes; 0 due" in status
     listed = {line.split()[0]: line for line in do("delayq_policies").out.splitlines()}
     assert listed[REMIND].endswith("late skip after 6 h*, brake off*")
-    assert listed["testapp.order.watched"].endswith("shadow 100 %")
+    assert listed["testapp.order.watched"].endswith("shadow 100 %, run 30 s, rate 20 in 1 s, snoozes 2")
     assert not listed[UNPAID].endswith("%")
     found = {each["label"]: each["state"] for each in json.loads(do("delayq_policies", "--json").out)}
     assert found[REMIND]["late"] == {"after": 21600, "then": "skip"}

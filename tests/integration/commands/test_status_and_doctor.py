@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,12 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 import django_delayq
+from django_delayq import schedule_timeout
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import doctor, servers
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations import hold, pause
+from django_delayq.redis_clients import get_engine
 from tests.docs.pages import ROOT
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
@@ -50,6 +53,16 @@ def exit_code(*options: str) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def test_a_due_timeout_whose_entry_a_worker_has_leased_is_explained(do: Do) -> None:
+    a_worker()
+    row = schedule_timeout(Order.objects.create(), "remind", seconds=0)
+    engine = get_engine("default")
+    assert engine is not None
+    engine.queue(row.queue, engine.shard_of(row.pk)).reserve(1, 60_000)
+    time.sleep(0.002)  # it is due to the millisecond
+    assert "A worker has claimed or deferred it until " in do("delayq_explain", "--id", str(row.pk)).out
 
 
 @pytest.mark.usefixtures("without_redis")
@@ -330,12 +343,20 @@ def test_the_status_says_how_things_stand(do: Do, settings: Settings) -> None:
     assert lines["workers"] == "1 alive, 4 threads, 3 under way"
     assert lines["pending"] == "2, of which 1 due, 1 for more than a minute"
     assert lines["oldest"].startswith("due for 1 h")
-    assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 - (the worst policy's)")
+    assert (lines["dead"], lines["lag"]) == ("1", "p50 -, p99 -")
     assert lines["unknown"].startswith("testapp.order.forgotten is not declared: 1 pending")
     pause(REMIND, by=BY, reason="outage")
     assert f"paused    {REMIND} by admin:alice: outage; 1 due" in do("delayq_status").out
     seen = json.loads(do("delayq_status", "--json").out)
     assert (seen["pending"]["value"], seen["redis"]["is_configured"], len(seen["workers"])) == (2, False, 1)
+
+
+def test_the_status_names_the_policy_with_the_highest_lag(do: Do) -> None:
+    now = timezone.now()
+    for name, minutes in (("linger", 1), ("remind", 5)):
+        row = pending(Order.objects.create(), name)
+        as_if(row, "fired", "due", due_at=now - timedelta(minutes=minutes), run_at=now, settled_at=now)
+    assert f"lag       p50 5 min, p99 5 min (the highest; p99 is that of {REMIND})\n" in do("delayq_status").out
 
 
 def test_the_status_names_no_oldest_timeout_when_none_may_fire(do: Do) -> None:
@@ -366,7 +387,7 @@ def test_watching_goes_on_until_it_is_interrupted(do: Do, monkeypatch: pytest.Mo
 def test_pruning_can_be_tried(do: Do) -> None:
     old = as_if(pending(Order.objects.create()), "fired", "due")
     long_ago = timezone.now() - timedelta(days=100)
-    Timeout.objects.filter(pk=old.pk).update(settled_at=long_ago, due_at=long_ago)
+    Timeout.objects.filter(pk=old.pk).update(settled_at=long_ago, due_at=long_ago, first_due_at=long_ago)
     said = do("delayq_prune", "--dry-run").out
     assert said == "1 timeout settled more than 30 days ago (dry run: nothing was changed)\n"
     assert Timeout.objects.exists()

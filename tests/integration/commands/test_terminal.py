@@ -114,6 +114,8 @@ def test_the_list_shows_datetimes_with_their_zone_and_only_columns_with_values(d
     assert line.endswith(f"{timezone.localtime(row.due_at):%Y-%m-%d %H:%M:%S} -03")
     as_if(row, "pending", run_at=row.due_at + timedelta(hours=1), attempts=2)
     assert do("delayq_list").out.splitlines()[0].endswith("due                      next attempt             attempts")
+    as_if(row, "dead", "retries", run_at=row.due_at + timedelta(hours=1), attempts=2)
+    assert "next attempt" not in do("delayq_list", "--state", "dead").out, "it has none"
 
 
 @pytest.mark.parametrize("name", ["cancel", "fire", "postpone", "retry", "refire"])

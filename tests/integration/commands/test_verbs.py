@@ -155,8 +155,10 @@ def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
         (["delayq_postpone", "--all", "--by", "2 hours"], "is not a duration"),
         (["delayq_postpone", "--all", "--by", "9999999w99999999999w"], "is too long"),
         (["delayq_postpone", "--all", "--to", "30m ago"], "is in the past"),
+        (["delayq_postpone", "--all", "--to", "2020-01-01"], "2020-01-01 00:00:00-03:00 is in the past"),
         (["delayq_postpone", "--all", "--to", "2026-13-01"], "is not a time"),
         (["delayq_list", "--all", "--due-before", "tomorrow"], "is not a time"),
+        (["delayq_list", "--limit", "0"], "must be 1 or more"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:
@@ -174,6 +176,13 @@ def test_a_moment_without_a_zone_is_the_projects_own(do: Do) -> None:
     assert timezone.localtime(row.due_at).isoformat() == "2099-03-01T18:00:00-03:00"
 
 
+def test_a_moment_in_a_zone_that_no_database_knows_is_read(do: Do) -> None:
+    """PostgreSQL refuses offsets of 16 hours and more."""
+    (row,) = some()
+    shown = do("delayq_list", "--json", "--all", "--due-before", "2099-01-01T00:00:00+23:59").out
+    assert [each["id"] for each in json.loads(shown)] == [row.pk]
+
+
 def test_uuid_keys_are_found_as_people_write_them(do: Do) -> None:
     parcel = Parcel.objects.create(sent_at=timezone.now())
     arguments = ("--model", "testapp.Parcel", "--object", parcel.pk.hex.upper())
@@ -188,6 +197,11 @@ def test_the_list_shows_the_next_first_and_says_that_there_is_more(do: Do) -> No
     lines = do("delayq_list", "--all", "--limit", "1").out.splitlines()
     assert len(lines) == 3
     assert lines[2].startswith("... and more")
+
+
+def test_an_empty_list_says_so(do: Do) -> None:
+    assert do("delayq_list").out == "No timeouts.\n"
+    assert json.loads(do("delayq_list", "--json").out) == []
 
 
 def test_the_list_as_json_has_every_public_column(do: Do) -> None:

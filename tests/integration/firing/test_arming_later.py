@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, state
-from tests.testapp.models import Order
+from tests.testapp.models import Order, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
@@ -145,3 +146,34 @@ def test_a_save_outside_of_the_group_arms_at_once(order: Order, group: Any) -> N
     group(reopen)
     other = Order.objects.create(status="unpaid", created_at=timezone.now())
     assert dq.pending_timeouts(other, "cancel_unpaid").count() == 1
+
+
+@pytest.mark.parametrize("is_own_block", [True, False])
+def test_a_savepoint_that_rolls_back_takes_no_arming_along(declare: Declare, is_own_block: bool) -> None:
+    """The statement on the ledger inside of the savepoint arms what was saved before it."""
+    parcels = [Parcel.objects.create(sent_at=timezone.now()) for _ in range(2)]
+    arriving = list(parcels)
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Parcel.objects.create(sent_at=timezone.now())
+        parcel = arriving.pop()
+        parcel.status = "arrived"
+        parcel.save()
+        if is_own_block:
+            with suppress(ValueError), transaction.atomic():
+                dq.schedule_timeout(obj, "remind", minutes=5)
+                raise ValueError
+        else:
+            with connection.cursor() as cursor:
+                cursor.execute("SAVEPOINT by_hand")
+                dq.schedule_timeout(obj, "remind", minutes=5)
+                cursor.execute("ROLLBACK TO SAVEPOINT by_hand")
+
+    policy = declare(Order, handler, name="tries")
+    grouping(policy)
+    rows = [due(Order.objects.create(), policy) for _ in range(2)]
+    fire(*rows)
+    chased = Timeout.objects.filter(policy="testapp.parcel.chase")
+    assert chased.pending().count() == 2, "those of the new parcels"
+    assert {row.object_id for row in chased.filter(state="cancelled")} == {str(parcel.pk) for parcel in parcels}
+    assert not Timeout.objects.filter(policy="testapp.order.remind").exists()

@@ -71,7 +71,8 @@ def test_a_timeout_that_is_too_late_is_settled_without_its_handler(
     assert sorted(report.done) == [row.pk for row in rows]
     assert {state(row) for row in late} == {(settled, "late")}
     assert {state(row) for row in in_time} == {("fired", "due")}
-    assert all("more than 1 h after its deadline" in row.reason and row.attempts == 0 for row in late)
+    assert {row.reason for row in late} == {"It would have begun more than 1 h after its deadline."}
+    assert {row.attempts for row in late} == {0}
     expected = [(f"timeout_{settled}", row.pk) for row in late] + [("timeout_fired", row.pk) for row in in_time]
     assert sorted(sent) == sorted(expected)
 
@@ -160,6 +161,17 @@ def test_a_repetition_fires(order: Order, declare: Declare) -> None:
     again = Timeout.objects.pending().get()
     with clock.set_to(timezone.now() + 3 * HOUR):
         assert fire(again).fired == (again.pk,)
+
+
+def test_a_hold_does_not_take_the_wish_of_an_operator_back(order: Order, declare: Declare) -> None:
+    policy = declare(Order, name="wanted", late=Late(HOUR))
+    row = due(order, policy)
+    fire_now(row, by=BY)
+    hold(policy, by=BY)
+    with clock.set_to(timezone.now() + HOUR / 2):
+        resume(policy, by=BY)
+    with clock.set_to(timezone.now() + 3 * HOUR):
+        assert fire(row).fired == (row.pk,)
 
 
 def test_a_wish_of_an_operator_counts_only_for_the_time_that_it_set(order: Order, declare: Declare) -> None:

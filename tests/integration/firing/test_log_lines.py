@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -55,6 +56,21 @@ def test_the_lines_of_a_batch_share_a_duration_and_those_of_a_group_do_not(
     grouping(policy := declare(Order, name="several", **options))
     fire(*[due(Order.objects.create(), policy) for _ in range(3)])
     assert [line.getMessage().endswith(others) for line in lines(caplog, "timeout_fired")] == [True] * 3
+
+
+def test_a_failure_at_the_deadline_is_not_early(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        time.sleep(0.01)
+        raise LookupError
+
+    row = due(order, declare(Order, fail, name="fails"))
+    with dq.clock.set_to(row.due_at):
+        fire(row)
+    [line] = lines(caplog, "timeout_failed")
+    assert line.late_seconds == 0
+    assert "failed at attempt 1, 0 s late, after " in line.getMessage()
 
 
 def test_a_skipped_timeout_is_a_line_with_its_reason(

@@ -196,7 +196,7 @@ def test_an_outside_handler_whose_connection_is_lost_is_settled_on_a_new_one(
         calls.append(1)
         kill_own_connection()
 
-    monkeypatch.setattr("django_delayq.firing.non_atomic.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("django_delayq.firing.failures.time.sleep", lambda seconds: None)
     row = due(order, declare(Order, handler, name="outside", atomic=False))
     assert fire(row).fired == (row.pk,)
     assert (state(row), calls) == (("fired", "due"), [1])

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
+from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations
 from django_delayq.firing import settle_expired
+from django_delayq.ledger import writing
+from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import die_at, due, expire, fire, make_due, state
 from tests.testapp.models import Order
@@ -65,7 +68,7 @@ def test_a_firing_that_fails_after_its_next_round_was_cancelled_does_not_run_aga
     assert not Timeout.objects.unsettled().exists()
 
 
-def test_an_old_round_that_an_operator_retries_has_all_its_attempts(order: Order, declare: Declare) -> None:
+def test_an_old_round_that_is_made_pending_again_has_all_its_attempts(order: Order, declare: Declare) -> None:
     """A round that was newer, and settled before the retry, takes nothing from it."""
 
     def handler(obj: Order, timeout: Timeout) -> None:
@@ -75,7 +78,10 @@ def test_an_old_round_that_an_operator_retries_has_all_its_attempts(order: Order
     fire(row)
     dq.schedule_timeout(order, "outside", hours=1)
     dq.cancel_timeout(order, "outside")
-    assert operations.retry(row, by="ada").changed == 1
+    row.refresh_from_db()
+    record(row, "retried", timezone.now(), by="in SQL")
+    with transaction.atomic():
+        writing.revive([row], "default", timezone.now())
     fire(row)
     assert (state(row), row.attempts) == (("pending", ""), 1)
 

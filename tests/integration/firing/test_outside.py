@@ -195,6 +195,23 @@ def test_whoever_cancels_during_the_firing_forbids_further_attempts(order: Order
     assert [error["error"] for error in row.errors] == ["ValueError"]
 
 
+def test_a_cancel_in_bulk_forbids_further_attempts_of_those_that_are_firing(declare: Declare) -> None:
+    firing, pending = Order.objects.create(), Order.objects.create()
+    answers = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        rows = Timeout.objects.filter(policy=timeout.policy)
+        answers.append(in_another_thread(lambda: dq.cancel_timeouts(rows, reason="closed")))
+        raise ValueError("no answer")
+
+    policy = declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([0]))
+    row, other = due(firing, policy), dq.schedule_timeout(pending, policy, hours=1)
+    fire(row)
+    assert answers == [1], "only the one that was pending is counted"
+    assert state(row) == state(other) == ("cancelled", "hand")
+    assert (row.history[0]["what"], row.history[0]["reason"]) == ("cancel_requested", "closed")
+
+
 def test_a_firing_that_succeeds_although_it_was_cancelled_meanwhile_has_fired(order: Order, declare: Declare) -> None:
     policy = declare(
         Order, lambda obj, timeout: dq.cancel_timeout(obj, "outside") and None, name="outside", atomic=False
@@ -261,7 +278,7 @@ def test_a_row_that_is_held_when_the_handler_is_done_is_settled_when_it_is_free(
         if len(pauses) == 3:
             held[0].__exit__(None, None, None)
 
-    monkeypatch.setattr("django_delayq.firing.non_atomic.time.sleep", sleep)
+    monkeypatch.setattr("django_delayq.firing.failures.time.sleep", sleep)
     row = due(order, declare(Order, handler, name="outside", atomic=False))
     assert fire(row).fired == (row.pk,)
     assert len(pauses) == 3

@@ -48,6 +48,10 @@ BEYOND: list[tuple[str, Any, bool]] = [
     ("INSERT INTO `testapp_order` (`id`) VALUES (%s) ON DUPLICATE KEY UPDATE `note` = 'x'", [502], False),
     ("WITH old AS (UPDATE testapp_order SET note = NULL RETURNING id) SELECT * FROM old", None, False),
     ("UPDATE customer, `testapp_order` SET note = NULL WHERE customer.id = 7", None, False),
+    ('SELECT "id" FROM "django_delayq_timeout" WHERE "state" = %s', ["pending"], False),
+    ("SELECT id FROM testapp_order WHERE id IN (SELECT object_id FROM django_delayq_timeout)", None, False),
+    ('UPDATE "django_delayq_timeout" SET "state" = %s WHERE "policy" = %s', ["cancelled", "x"], False),
+    ('SELECT * FROM "django_delayq_timeout" WHERE "django_delayq_timeout"."object_id" = %s', ["502"], False),
 ]
 WITHIN: list[tuple[str, Any, bool]] = [
     ('UPDATE "testapp_order" SET "note" = %s WHERE "testapp_order"."id" = %s', ["x", 501], False),
@@ -65,6 +69,10 @@ WITHIN: list[tuple[str, Any, bool]] = [
     ('INSERT INTO "log" ("a") VALUES (%s) ON CONFLICT("a") DO NOTHING', ["testapp_order"], False),
     ('SELECT * FROM "testapp_order" FOR UPDATE', [], False),
     ('SAVEPOINT "s1"', None, False),
+    ('INSERT INTO "django_delayq_timeout" ("object_id", "slot") VALUES (%s, %s)', ["502", "a slot of 502"], False),
+    ('SELECT * FROM "django_delayq_timeout" WHERE "django_delayq_timeout"."slot" IN (%s)', ["of 501"], False),
+    ('SELECT * FROM "django_delayq_timeout" WHERE "django_delayq_timeout"."object_id" = %s', ["501"], False),
+    ('SELECT * FROM "django_delayq_timeout" WHERE "django_delayq_timeout"."id" = (%s)', [-1], False),
 ]
 
 

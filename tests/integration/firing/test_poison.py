@@ -40,7 +40,7 @@ def die_in_handler(*rows: Timeout, deliveries: int) -> None:
 
 
 def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(
-    orders: list[Order], declare: Declare
+    orders: list[Order], declare: Declare, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[int, int]] = []
     begun: list[str] = []
@@ -56,6 +56,10 @@ def test_a_suspect_is_fired_alone_and_its_attempt_is_counted_before_it_runs(
     fire(*rows, deliveries=2)
     assert seen == [(1, 1)] * 5
     assert begun == ["charged", "begun"] * 5
+    logged = [each for each in caplog.records if vars(each).get("event") == "timeout_suspected"]
+    assert [vars(each)["timeout_id"] for each in logged] == [row.pk for row in rows]
+    words = f"Timeout {rows[0].pk} ({policy.label}, object {orders[0].pk}) was held by a worker that died"
+    assert logged[0].levelname == "WARNING" and logged[0].getMessage().startswith(words)
     assert {(state(row), row.attempts, row.history[0]["what"]) for row in rows} == {(("fired", "due"), 1, "suspected")}
 
 

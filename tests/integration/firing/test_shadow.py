@@ -44,8 +44,11 @@ def test_everything_happens_but_the_handler(
     assert [state(row) for row in rows] == [("skipped", "condition")] + [("skipped", "shadow")] * 4
     assert {row.attempts for row in rows} == {0}
     assert sorted(skipped) == [row.pk for row in rows]
-    logged = [vars(each)["timeout_id"] for each in caplog.records if vars(each).get("event") == "timeout_shadow"]
-    assert sorted(logged) == [row.pk for row in rows[1:]]
+    logged = [each for each in caplog.records if vars(each).get("event") == "timeout_shadow"]
+    assert sorted(vars(each)["timeout_id"] for each in logged) == [row.pk for row in rows[1:]]
+    found = {vars(each)["object_id"]: each.getMessage() for each in logged}
+    assert found.keys() == {str(order.pk) for order in orders[1:]}
+    assert all(f"object {pk}) would have fired: its policy is in shadow mode" in words for pk, words in found.items())
 
 
 @needs_row_locks

@@ -55,6 +55,16 @@ def test_one_snooze_too_many_is_dead_and_says_so(
     assert "is dead: It snoozed 4 times, and its policy allows 3" in record.getMessage()
 
 
+def test_the_reason_of_a_snooze_may_be_missing(order: Order, declare: Declare) -> None:
+    def snooze(obj: Any, timeout: Any) -> None:
+        raise Snooze(minutes=5)
+
+    row = due(order, declare(Order, snooze, name="snoozes", limits=Limits(snoozes=0)))
+    fire(row)
+    assert state(row) == ("dead", "limit")
+    assert row.reason == "It snoozed 1 time, and its policy allows 0."
+
+
 def test_no_snooze_at_all_may_be_allowed(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, snoozing, name="never_snoozes", limits=Limits(snoozes=0)))
     fire(row)

@@ -193,6 +193,18 @@ def test_outcomes_do_not_fail_the_test_and_the_lists_contain_the_rows(declare: D
     assert [row.state for row in (*result.fired, *result.skipped, *result.dead)] == ["fired", "skipped", "dead"]
 
 
+def test_a_policy_that_its_brake_pauses_is_named(declare: Declare) -> None:
+    policy = declare(Order, lambda order, timeout: None, name="guarded", brake=dq.Brake(1, per=timedelta(minutes=10)))
+    for _ in range(4):
+        dq.schedule_timeout(Order.objects.create(), policy, seconds=0)
+        dq.schedule_timeout(Order.objects.create(), "remind", seconds=0)
+    result = fire_due()
+    assert (result, result.stopped) == (6, [policy.label])
+    assert repr(result) == f"<6 fired, 0 skipped, 0 failed, 0 dead; stopped: {policy.label}>"
+    assert fire_due("remind", Order).stopped == []
+    assert fire_due(policy).stopped == [policy.label]
+
+
 def test_without_raising_failures_are_listed(order: Order, declare: Declare) -> None:
     def handler(obj: Order, timeout: Timeout) -> None:
         raise LookupError

@@ -88,7 +88,7 @@ def test_dead_rows_stay_dead_with_new_keys_as_they_may_be_retried(order: Order, 
 def test_pending_rows_need_a_decision(order: Order) -> None:
     pending(order)
     before = ledger()
-    with pytest.raises(DelayqError, match="--cancel-pending or --keep-pending"):
+    with pytest.raises(DelayqError, match="has 1 pending timeout: give --cancel-pending or --keep-pending"):
         adopt(by=BY)
     assert ledger() == before and Installation.objects.get().name == "production"
     as_if(Timeout.objects.get(), "fired", "due")

@@ -23,7 +23,7 @@ from django_delayq import (
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, Timeout
-from django_delayq.operations import change_delay, preview_delay, replan
+from django_delayq.operations import change_delay, changes, preview_delay
 from django_delayq.scheduling.bulk import schedule_timeouts
 from tests.integration.operations.conftest import BY, said
 from tests.testapp.models import Order
@@ -203,10 +203,29 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert all(state.after is None for state in controls.policy_states("default"))
 
 
+def test_an_object_for_which_after_raises_keeps_its_deadline_and_the_change_ends(
+    declare: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise each worker would fail at it again, and no operator could change the policy until the code is fixed."""
+
+    def after(order: Order) -> timedelta:
+        return int(order.note or "60") * MINUTE
+
+    policy = declare(Order, name="computed", after=after, since="created_at", when=Q(status="computed"))
+    orders = [Order.objects.create(status="computed", created_at=timezone.now()) for _ in range(3)]
+    Order.objects.filter(pk=orders[1].pk).update(note="oops")
+    change_delay(policy, 2 * MINUTE, by=BY, mode="recompute")
+    assert [waits(order) for order in orders] == [2 * MINUTE, 60 * MINUTE, 2 * MINUTE]
+    change = PolicyChange.objects.get()
+    assert (change.finished_at is not None, change.moved, change.unmoved) == (True, 2, 1)
+    (record,) = [record for record in caplog.records if getattr(record, "event", "") == "replan_failed"]
+    assert f"The first is that of object {orders[1].pk}: ValueError" in record.getMessage()
+
+
 def test_a_shift_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
     orders = [unpaid() for _ in range(5)]
-    real, calls = replan._move_rows, []
+    real, calls = changes._move_rows, []
 
     def move(*arguments: Any) -> int:
         calls.append(real(*arguments))
@@ -215,7 +234,7 @@ def test_a_shift_that_dies_half_way_moves_no_row_twice(monkeypatch: pytest.Monke
         return calls[-1]
 
     with monkeypatch.context() as patched:
-        patched.setattr(replan, "_move_rows", move)
+        patched.setattr(changes, "_move_rows", move)
         with pytest.raises(KeyboardInterrupt):
             change_delay(UNPAID, 40 * MINUTE, by=BY, mode="shift")
     assert sorted(waits(order) for order in orders) == [30 * MINUTE] * 3 + [40 * MINUTE] * 2

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_delayq import InvalidDelay, TimeoutPolicy, explain_timeout, schedule_timeout, signals, sync_timeouts
 from django_delayq.arming.sync import sync_policy
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, pause, refire
+from django_delayq.operations import Refusal, Result, pause, refire, retry
 from django_delayq.policies import get_policy
 from django_delayq.testing import fire_due
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
@@ -137,6 +137,45 @@ def test_of_several_rounds_of_one_object_the_newest_is_repeated(order: Order) ->
     assert result.ids == (newer.pk,) and result.refusals == ((older.pk, Refusal.SLOT_TAKEN),)
 
 
+def on_two_pages(given: str) -> tuple[Timeout, Timeout, Any]:
+    """Return the older and the newer round of one object, which are on different pages of two rows, and all rows."""
+    first, order, last = (Order.objects.create() for _ in range(3))
+    older, _, _, newer = fired(order), fired(first), fired(last), fired(order)
+    rows = Timeout.objects.filter(state="fired")
+    return older, newer, {"queryset": rows, "list": list(rows), "slice": rows.order_by("pk")[:4]}[given]
+
+
+@pytest.mark.parametrize("given", ["queryset", "list", "slice"])
+def test_the_newest_round_is_repeated_and_no_older_one_although_they_are_on_different_pages(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """A worker fires what a page has begun before the next page is read."""
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    older, newer, rows = on_two_pages(given)
+    dry = refire(rows, by=BY, dry_run=True)
+    result = refire(rows, by=BY, progress=lambda page: fire_due())
+    assert newer.pk in result.ids and result.changed == 3
+    assert result.refusals == ((older.pk, Refusal.SLOT_TAKEN),)
+    assert Effect.objects.filter(object_id=newer.object_id).count() == 1
+    assert (dry.changed, dry.refusals) == (result.changed, result.refusals)
+
+
+def test_a_round_is_not_repeated_after_a_newer_one_that_was_scheduled_and_fired_meanwhile(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 1)
+    row, other = fired(order), fired(Order.objects.create())
+
+    def schedule_and_fire(page: Result) -> None:
+        if page.ids == (other.pk,):
+            pending(order, seconds=0)
+            fire_due(obj=order)
+
+    result = refire(Timeout.objects.filter(state="fired"), by=BY, progress=schedule_and_fire)
+    assert (result.ids, result.refusals) == ((other.pk,), ((row.pk, Refusal.SLOT_TAKEN),))
+    assert Effect.objects.filter(object_id=str(order.pk)).count() == 1
+
+
 def test_what_a_worker_fires_meanwhile_is_not_repeated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
     rows = [fired(Order.objects.create()) for _ in range(4)]
@@ -241,3 +280,21 @@ def test_inside_a_transaction_all_is_undone_with_it(order: Order) -> None:
         assert refire(row, by=BY).changed == 1
         raise RuntimeError
     assert Timeout.objects.count() == 1 and said(row) == []
+
+
+def test_of_two_dead_rounds_of_one_object_the_newer_is_retried(order: Order) -> None:
+    older = dead(order)
+    newer = dead(order)
+    assert dict(retry(Timeout.objects.all(), by=BY).refusals) == {older.pk: "slot_taken"}
+    newer.refresh_from_db()
+    assert newer.state == "pending"
+
+
+@pytest.mark.parametrize("state", ["fired", "cancelled", "skipped"])
+def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, state: str) -> None:
+    """To retry all that are dead must not send what the newer one has sent, or what a customer has cancelled."""
+    older = dead(order)
+    as_if(pending(order), state, "due" if state == "fired" else "hand")
+    assert dict(retry(Timeout.objects.all(), by=BY).refusals) == {older.pk: "superseded", older.pk + 1: "not_dead"}
+    older.refresh_from_db()
+    assert older.state == "dead"

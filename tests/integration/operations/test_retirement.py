@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,14 @@ def test_pending_rows_are_cancelled_and_the_others_stay(order: Order) -> None:
     assert states() == [("cancelled", "retired"), ("dead", "retries"), ("firing", ""), ("pending", "")]
     assert said(row) == [("retired", BY, "the feature is gone")]
     assert "its policy was retired" in str(explain_timeout(row))
+
+
+def test_the_undeclared_policies_are_named_if_no_timeout_has_the_label(order: Order) -> None:
+    forgotten()
+    pending(order)
+    words = f"No timeout has the policy 'testapp.order.fogotten'. Not declared, but in the ledger: {LABEL}."
+    with pytest.raises(UnknownPolicy, match=f"^{re.escape(words)}$"):
+        retire("testapp.order.fogotten", by=BY)
 
 
 def test_it_is_audited_once_with_its_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,29 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from django_delayq import InvalidDelay, UnknownPolicy, clock, explain_timeout, get_policy, reschedule_timeout
+from django_delayq import (
+    InvalidDelay,
+    UnknownPolicy,
+    clock,
+    explain_timeout,
+    get_policy,
+    reschedule_timeout,
+)
 from django_delayq.firing import plan, run
 from django_delayq.ledger import controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations import PolicyConflict, change_delay, continue_moves, hold, pause, replan, resume, retry
-from django_delayq.operations.replan import ABANDONED_AFTER
+from django_delayq.operations import (
+    PolicyConflict,
+    change_delay,
+    continue_moves,
+    hold,
+    pause,
+    resume,
+)
+from django_delayq.operations import changes as policy_changes
+from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.recovery.sweep import DEFERRED
-from tests.integration.operations.conftest import BY, dead, pending, said
+from tests.integration.operations.conftest import BY, pending
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -185,40 +200,6 @@ def test_another_delay_leaves_a_pause_its_name_and_its_reason() -> None:
     assert (found.by, found.reason, found.after) == (BY, "outage", HOUR)
 
 
-def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order) -> None:
-    old, new, other = pending(order), pending(Order.objects.create()), pending(order, "linger")
-    now = timezone.now()
-    Timeout.objects.filter(pk=old.pk).update(created_at=now - 3 * HOUR, run_at=old.run_at + HOUR, attempts=1)
-    hold(REMIND, by=BY, reason="outage")
-    held_for(2 * HOUR)
-    Timeout.objects.filter(pk=new.pk).update(created_at=now - HOUR / 2)
-    before = {row.pk: (row.due_at, row.run_at) for row in Timeout.objects.all()}
-    change = resume(REMIND, by=BY, reason="over")
-    assert change is not None
-    assert (change.moved, change.unmoved) == (2, 0)
-    assert change.finished_at is not None
-    assert not state().is_stopped
-    after = {row.pk: (row.due_at - before[row.pk][0], row.run_at - before[row.pk][1]) for row in Timeout.objects.all()}
-    assert after[other.pk] == (timedelta(0), timedelta(0))
-    for pk, length in ((old.pk, 2 * HOUR), (new.pk, HOUR / 2)):
-        assert after[pk][0] == after[pk][1]
-        assert length <= after[pk][0] < length + timedelta(minutes=2)
-    assert said(old) == [("replanned", BY, "over")]
-
-
-def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(order: Order) -> None:
-    rescheduled, retried = pending(order), dead(Order.objects.create())
-    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
-    hold(REMIND, by=BY)
-    held_for(2 * HOUR)
-    reschedule_timeout(rescheduled, hours=1)
-    retry(retried, by=BY)
-    before = {row.pk: row.run_at for row in Timeout.objects.all()}
-    resume(REMIND, by=BY)
-    for row in Timeout.objects.all():
-        assert row.run_at - before[row.pk] < timedelta(minutes=2)
-
-
 @pytest.mark.parametrize("offset", ["", "+00:00"], ids=["naive", "aware"])
 def test_times_in_histories_are_read_whatever_use_tz_was_when_they_were_written(order: Order, offset: str) -> None:
     row = reschedule_timeout(pending(order), hours=2)
@@ -230,7 +211,7 @@ def test_times_in_histories_are_read_whatever_use_tz_was_when_they_were_written(
     held_for(HOUR)
     assert resume(REMIND, by=BY) is not None
     row.refresh_from_db()
-    assert [event["what"] for event in row.history] == ["rescheduled", "replanned"]
+    assert [event["what"] for event in row.history] == ["rescheduled", "hold_ended"]
     assert str(explain_timeout(order, REMIND)).count("2020-01-01") == 1
 
 
@@ -247,7 +228,7 @@ def test_a_hold_may_end_without_a_shift(order: Order) -> None:
 
 def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
     """`resume`, by a process that dies after so many pages; so the page on which it dies is undone."""
-    real, moved = replan._move_rows, []
+    real, moved = policy_changes._move_rows, []
 
     def move(*arguments: Any) -> int:
         count = real(*arguments)
@@ -257,7 +238,7 @@ def release_that_dies(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
         return count
 
     with monkeypatch.context() as patched:
-        patched.setattr(replan, "_move_rows", move)
+        patched.setattr(policy_changes, "_move_rows", move)
         with pytest.raises(KeyboardInterrupt):
             resume(REMIND, by=BY, reason="over")
 

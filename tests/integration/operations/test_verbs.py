@@ -13,10 +13,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import InvalidDelay, explain_timeout, signals
+from django_delayq import InvalidDelay, TimeoutPolicy, explain_timeout, signals
 from django_delayq.firing import plan, run
 from django_delayq.models import Timeout
 from django_delayq.operations import Refusal, Result, cancel, fire_now, pause, postpone, retry
+from django_delayq.testing import fire_due
 from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, as_if, dead, pending, said
 from tests.testapp.models import Effect, Order
@@ -143,7 +144,7 @@ def test_postpone_never_makes_a_deadline_earlier(order: Order) -> None:
     row = pending(order, hours=5)
     sooner = timezone.now() + timedelta(hours=1)
     assert refused(postpone(row, by=BY, at=sooner)) == {row.pk: "not_later"}
-    with pytest.raises(InvalidDelay, match="fire_now"):
+    with pytest.raises(InvalidDelay, match="use another operation: fire"):
         postpone(row, by=BY, at=timezone.now() - timedelta(seconds=1))
     later = timezone.now() + timedelta(days=1)
     assert postpone(row, by=BY, at=later).changed == 1
@@ -190,14 +191,6 @@ def test_the_dead_stay_dead_where_nothing_could_come_of_it(order: Order) -> None
     assert refused(result) == expected
     assert result.refused == {Refusal.SLOT_TAKEN: 1, Refusal.OBJECT_GONE: 1, Refusal.POLICY_UNKNOWN: 1}
     assert {row.state for row in Timeout.objects.filter(pk__in=expected)} == {"dead"}
-
-
-def test_of_two_dead_rounds_of_one_object_the_newer_is_retried(order: Order) -> None:
-    older = dead(order)
-    newer = dead(order)
-    assert refused(retry(Timeout.objects.all(), by=BY)) == {older.pk: "slot_taken"}
-    newer.refresh_from_db()
-    assert newer.state == "pending"
 
 
 def test_rows_without_object_or_policy_can_be_cancelled_and_postponed(order: Order) -> None:
@@ -253,6 +246,41 @@ def test_many_rows_go_page_by_page_and_say_how_far_they_are(monkeypatch: pytest.
     assert [page.changed for page in pages] == [4, 4, 2]
     assert result.changed == 10 == Timeout.objects.filter(state="cancelled").count()
     assert result.ids == sum((page.ids for page in pages), ())
+
+
+def test_of_several_dead_rounds_on_several_pages_only_the_newest_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker fires what a page has retried before the next page is read."""
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    order = Order.objects.create()
+    older, first, last, newer = dead(order), dead(Order.objects.create()), dead(Order.objects.create()), dead(order)
+    rows = Timeout.objects.filter(state="dead")
+    dry = retry(rows, by=BY, dry_run=True)
+    result = retry(rows, by=BY, progress=lambda page: fire_due())
+    assert set(result.ids) == {newer.pk, first.pk, last.pk}
+    assert refused(result) == {older.pk: "slot_taken"} == refused(dry)
+    assert Effect.objects.filter(object_id=str(order.pk)).count() == 1
+
+
+def test_rounds_that_handlers_schedule_meanwhile_are_not_fired_too(
+    declare: Callable[..., TimeoutPolicy[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a policy whose handler schedules the next round would fire for as long as workers keep up."""
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+
+    def remind_daily(order: Order, timeout: Timeout) -> None:
+        pending(order, "daily", hours=24)
+
+    declare(Order, remind_daily, name="daily")
+    rows = [pending(Order.objects.create(), "daily") for _ in range(4)]
+    pages: list[Result] = []
+
+    def fire_page(page: Result) -> None:
+        pages.append(page)
+        assert len(pages) <= 2
+        fire_due("testapp.order.daily")
+
+    assert fire_now(Timeout.objects.filter(state="pending"), by=BY, progress=fire_page).changed == len(rows)
+    assert Timeout.objects.filter(state="pending", due_at__gt=timezone.now()).count() == len(rows)
 
 
 def test_a_page_that_fails_leaves_the_pages_before_it_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from django_delayq.engine import Engine
 from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, resume, shadow
-from django_delayq.operations.replan import ABANDONED_AFTER
+from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_engine

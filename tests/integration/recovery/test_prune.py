@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db.models import Q
+from django.utils import timezone
 
-from django_delayq import clock
+from django_delayq import TimeoutPolicy, clock, operations, reschedule_timeout
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
 from django_delayq.recovery.prune import prune
+from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders
+from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+DAY = timedelta(days=1)
 
-def settle(row: Timeout, *, settled: float, due: float) -> None:
-    """So many days ago."""
+
+def settle(row: Timeout, *, settled: float, due: float, first_due: float | None = None) -> None:
+    """So many days ago. `first_due`: if the row was moved."""
     now = clock.now()
     Timeout.objects.filter(pk=row.pk).update(
         state="fired",
@@ -27,6 +35,7 @@ def settle(row: Timeout, *, settled: float, due: float) -> None:
         slot_taken=None,
         settled_at=now - timedelta(days=settled),
         due_at=now - timedelta(days=due),
+        first_due_at=now - timedelta(days=due if first_due is None else first_due),
     )
 
 
@@ -43,6 +52,49 @@ def test_only_rows_go_whose_settling_and_deadline_are_both_old(capsys: pytest.Ca
         cancelled_long_before_its_deadline.pk,
     }
     assert capsys.readouterr().out == "1 timeout settled more than 30 days ago was deleted\n"
+
+
+def test_a_row_that_was_moved_to_an_earlier_deadline_stays_until_its_first_deadline_is_old(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    moved, moved_long_ago = due_orders("remind", 2, hours=1)
+    settle(moved, settled=40, due=40, first_due=29)
+    settle(moved_long_ago, settled=40, due=40, first_due=31)
+    call_command("delayq_prune", "--dry-run")
+    assert capsys.readouterr().out.startswith("1 timeout settled")
+    assert prune("default") == 1
+    assert list(Timeout.objects.all()) == [moved]
+
+
+@pytest.mark.parametrize("how", ["at its deadline", "fire_now", "reschedule", "change_delay"])
+def test_a_round_fires_once_although_it_was_moved_to_an_earlier_deadline_and_pruned(
+    declare: Callable[..., TimeoutPolicy[Any]], controls_are_read_again: None, how: str
+) -> None:
+    def send(order: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="sms", object_id=order.pk)
+
+    policy = declare(Order, send, name="long", after=60 * DAY, since="created_at", when=Q(status="waiting"))
+    began = timezone.now()
+    order = Order.objects.create(status="waiting", created_at=began)
+    fired_at = began + (60 * DAY if how == "at its deadline" else DAY)
+    with clock.set_to(fired_at):
+        if how == "fire_now":
+            operations.fire_now(Timeout.objects.get(), by="admin:alice")
+        elif how == "reschedule":
+            reschedule_timeout(order, policy, seconds=0)
+        elif how == "change_delay":
+            operations.change_delay(policy, DAY, by="admin:alice", mode="recompute")
+        assert fire_due() == 1
+        if how == "change_delay":
+            operations.change_delay(policy, None, by="admin:alice")
+    with clock.set_to(fired_at + 31 * DAY):
+        prune("default")
+        order.save()
+    with clock.set_to(began + 92 * DAY):
+        assert fire_due() == 0
+        prune("default")
+    assert Effect.objects.count() == 1
+    assert not Timeout.objects.exists()
 
 
 def test_many_rows_go_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
 from django_delayq.recovery import sweep
 from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.sweep import Sweep, Swept
-from django_delayq.recovery.turns import try_claim_turn
+from django_delayq.recovery.sweep import Sweep, Swept, try_claim_turn
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
 from tests.support.waiting import wait_until

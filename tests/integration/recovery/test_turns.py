@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq.engine import Engine
-from django_delayq.recovery import turns as locks
-from django_delayq.recovery.turns import try_claim_turn
+from django_delayq.recovery import sweep
+from django_delayq.recovery.sweep import try_claim_turn
 from django_delayq.redis_clients import forget_engine, get_worker_engine
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ def test_who_never_has_a_turn_takes_one_in_the_end(
     engine: Engine, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(locks, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
 
     def asked_after(seconds: float) -> bool:
         redis_client.set(f"{engine.prefix}:turn:sweep", 1, px=50_000)
         now[0] += seconds
         return try_claim_turn(engine, "sweep", MINUTE)
 
-    turns = [asked_after(60.0) for _ in range(2 * locks.MAX_MISSED + 2)]
-    assert [number for number, turn in enumerate(turns) if turn] == [locks.MAX_MISSED, 2 * locks.MAX_MISSED]
+    turns = [asked_after(60.0) for _ in range(2 * sweep.MAX_MISSED + 2)]
+    assert [number for number, turn in enumerate(turns) if turn] == [sweep.MAX_MISSED, 2 * sweep.MAX_MISSED]

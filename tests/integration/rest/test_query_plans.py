@@ -11,8 +11,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.utils import timezone
 
-from django_delayq.contrib.rest_framework import selecting
-from django_delayq.contrib.rest_framework.selecting import Selection
+from django_delayq.contrib.rest_framework import inputs
+from django_delayq.contrib.rest_framework.inputs import Selection
 from django_delayq.ledger import search
 from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
@@ -71,7 +71,7 @@ LISTS = [
 def test_a_list_reads_its_index_in_order(
     monkeypatch: pytest.MonkeyPatch, rows: int, query: dict[str, str], index: str, far: bool
 ) -> None:
-    monkeypatch.setattr(selecting, "MAX_SORTED", 1)  # what has few rows is read by other ways
+    monkeypatch.setattr(inputs, "MAX_SORTED", 1)  # what has few rows is read by other ways
     found, narrow = Selection.of(query).rows("default")
     assert not narrow
     if far:

@@ -9,9 +9,7 @@ import pytest
 from rest_framework import serializers
 from rest_framework.test import APIClient
 
-from django_delayq.contrib.rest_framework import selecting
-from django_delayq.contrib.rest_framework import serializers as shown
-from django_delayq.contrib.rest_framework import status as statuses
+from django_delayq.contrib.rest_framework import inputs, outputs
 from django_delayq.models import Timeout
 from tests.pseudo import english_in, speak_it
 from tests.testapp.models import Order
@@ -122,6 +120,7 @@ def test_what_is_in_force_already_and_the_story_are_told_in_translated_words(
     here = f"{LIST}{schedule().pk}/"
     for until in (FAR, PAST, "#"):
         assert left_in_english(operator.post(f"{POLICY}pause/", {"until": until}, format="json"), 400) == []
+    assert english_in(operator.post(f"{POLICY}resume/", {}, format="json").data["refusal"]["detail"], DATA) == []
     assert operator.post(f"{POLICY}hold/", {}, format="json").status_code == 200
     assert left_in_english(operator.post(f"{POLICY}pause/", {}, format="json"), 409) == []
     told = list(operator.get(here).data["story"].items())
@@ -157,7 +156,7 @@ def test_a_wrong_guard_is_refused_in_translated_words(operator: APIClient, guard
 
 def every_field() -> Iterator[serializers.Field[Any, Any, Any, Any]]:
     """The fields of all serializers of this package."""
-    for module in (selecting, shown, statuses):
+    for module in (inputs, outputs):
         for found in vars(module).values():
             if isinstance(found, type) and issubclass(found, serializers.Serializer):
                 yield from found().fields.values()

@@ -75,6 +75,19 @@ def test_cancelling_extending_and_moving_many(orders: list[Order]) -> None:
     assert {(row.state, row.cause) for row in Timeout.objects.all()} == {("cancelled", "hand")}
 
 
+def test_extensions_go_on_when_their_number_no_longer_fits_the_column(orders: list[Order]) -> None:
+    """A timeout that is extended once a minute has 32,767 extensions after 23 days, the most for a small integer."""
+    dq.schedule_timeouts(orders[:2], "remind", minutes=5)
+    Timeout.objects.filter(object_id=str(orders[0].pk)).update(extensions=32_767)
+    begin = dq.get_deadline(orders[0], "remind")
+    for _ in range(2):
+        assert dq.extend_timeout(orders[0], "remind", minutes=1)
+        assert dq.extend_timeouts(dq.pending_timeouts(Order, "remind"), minutes=1) == 2
+    row = dq.pending_timeouts(orders[0], "remind").get()
+    assert row.extensions == 32_000, "no policy can declare a higher max_extensions"
+    assert begin is not None and row.due_at == begin + timedelta(minutes=4)
+
+
 def test_extending_many_leaves_out_those_at_their_limit(orders: list[Order], declare: Any) -> None:
     declare(Order, name="hold", max_extensions=1)
     dq.schedule_timeouts(orders, "hold", minutes=5)
@@ -216,7 +229,7 @@ def test_the_story_tells_every_round_in_order(orders: list[Order]) -> None:
     [
         ("paid", timezone.now(), "does not hold"),
         ("unpaid", None, "not set"),
-        ("unpaid", timezone.now() - timedelta(days=30), "too long ago"),
+        ("unpaid", timezone.now() - timedelta(days=30), "delayq_sync --policy testapp.order.cancel_unpaid --backfill"),
         ("unpaid", timezone.now(), "should be"),
     ],
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.core.checks import run_checks
 from django.db import connection, connections
 from django.utils import timezone
 
@@ -42,12 +45,9 @@ def test_djangos_own_now_would_fire_seven_hours_early_on_this_server() -> None:
     assert not Timeout.objects.due().exists()
 
 
-@pytest.mark.parametrize("zone", ["America/Sao_Paulo", "Asia/Shanghai"])
-def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> None:
-    """With `TIME_ZONE` in DATABASES, MySQL and SQLite hold local times: UTC beside them would be hours off."""
-    if connection.vendor == "postgresql":
-        pytest.skip("its timestamps do not depend on a zone")
-
+@contextmanager
+def kept_in(zone: str) -> Iterator[None]:
+    """Set `TIME_ZONE` in DATABASES."""
     # Not `connection`: that is a proxy with a `__dict__` of its own, and what is cached would stay for later tests.
     wrapper = connections["default"]
 
@@ -57,19 +57,45 @@ def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> N
         for cached in ("timezone", "timezone_name"):
             wrapper.__dict__.pop(cached, None)
 
-    order = Order.objects.create()
     put(zone)
     try:
         assert wrapper.timezone_name == zone
+        yield
+    finally:
+        put(None)
+    assert wrapper.timezone_name == "UTC"
+
+
+@pytest.mark.parametrize("zone", ["America/Sao_Paulo", "Asia/Shanghai"])
+@pytest.mark.skipif(connection.vendor == "postgresql", reason="its timestamps do not depend on a zone")
+def test_a_database_kept_in_local_time_is_neither_early_nor_late(zone: str) -> None:
+    """With `TIME_ZONE` in DATABASES, MySQL and SQLite hold local times: UTC beside them would be hours off."""
+    order = Order.objects.create()
+    with kept_in(zone):
         dq.schedule_timeout(order, "remind", minutes=5, key="later")
         dq.schedule_timeout(order, "remind", seconds=0, key="now")
         Timeout.objects.filter(key="now").update(run_at=timezone.now() - timedelta(seconds=1))
         assert list(Timeout.objects.due().values_list("key", flat=True)) == ["now"]
         read = Timeout.objects.annotate(moment=clock.DatabaseNow()).values_list("moment", flat=True)[0]
         assert abs(read - timezone.now()) < timedelta(seconds=30)
-    finally:
-        put(None)
-    assert wrapper.timezone_name == "UTC"
+
+
+@pytest.mark.parametrize(
+    ("zone", "is_named"),
+    [
+        ("Europe/Berlin", True),
+        ("America/Santiago", True),
+        ("Africa/Casablanca", True),  # an hour less in Ramadan only
+        ("Asia/Shanghai", False),
+        ("UTC", False),
+    ],
+)
+def test_a_check_names_a_database_kept_in_a_local_time_that_repeats_an_hour(zone: str, is_named: bool) -> None:
+    """In that hour a timeout may fire early, because the column does not hold which of the two hours was meant."""
+    with kept_in(zone):
+        found = [each.msg for each in run_checks(tags=["django_delayq"]) if each.id == "django_delayq.W006"]
+    expected = is_named and connection.vendor != "postgresql"  # its timestamps do not depend on a zone
+    assert [zone in message and "'default'" in message for message in found] == [True] * expected
 
 
 def test_a_moment_put_in_place_holds_for_both_clocks_and_ends_with_the_block() -> None:

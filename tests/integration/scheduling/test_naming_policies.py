@@ -37,6 +37,23 @@ def test_what_is_no_name_is_an_unknown_policy(wrong: Any) -> None:
         dq.get_policy(wrong)
 
 
+@pytest.mark.parametrize("name", ["chase", "testapp.parcel.chase"])
+def test_a_policy_of_another_model_is_named_with_its_model(name: str) -> None:
+    with pytest.raises(dq.UnknownPolicy) as caught:
+        dq.schedule_timeout(Order(pk=1), name, hours=1)
+    assert str(caught.value) == f"{name!r} is declared for testapp.Parcel, not for testapp.Order."
+
+
+def test_similar_names_are_those_whose_last_part_is_similar() -> None:
+    with pytest.raises(dq.UnknownPolicy) as caught:
+        dq.get_policy("testapp.order.chsae")
+    assert str(caught.value).endswith("Did you mean 'testapp.parcel.chase'?")
+    with pytest.raises(dq.UnknownPolicy) as caught:
+        dq.get_policy((Order, "xyz"))
+    listed = str(caught.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert listed == sorted(policy.name for policy in dq.get_policies(Order)), "each once"
+
+
 @pytest.mark.parametrize("wrong", ["testapp.Order", 5, Order()])
 def test_policies_of_what_is_no_model_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="takes a model class, not "):

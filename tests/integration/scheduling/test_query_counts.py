@@ -103,7 +103,7 @@ def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order, 
 
 @pytest.mark.usefixtures("order")
 def test_a_row_that_was_revived_is_not_cancelled_in_place_of_the_newest() -> None:
-    """An operator may retry an old dead round after a newer one has fired; the newest decides."""
+    """An old dead round may be made pending in SQL after a newer one has fired; the newest decides."""
     order = Order.objects.get()
     old, new = (schedule_timeout(order, "remind", minutes=5, key=key) for key in ("", "newer"))
     Timeout.objects.filter(pk=new.pk).update(

@@ -1,7 +1,7 @@
 """A pending round that is not the newest, and two at once: what answers "it will not fire" cancels each of them.
 
-An operator may retry an old dead round after a newer one has settled. While a rename is deployed, old and new code may
-each arm a round, one for each label.
+An old dead round may be made pending in SQL after a newer one has settled. While a rename is deployed, old and
+new code may each arm a round, one for each label.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq import operations, timeout_cancelled
+from django_delayq import timeout_cancelled
+from django_delayq.ledger import writing
+from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.scheduling.queries import countdown_of
@@ -46,15 +49,17 @@ def cancelled() -> Iterator[list[int]]:
 
 
 def revived(order: Order, newer: str = "cancelled") -> Timeout:
-    """Return a pending row that an operator has retried after a newer one settled as `newer`."""
+    """Return a pending row that was made so by hand, in SQL, after a newer one settled as `newer`."""
     old = dq.schedule_timeout(order, "remind", hours=1)
     Timeout.objects.filter(pk=old.pk).update(**DEAD)
     new = dq.schedule_timeout(order, "remind", hours=1)
     Timeout.objects.filter(pk=new.pk).update(
         **DEAD | {"state": newer, "cause": "hand" if newer == "cancelled" else "gone"}
     )
-    assert operations.retry(old, by="ada").changed == 1
     old.refresh_from_db()
+    record(old, "retried", timezone.now(), by="ada")
+    with transaction.atomic():
+        writing.revive([old], "default", timezone.now())
     return old
 
 

@@ -136,6 +136,7 @@ seam: Any = clock
         (lambda order, row: untyped.sync_timeouts([7]), "not 7"),
         (lambda order, row: untyped.sync_timeouts(7), "not 7"),
         (lambda order, row: untyped.pending_timeouts(7), "not 7"),
+        (lambda order, row: untyped.pending_timeouts("order"), "not 'order'"),
         (lambda order, row: seam.set_to(timedelta(1)).__enter__(), "set_to\\(\\) takes the datetime"),
     ],
 )

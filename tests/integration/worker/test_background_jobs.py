@@ -55,7 +55,7 @@ def test_a_worker_deletes_what_was_settled_before_the_retention(
     for each, ago in ((row, days), (oldest, 30)):
         then = timezone.now() - timedelta(days=ago)
         Timeout.objects.filter(pk=each.pk).update(
-            state="fired", cause="due", slot_taken=None, settled_at=then, due_at=then
+            state="fired", cause="due", slot_taken=None, settled_at=then, due_at=then, first_due_at=then
         )
     start_worker()
     wait_until(lambda: not Timeout.objects.filter(pk=oldest.pk).exists())

@@ -69,6 +69,26 @@ def test_the_first_screen_names_a_time_without_a_delay(
     assert line.endswith("  at created_at")
 
 
+@pytest.mark.usefixtures("without_redis")
+def test_the_first_screen_of_a_queue_without_policies_names_the_known_queues(
+    declare: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    declare(Order, name="text", queue="sms")
+    call_command("delayq_worker", "--burst", "--queue", "nope")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  policies")]
+    assert "none in this queue; known queues: default, " in line and "sms" in line
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_first_screen_names_the_executor(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    executor = "tests.integration.worker.test_remote.QueueExecutor"
+    call_command("delayq_worker", "--burst")
+    assert "executor" not in capsys.readouterr().out
+    settings.DELAYQ = {**settings.DELAYQ, "EXECUTOR": executor}
+    call_command("delayq_worker", "--burst")
+    assert f"  executor  {executor}: runs the handlers" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -10,15 +10,15 @@ import pytest
 from django.db import Error as DatabaseError
 from django.db import OperationalError, connection, connections
 
+from django_delayq.arming import scan
 from django_delayq.arming import sync as sync_module
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_engine
-from django_delayq.worker.background import Background
+from django_delayq.worker.background import Background, Job, PeriodicThread
 from django_delayq.worker.health import RedisHealth
-from django_delayq.worker.periodic import Job, PeriodicThread
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
@@ -147,13 +147,12 @@ def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
     monkeypatch: pytest.MonkeyPatch, with_redis: Any
 ) -> None:
     synced: list[str] = []
-    real = sync_module.steps
 
     def steps(policy: Any, *rest: Any) -> Any:
         synced.append(policy.label)
         if len(synced) == 1:
             raise OperationalError("the server closed the connection")
-        return real(policy, *rest)
+        return scan.steps(policy, *rest)
 
     monkeypatch.setattr(sync_module, "steps", steps)
     background = Background(

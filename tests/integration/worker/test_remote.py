@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connections
 
-from django_delayq import Limits, Retry, Snooze, operations
+from django_delayq import Limits, Retry, Snooze, operations, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.executors import make_executor
 from django_delayq.models import Timeout
-from django_delayq.remote import RemoteExecutor, fire
+from django_delayq.redis_clients import get_engine
+from django_delayq.remote import RemoteExecutor, fire, outcomes
+from tests.integration.operations.conftest import as_if
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, needs_more_connections
 from tests.testapp.models import Effect, Order
@@ -91,6 +93,35 @@ def test_a_message_contains_ids_and_the_label_of_the_policy_only(start: Any, rec
             "version": 1, "policy": "testapp.order.remind", "suspect": False, "using": "default"
         }.items()  # fmt: skip
         assert len(message) == 5
+
+
+def test_the_outcomes_tell_fired_timeouts_from_other_settled_ones(order: Order) -> None:
+    fired, cancelled = (schedule_timeout(order, "remind", hours=1, key=key) for key in "ab")
+    as_if(fired, "fired", "due"), as_if(cancelled, "cancelled", "hand")
+    report = outcomes(dict.fromkeys((fired.pk, cancelled.pk, 123_456), "testapp.order.remind"), "default")
+    assert (set(report.done), report.fired) == ({fired.pk, cancelled.pk, 123_456}, (fired.pk,))
+
+
+def test_the_outcomes_of_a_stopped_policy_count_as_untried() -> None:
+    paused, waiting = *due_orders("linger"), *due_orders("remind")
+    operations.pause("testapp.order.linger", by="script:test")
+    report = outcomes({row.pk: row.policy for row in (paused, waiting)}, "default")
+    assert (set(report.again), report.untried) == ({paused.pk}, (paused.pk,))
+
+
+@WITH_REDIS
+def test_the_summary_of_the_worker_counts_what_has_fired_elsewhere(start: Any, receive: Any, caplog: Any) -> None:
+    due_orders("remind", 3)
+    receive()
+    with caplog.at_level("INFO", "django_delayq.worker"):
+        running = start()
+        engine = get_engine("default")
+        assert engine is not None
+        wait_until(lambda: all_are("fired")() and not engine.queue("default", 0).peek())  # the worker knows of it
+        running.stop()
+    [line] = [each for each in caplog.records if vars(each).get("event") == "worker_stopped"]
+    assert vars(line)["fired"] == 3
+    assert "3 fired" in line.getMessage()
 
 
 def test_each_timeout_fires_once_and_the_worker_ends_in_order(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between two searches, so that no test has to wait for one."""
     monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "MAX_COST_SECONDS", 0.0)
 
 
 def poll(only: list[str] | None = None) -> LedgerSource:
@@ -92,6 +95,15 @@ def test_who_has_its_share_already_is_not_asked_for() -> None:
     assert len(behind().take(0, {REMIND: 1000, LINGER: 10})) == MIN_SHARE
 
 
+def test_the_policy_that_is_the_backlog_is_left_to_redis() -> None:
+    """Of slow handlers a worker has few in flight. It claimed 25 more of them ten times a second, and released most."""
+    crowd()
+    (other,) = due_orders("linger")
+    assert behind().take(8, {REMIND: 4}) == {other.pk: 1}
+    assert behind().take(8, {REMIND: 4, UNPAID: 4}) == {}, "both have their half"
+    assert len(behind().take(8, {REMIND: 1, UNPAID: 4})) == MIN_SHARE
+
+
 def test_what_waits_under_a_former_name_is_found(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
     (row,) = due_orders(declare(Order, name="then"))
     declare(Order, name="now", aliases=("testapp.order.before",))
@@ -132,6 +144,16 @@ def test_looks_in_vain_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fairness.seconds_left == float("inf")
 
 
+def test_the_slower_the_database_answers_the_less_often_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without free CPU time the searches of a worker cost more time than its handlers."""
+    clock_of_process = itertools.count(step=0.03)
+    monkeypatch.setattr(module, "MAX_COST_SECONDS", 1.0)
+    fairness = behind()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock_of_process)))
+    fairness.take(0, {REMIND: 100})
+    assert fairness.seconds_left > 0.2, "nine times as long as the search took"
+
+
 @pytest.fixture
 def sources(settings: Any) -> Sources:
     settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
@@ -163,7 +185,7 @@ def test_what_was_claimed_is_given_back_when_the_rest_fails(sources: Sources, mo
         raise RuntimeError("the connection broke")
 
     with monkeypatch.context() as broken, pytest.raises(RuntimeError):
-        broken.setattr(sources._ledger, "take", fail)
+        broken.setattr(sources.ledger, "take", fail)
         sources.take(10, {REMIND: 100})
     sources.flush()
     assert poll().take_now(10).deliveries == {other.pk: 1}

@@ -99,7 +99,6 @@ def test_stuck_threads_are_counted_and_too_many_end_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(background, "HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr("django_delayq.worker.loop.HEARTBEAT_SECONDS", 0.1)
     policy = declare(Order, hang, name="hangs", atomic=False, **OPTIONS)
     due_orders(policy)
     running = start_worker(concurrency=1)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django.db import transaction
 
 from django_delayq import cancel_timeout, extend_timeout, reschedule_timeout, schedule_timeout
-from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, claim, in_
+from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, check_savepoint, claim, in_
 
 KEYS = ("", "a", "b")
 
@@ -41,6 +41,7 @@ def remind_after_a_savepoint(operation: Operation) -> None:
             schedule_timeout(order, "remind", key="never", seconds=0, reason=f"half-{operation.id}")
             raise Undo
     except Undo:
+        check_savepoint()
         row = schedule_timeout(order, "remind", key="b", at=at, reason=operation.id)
     operation.note(claim("schedule", order.pk, "remind", "b", deadline=at, answer=row.due_at, heard=in_(0)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 
 from tests.e2e.chaos.audit import AUTOMATIC_SECONDS
@@ -70,6 +70,7 @@ class Operation:
         """In the transaction, when all is done: its number, and the journal's line before COMMIT."""
         if not connection.in_atomic_block:
             raise RuntimeError("an operation is noted in its transaction")
+        check_savepoint()
         with connection.cursor() as cursor:
             cursor.execute("INSERT INTO chaos_operation (id) VALUES (%s)", [self.id])
         self.hands.journal.write(self.id, "commit", claims=claims)
@@ -96,6 +97,15 @@ def locked(order: Order) -> Order:
     if found is None:
         raise Undo
     return found
+
+
+def check_savepoint() -> None:
+    """Raise OperationalError if the connection was lost while a savepoint was rolled back.
+
+    Django shows this error to no caller, and raises one of its own at the next statement.
+    """
+    if connection.needs_rollback:
+        raise OperationalError("The connection was lost while a savepoint was rolled back.")
 
 
 def atomically(perform: Perform) -> Perform:

@@ -8,7 +8,16 @@ from typing import Any
 from django.db import transaction
 
 from django_delayq import DeadlinePassed, before_deadline, sync_timeouts
-from tests.e2e.chaos.producing.operation import Operation, Undo, atomically, claim, counted_from, in_, locked
+from tests.e2e.chaos.producing.operation import (
+    Operation,
+    Undo,
+    atomically,
+    check_savepoint,
+    claim,
+    counted_from,
+    in_,
+    locked,
+)
 from tests.testapp.models import Order
 
 POLICY = "cancel_unpaid"
@@ -46,6 +55,7 @@ def place_after_a_savepoint(operation: Operation) -> None:
             _new(operation, operation.hands.seconds(), f"half-{operation.id}").save()
             raise Undo
     except Undo:
+        check_savepoint()
         order = _new(operation, operation.hands.seconds())
     order.save()
     operation.orders = [order.pk]

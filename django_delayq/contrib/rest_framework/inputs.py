@@ -1,17 +1,20 @@
-"""The list of timeouts: its query parameters, the rows that they select, and its pages.
+"""What requests may contain: the query of the list of timeouts, with its pages, and the bodies of operations.
 
 A page starts after the last row of the page before. So the last page is as fast as the first, and nothing is counted.
 """
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -19,12 +22,15 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.serializers import Moment
+from django_delayq.delays import UNITS
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
+from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
+from django_delayq.policies import registry
+from django_delayq.policy_options import MAX_COUNT, MAX_PERIOD, Then
 
 State = Timeout.State
 UNSETTLED: Final = (State.PENDING, State.FIRING)
@@ -36,6 +42,20 @@ LOOKUPS: Final = {
     "settled_from": "settled_at__gte",
     "settled_until": "settled_at__lt",
 }
+MAX_UNITS: Final = 1e9
+"""More than any deadline allows in every unit, and less than Python's limit."""
+CSRF_FIELD: Final = "csrfmiddlewaretoken"
+"""The field of a form that Django's CSRF check reads."""
+
+
+class Moment(serializers.DateTimeField):
+    """A datetime in the years that every database can compare."""
+
+    def to_internal_value(self, value: Any) -> datetime:
+        at = super().to_internal_value(value)
+        if at.year not in search.YEARS:
+            raise ValidationError(_("This time is too far away."))
+        return at
 
 
 class ObjectReference(serializers.CharField):
@@ -45,19 +65,19 @@ class ObjectReference(serializers.CharField):
         label, colon, key = super().to_internal_value(value).partition(":")
         app, dot, name = label.partition(".")
         if not (colon and key and dot):
-            raise serializers.ValidationError(_("Give an object like shop.order:17."))
+            raise ValidationError(_("Give an object like shop.order:17."))
         kinds = ContentType.objects.db_manager(database_of(Timeout))
         try:
             kind = kinds.get_by_natural_key(app, name.lower())
         except ContentType.DoesNotExist as error:
-            raise serializers.ValidationError(_("There is no such model.")) from error
+            raise ValidationError(_("There is no such model.")) from error
         model = kind.model_class()
         if model is None:
             return kind, key
         try:  # for a proxy, the kind of the model that has the table
             return kinds.get_for_model(model), object_id_of(model, key)
         except Exception as error:
-            raise serializers.ValidationError(_("This is not a key of that model.")) from error
+            raise ValidationError(_("This is not a key of that model.")) from error
 
 
 class Selection(serializers.Serializer[Any]):
@@ -90,10 +110,16 @@ class Selection(serializers.Serializer[Any]):
         """Return the checked parameters of a query. Raises ValidationError."""
         known = {*cls().fields, "cursor", "page_size", "format"}
         if unknown := sorted(set(query) - known):
-            raise serializers.ValidationError({name: [_("There is no such filter.")] for name in unknown})
+            raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
         selection = cls(data={name: query[name] for name in query})  # of a QueryDict, DRF would ignore empty values
         selection.is_valid(raise_exception=True)
         return selection
+
+    def validate_policy(self, label: str) -> str:
+        """Refuse a label that is neither declared nor in the ledger: its list would be empty, as if all were well."""
+        if registry.get(label) is None and not Timeout.objects.using(database_of(Timeout)).of_labels([label]).exists():
+            raise ValidationError(_("There is no such policy."))
+        return label
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Refuse parameters that no row can satisfy: an unsettled one has no settling time."""
@@ -101,7 +127,7 @@ class Selection(serializers.Serializer[Any]):
         settled = any(attrs.get(name) for name in ("settled_from", "settled_until"))
         state = attrs.get("state")
         if (due and settled) or (due and state and state not in UNSETTLED) or (settled and state in UNSETTLED):
-            raise serializers.ValidationError(
+            raise ValidationError(
                 _("Pending rows have a due time and settled rows have none: these filters exclude each other.")
             )
         self.due, self.settled = due, settled
@@ -170,12 +196,12 @@ class KeysetPagination(BasePagination):
         """Return the next rows of `queryset` that match `narrow`, as `search.page` does. Raises ValidationError."""
         size = request.query_params.get("page_size") or str(self.page_size)
         if not size.isascii() or not size.isdigit() or len(size) > 6 or not int(size):
-            raise serializers.ValidationError({"page_size": [_("Enter a number of at least 1.")]})
+            raise ValidationError({"page_size": [_("Enter a number of at least 1.")]})
         cursor = request.query_params.get("cursor")
         try:
             start = search.Cursor.decode(cursor, search.Order.of(queryset)) if cursor else None
         except ValueError as error:
-            raise serializers.ValidationError({"cursor": [_("This is not a cursor of this list.")]}) from error
+            raise ValidationError({"cursor": [_("This is not a cursor of this list.")]}) from error
         self.request = request
         found, self.following = search.page(queryset, self.narrow, start, min(int(size), self.max_page_size))
         return found
@@ -209,3 +235,114 @@ class KeysetPagination(BasePagination):
             {"name": name, "in": "query", "required": False, "description": words, "schema": schema}
             for name, (schema, words) in descriptions.items()
         ]
+
+
+class ReasonSerializer(serializers.Serializer[Any]):
+    """An operation with a reason, which is stored with the change. Unknown fields are refused."""
+
+    reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
+
+    def to_internal_value(self, data: Any) -> Any:
+        """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
+        unknown = set(data) - {*self.fields, CSRF_FIELD} if isinstance(data, Mapping) else ()
+        if unknown:
+            words = _("There is no such field. This action accepts {names}.")
+            complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
+            # JSON may contain lone surrogates, which no response can.
+            names = sorted(name.encode(errors="replace").decode() for name in unknown)
+            raise ValidationError({name: [complaint] for name in names})
+        return super().to_internal_value(data)
+
+
+class VerbSerializer(ReasonSerializer):
+    """An operation on a timeout."""
+
+    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only report what would happen."))
+
+
+class PostponeSerializer(VerbSerializer):
+    """How much later, counted from the deadline, or from now if that has passed; or until when."""
+
+    at = Moment(required=False)
+
+    def get_fields(self) -> dict[str, Any]:
+        units = {unit: serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS) for unit in UNITS}
+        return super().get_fields() | units
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        delay = attrs.keys() & {*UNITS, "at"}
+        if not delay or ("at" in delay and len(delay) > 1):
+            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
+        return attrs
+
+
+class RefireSerializer(VerbSerializer):
+    """The deadline of the new round; without it, now."""
+
+    at = Moment(required=False)
+
+
+class PauseSerializer(ReasonSerializer):
+    """The end of a pause; null: until it is resumed. Without it, a pause that is in force keeps its end."""
+
+    until = Moment(required=False, allow_null=True)
+
+
+class ResumeSerializer(ReasonSerializer):
+    """Whether, after a hold, pending deadlines move by its length."""
+
+    shift = serializers.BooleanField(required=False, default=True)
+
+
+class GuardSerializer(ReasonSerializer):
+    """A guard rail: its values, or `off`, or `declared`: as the code declares it."""
+
+    values: typing.ClassVar[tuple[str, ...]] = ()
+    """The fields that are required unless it is off or declared."""
+    off = serializers.BooleanField(required=False, default=False)
+    declared = serializers.BooleanField(required=False, default=False)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of the operation. Raises ValidationError unless one of the three is given."""
+        off, declared = attrs.pop("off"), attrs.pop("declared")
+        given = {name for name in self.values if name in attrs}
+        if off + declared + bool(given) != 1:
+            words = _("Give either {values}, or `off`, or `declared`.")
+            raise ValidationError({"guard": [words.format(values=", ".join(f"`{name}`" for name in self.values))]})
+        if given and (missing := {*self.values} - given):
+            raise ValidationError({name: [self.fields[name].error_messages["required"]] for name in missing})
+        if not given:
+            return {"reason": attrs["reason"], "off": off}
+        return {name.removesuffix("_seconds"): self._plain(name, value) for name, value in attrs.items()}
+
+    def _plain(self, name: str, value: Any) -> Any:
+        if not name.endswith("_seconds"):
+            return value
+        try:
+            return timedelta(seconds=value)
+        except ValueError:  # not a number, which no limit refuses
+            raise ValidationError({name: [self.fields[name].error_messages["invalid"]]}) from None
+
+
+class SetLateSerializer(GuardSerializer):
+    """How late a first attempt may begin, and what happens to timeouts that are later."""
+
+    values = ("after_seconds",)
+    after_seconds = serializers.FloatField(required=False, min_value=0, max_value=MAX_PERIOD.total_seconds())
+    then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip")
+
+
+class SetBrakeSerializer(GuardSerializer):
+    """After how many firings within a period the policy pauses itself."""
+
+    values = ("most", "per_seconds")
+    most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT)
+    per_seconds = serializers.FloatField(required=False, min_value=1, max_value=MAX_PERIOD.total_seconds())
+
+
+class SetShadowSerializer(ReasonSerializer):
+    """For which percentage of the objects everything happens but the handler."""
+
+    share = serializers.IntegerField(
+        min_value=0, max_value=100, allow_null=True, help_text=_("100: for all; 0: off; null: as declared.")
+    )

@@ -1,45 +1,29 @@
-"""Requests and responses of the views. Timeouts are shown without loading their objects or policies."""
+"""What responses contain. Timeouts are shown without loading their objects or policies."""
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
-from rest_framework.exceptions import ValidationError
 
 from django_delayq import clock
-from django_delayq.conditions import condition_text
-from django_delayq.contrib.rest_framework.openapi import describe_field
-from django_delayq.delays import UNITS
-from django_delayq.guard_rails import MAX_COUNT, MAX_PERIOD, Brake, Late, Limits, Rate, Then
 from django_delayq.ledger.controls import GUARDS, PolicyState
-from django_delayq.ledger.history import MAX_REASON
-from django_delayq.ledger.search import YEARS
+from django_delayq.ledger.history import moment
+from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyControl, Timeout
+from django_delayq.monitoring import snapshot
 from django_delayq.operations import Refusal
+from django_delayq.policy_options import Brake, Late, Limits, Rate, Then
+from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import explain_timeout
 
-MAX_UNITS: Final = 1e9
-"""More than any deadline allows in every unit, and less than Python's limit."""
-CSRF_FIELD: Final = "csrfmiddlewaretoken"
-"""The field of a form that Django's CSRF check reads."""
 STOPS: Final = PolicyControl.Stop.choices[1:]
 """How a policy is stopped; null: it is not."""
-
-
-class Moment(serializers.DateTimeField):
-    """A datetime in the years that every database can compare."""
-
-    def to_internal_value(self, value: Any) -> datetime:
-        moment = super().to_internal_value(value)
-        if moment.year not in YEARS:
-            raise serializers.ValidationError(_("This time is too far away."))
-        return moment
 
 
 class NullableChoice(serializers.ChoiceField):
@@ -101,11 +85,21 @@ class StorySerializer(serializers.Serializer[Any]):
     events = EventSerializer(many=True)
     outlook = serializers.CharField()
 
+    def to_representation(self, row: Timeout) -> dict[str, Any]:
+        return super().to_representation(explain_timeout(row))
+
+
+class StoredMoment(serializers.DateTimeField):
+    """A datetime that the history of a row has as a string."""
+
+    def to_representation(self, value: Any) -> Any:
+        return super().to_representation(moment(value))
+
 
 class ErrorSerializer(serializers.Serializer[Any]):
     """A failed attempt."""
 
-    at = serializers.CharField()
+    at = StoredMoment()
     error = serializers.CharField(default="")
     message = serializers.CharField(default="")
     traceback = serializers.CharField(default="")
@@ -114,17 +108,13 @@ class ErrorSerializer(serializers.Serializer[Any]):
 class TimeoutDetailSerializer(TimeoutSerializer):
     """One timeout, with its history, its failed attempts and its payload."""
 
-    story = serializers.SerializerMethodField()
+    story = StorySerializer(source="*", read_only=True)
     errors = ErrorSerializer(many=True, read_only=True)  # type: ignore[assignment] # hides DRF's own, unused here
     server_time = serializers.SerializerMethodField()
 
     class Meta(TimeoutSerializer.Meta):
         fields = [*TimeoutSerializer.Meta.fields, "payload", "idempotency_key", "errors", "story", "server_time"]
         read_only_fields = fields
-
-    @describe_field(StorySerializer)
-    def get_story(self, row: Timeout) -> dict[str, Any]:
-        return dict(StorySerializer(explain_timeout(row)).data)
 
     def get_server_time(self, row: Timeout) -> datetime:
         return clock.now()
@@ -204,7 +194,6 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
         help_text=_("Who has set `late`, `brake` or `shadow`; without one, it is as declared.")
     )
 
-    @describe_field(serializers.DictField(child=serializers.CharField()))
     def get_guards_set_by(self, state: PolicyState) -> dict[str, str]:
         return {guard: actor for guard in GUARDS if (actor := state.set_by(guard))}
 
@@ -233,115 +222,6 @@ class CountdownSerializer(serializers.Serializer[Any]):
     server_time = serializers.DateTimeField(source="now")
 
 
-class ReasonSerializer(serializers.Serializer[Any]):
-    """An operation with a reason, which is stored with the change. Unknown fields are refused."""
-
-    reason = serializers.CharField(required=False, allow_blank=True, default="", max_length=MAX_REASON)
-
-    def to_internal_value(self, data: Any) -> Any:
-        """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
-        unknown = set(data) - {*self.fields, CSRF_FIELD} if isinstance(data, Mapping) else ()
-        if unknown:
-            words = _("There is no such field. This action accepts {names}.")
-            complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
-            # JSON may contain lone surrogates, which no response can.
-            names = sorted(name.encode(errors="replace").decode() for name in unknown)
-            raise ValidationError({name: [complaint] for name in names})
-        return super().to_internal_value(data)
-
-
-class VerbSerializer(ReasonSerializer):
-    """An operation on a timeout."""
-
-    dry_run = serializers.BooleanField(required=False, default=False, help_text=_("Only report what would happen."))
-
-
-class PostponeSerializer(VerbSerializer):
-    """How much later, counted from the deadline, or from now if that has passed; or until when."""
-
-    at = Moment(required=False)
-
-    def get_fields(self) -> dict[str, Any]:
-        units = {unit: serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS) for unit in UNITS}
-        return super().get_fields() | units
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        delay = attrs.keys() & {*UNITS, "at"}
-        if not delay or ("at" in delay and len(delay) > 1):
-            raise ValidationError({"delay": [_("Give either a duration or a time.")]})
-        return attrs
-
-
-class RefireSerializer(VerbSerializer):
-    """The deadline of the new round; without it, now."""
-
-    at = Moment(required=False)
-
-
-class PauseSerializer(ReasonSerializer):
-    """The end of a pause; null: until it is resumed. Without it, a pause that is in force keeps its end."""
-
-    until = Moment(required=False, allow_null=True)
-
-
-class ResumeSerializer(ReasonSerializer):
-    """Whether, after a hold, pending deadlines move by its length."""
-
-    shift = serializers.BooleanField(required=False, default=True)
-
-
-class GuardSerializer(ReasonSerializer):
-    """A guard rail: its values, or `off`, or `declared`: as the code declares it."""
-
-    values: typing.ClassVar[tuple[str, ...]] = ()
-    """The fields that are required unless it is off or declared."""
-    off = serializers.BooleanField(required=False, default=False)
-    declared = serializers.BooleanField(required=False, default=False)
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of the operation. Raises ValidationError unless one of the three is given."""
-        off, declared = attrs.pop("off"), attrs.pop("declared")
-        given = {name for name in self.values if name in attrs}
-        if off + declared + bool(given) != 1 or (given and given != {*self.values}):
-            words = _("Give either {values}, or `off`, or `declared`.")
-            raise ValidationError({"guard": [words.format(values=", ".join(f"`{name}`" for name in self.values))]})
-        if not given:
-            return {"reason": attrs["reason"], "off": off}
-        return {name.removesuffix("_seconds"): self._plain(name, value) for name, value in attrs.items()}
-
-    def _plain(self, name: str, value: Any) -> Any:
-        if not name.endswith("_seconds"):
-            return value
-        try:
-            return timedelta(seconds=value)
-        except ValueError:  # not a number, which no limit refuses
-            raise ValidationError({name: [self.fields[name].error_messages["invalid"]]}) from None
-
-
-class SetLateSerializer(GuardSerializer):
-    """How late a first attempt may begin, and what happens to timeouts that are later."""
-
-    values = ("after_seconds",)
-    after_seconds = serializers.FloatField(required=False, min_value=0, max_value=MAX_PERIOD.total_seconds())
-    then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip")
-
-
-class SetBrakeSerializer(GuardSerializer):
-    """After how many firings within a period the policy pauses itself."""
-
-    values = ("most", "per_seconds")
-    most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT)
-    per_seconds = serializers.FloatField(required=False, min_value=1, max_value=MAX_PERIOD.total_seconds())
-
-
-class SetShadowSerializer(ReasonSerializer):
-    """For which percentage of the objects everything happens but the handler."""
-
-    share = serializers.IntegerField(
-        min_value=0, max_value=100, allow_null=True, help_text=_("100: for all; 0: off; null: as declared.")
-    )
-
-
 class RefusalSerializer(serializers.Serializer[Any]):
     """Why a timeout was not changed."""
 
@@ -359,11 +239,19 @@ class ActedSerializer(serializers.Serializer[Any]):
     timeout = TimeoutSerializer()
 
 
+class PolicyRefusalSerializer(serializers.Serializer[Any]):
+    """Why a policy was not changed."""
+
+    code = serializers.CharField(help_text=_("`in_force`: there was nothing to change."))
+    detail = serializers.CharField()
+
+
 class PolicyActedSerializer(serializers.Serializer[Any]):
     """The result of an operation on a policy, and its present state."""
 
     changed = serializers.BooleanField()
     finished = serializers.BooleanField(help_text=_("false: its rows are still being moved."))
+    refusal = PolicyRefusalSerializer(allow_null=True)
     policy = PolicySerializer()
 
 
@@ -371,3 +259,86 @@ class TroubleSerializer(serializers.Serializer[Any]):
     """Why nothing was changed."""
 
     detail = serializers.CharField()
+
+
+class StatusPart(serializers.Serializer[Any]):
+    """A serializer with the fields of a dataclass or named tuple of `monitoring`, by their types."""
+
+    shows: type[Any] = object
+    leaves_out: tuple[str, ...] = ()
+    _kinds: typing.ClassVar[dict[Any, Any]] = {
+        str: lambda **options: serializers.CharField(allow_blank=True, **options),
+        int: serializers.IntegerField,
+        float: serializers.FloatField,
+        bool: serializers.BooleanField,
+        datetime: serializers.DateTimeField,
+    }
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        StatusPart._kinds[cls.shows] = cls
+
+    def get_fields(self) -> dict[str, Any]:
+        declared = super().get_fields()
+        types = typing.get_type_hints(self.shows)
+        shown = {name: kind for name, kind in types.items() if name not in self.leaves_out}
+        return {name: declared.get(name) or self._field(kind) for name, kind in shown.items()} | declared
+
+    def _field(self, kind: Any) -> Any:
+        inner = [argument for argument in typing.get_args(kind) if argument is not NoneType]
+        options = {"allow_null": True} if NoneType in typing.get_args(kind) else {}
+        kind = inner[0] if options else kind
+        if typing.get_origin(kind) is tuple:
+            return self._kinds[typing.get_args(kind)[0]](many=True, **options)
+        return self._kinds[kind](**options)
+
+
+class CountSerializer(StatusPart):
+    """A number of rows; if `is_capped`, there are more."""
+
+    shows = Count
+
+
+class WorkerSerializer(StatusPart):
+    """A running worker."""
+
+    shows = snapshot.WorkerStatus
+    queues = serializers.ListField(child=serializers.CharField(), allow_null=True, help_text=_("null: all."))
+
+
+class QueueSerializer(StatusPart):
+    """The entries of one queue in Redis."""
+
+    shows = snapshot.QueueStatus
+
+
+class RedisSerializer(StatusPart):
+    """The content of Redis, and whether it has the timeouts that are due next."""
+
+    shows = snapshot.RedisStatus
+    is_in_step = serializers.BooleanField()
+
+
+class SyncSerializer(StatusPart):
+    """How far the workers have compared the policy with its table."""
+
+    shows = snapshot.SyncStatus
+
+
+class PolicyStatusSerializer(StatusPart):
+    """The counts of one policy; `fired` and `skipped` are those of the last day."""
+
+    shows = snapshot.PolicyStatus
+    leaves_out = ("state", "hours")
+    is_declared = serializers.SerializerMethodField()
+    stop = NullableChoice(choices=STOPS, source="state.stop", default=None, allow_null=True)
+
+    def get_is_declared(self, policy: snapshot.PolicyStatus) -> bool:
+        return policy.state is not None
+
+
+class StatusSerializer(StatusPart):
+    """A snapshot, at a time of the database's clock."""
+
+    shows = snapshot.Snapshot
+    leaves_out = ("database",)

@@ -1,0 +1,276 @@
+"""The pages of timeouts, policies, and the log of changes. They change nothing except by operations of `actions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+
+from django_delayq import clock
+from django_delayq.admin import render
+from django_delayq.admin.actions import (
+    PolicyOperationView,
+    TimeoutOperationView,
+    brake_banners,
+    buttons,
+    permitted_actions,
+    timeout_actions,
+)
+from django_delayq.admin.changelist import (
+    LedgerAdmin,
+    LedgerChangeList,
+    ObjectColumn,
+    RelatedColumn,
+    WindowPaginator,
+    column,
+)
+from django_delayq.admin.filters import (
+    OWNER,
+    DeadlineFilter,
+    DueFilter,
+    ObjectFilter,
+    OwnerFilter,
+    PolicyFilter,
+    QueueFilter,
+    model_named,
+)
+from django_delayq.ledger.controls import PolicyState, policy_states
+from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.search import NOTHING, Count
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
+from django_delayq.operations.changes import unfinished
+from django_delayq.operations.registry import operations_for
+from django_delayq.operations.selection import may_view
+from django_delayq.policies import registry
+from django_delayq.scheduling.story import operator_label, reason_label
+
+COUNTS: Final[dict[str, tuple[Any, dict[str, str]]]] = {
+    "pending": (_("pending"), {"state__exact": "pending"}),
+    "due": (_("due now"), {"due": "overdue"}),
+    "dead": (_("dead"), {"state__exact": "dead"}),
+    "fired": (_("fired, last day"), {"state__exact": "fired"}),
+    "skipped": (_("skipped, last day"), {"state__exact": "skipped"}),
+}
+"""The numbers of a policy: the label, and the filters of the list that shows the rows."""
+BAR_STEP, CHART_HEIGHT = 20, 64
+HOURS_PER_LABEL: Final = 6
+
+
+@admin.register(Timeout)
+class TimeoutAdmin(LedgerAdmin):
+    """The timeouts: object, policy, deadline, state, and what happened to each."""
+
+    list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter, OwnerFilter)
+    search_fields = ("object_id", "key")
+    # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
+    date_hierarchy = "due_at"
+    actions = timeout_actions()
+    list_per_page = 50
+    paginator = WindowPaginator
+    list_select_related = False  # a join would hide the rows whose kind of object is gone
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LedgerChangeList
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        shown = ObjectColumn(request, self.admin_site)
+        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
+        return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
+
+    def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
+        shown, related = ObjectColumn(request, self.admin_site), RelatedColumn(request, self.admin_site)
+        times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
+        return (
+            (None, {"fields": ("policy", shown, related, "key", "state_badge", "cause", "reason_shown")}),
+            (_("Story"), {"fields": ("story",)}),
+            (_("Failures"), {"fields": ("attempts", "failures")}),
+            (_("Times"), {"fields": times}),
+            (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
+        )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Timeout]:
+        """Return the rows; for the list without large columns."""
+        rows = super().get_queryset(request)
+        match = request.resolver_match
+        is_list = match is not None and str(match.url_name).endswith("_changelist")
+        return rows.defer("history", "payload") if is_list else rows
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Return `queryset`: the change list has read the hits already."""
+        return queryset, False
+
+    @admin.display(description=_("policy"))
+    def policy_shown(self, row: Timeout) -> str:
+        """Render the policy and the key. Most rows have no key."""
+        policy = render.policy_tag(row.policy)
+        if not row.key:
+            return policy
+        return format_html('{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>', policy, _("key"), row.key)
+
+    @admin.display(description=_("state and reason"))
+    def state_and_reason(self, row: Timeout) -> str:
+        if not row.reason:
+            return render.badge(row.state)
+        return format_html("{}{}", render.badge(row.state), render.clamped(reason_label(row.reason)))
+
+    state_badge = column(_("state"), lambda row: render.badge(row.state))
+    reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
+    deadline = column(_("deadline"), render.deadline)
+    next_attempt = column(_("next attempt"), render.next_attempt)
+    counts_from = column(_("counts from"), lambda row: render.time_tag(row.since_at))
+    first_deadline = column(_("first deadline"), lambda row: render.time_tag(row.first_due_at))
+    created = column(_("created"), lambda row: render.time_tag(row.created_at))
+    settled = column(_("settled"), lambda row: render.time_tag(row.settled_at))
+    story = column(_("what happened"), render.story)
+    payload_shown = column(_("payload"), render.payload)
+    failures = column(_("failures"), render.failures)
+
+    def get_urls(self) -> list[Any]:
+        # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
+        operate = TimeoutOperationView.as_view(site=self.admin_site)
+        view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
+        return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        """Show the list, with a banner if the brake of a policy has paused it: its timeouts are overdue."""
+        owner = model_named(request.GET.get(OWNER))
+        if owner is not None and not may_view(request.user, owner):
+            raise PermissionDenied
+        braked = brake_banners(request, policy_states(database_of(Timeout)), self.admin_site)
+        return super().changelist_view(request, {"braked": braked, **(extra_context or {})})
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any) -> Any:
+        row = context.get("original")
+        context["delayq_buttons"] = buttons(request, row, self.admin_site) if row else []
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
+        place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
+        permitted = permitted_actions(request, self.admin_site)
+        return {name: each for name, each in super().get_actions(request, *place).items() if name in permitted}
+
+
+@admin.register(PolicyControl)
+class PolicyControlAdmin(LedgerAdmin):
+    """One page with all policies, and a page for each operation on one of them."""
+
+    def get_urls(self) -> list[Any]:
+        # Moving rows commits page by page, so it must not run in a transaction around the request.
+        operate = PolicyOperationView.as_view(site=self.admin_site)
+        view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
+        policies = self.admin_site.admin_view(self.changelist_view)
+        return [
+            path("", policies, name="django_delayq_policycontrol_changelist"),
+            path("<str:label>/<slug:operation>/", view, name="django_delayq_policycontrol_operate"),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        request.current_app = self.admin_site.name
+        policies = self._policies(request)
+        states = [policy["state"] for policy in policies if policy["state"] is not None]
+        context = {
+            **self.admin_site.each_context(request),
+            "title": self.opts.verbose_name_plural,
+            "opts": self.model._meta,
+            "media": self.media,
+            "policies": policies,
+            "braked": brake_banners(request, states, self.admin_site),
+            "can_view_timeouts": request.user.has_perm("django_delayq.view_timeout"),
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "admin/django_delayq/policycontrol/policies.html", context)
+
+    def _policies(self, request: HttpRequest) -> list[dict[str, Any]]:
+        using = database_of(Timeout)
+        changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
+        found = []
+        for status in policy_statuses(using):
+            state, shown = status.state, self._numbers(status)
+            if state is not None:
+                shown |= {
+                    "is_moving": state.policy in changing,
+                    "model_label": state.policy.model._meta.label,
+                    "delay": render.delay_in_force(state),
+                    "counts_from": render.counts_from(state.policy),
+                    "condition": render.condition(state.policy),
+                    "guards": render.guard_rails(state),
+                    "stopped": render.stop(state),
+                    "buttons": [] if state.policy in changing else self._buttons(request, state),
+                }
+            found.append(shown)
+        return found
+
+    def _numbers(self, status: PolicyStatus) -> dict[str, Any]:
+        timeouts = reverse(f"{self.admin_site.name}:django_delayq_timeout_changelist")
+        counts = [
+            {
+                "name": name,
+                "label": label,
+                "count": getattr(status, name),
+                "address": f"{timeouts}?{urlencode({'policy': status.label, **filters})}",
+            }
+            for name, (label, filters) in COUNTS.items()
+        ]
+        return {
+            "label": status.label,
+            "state": status.state,
+            "counts": counts,
+            "lag_p50": render.lag(status.lag_p50),
+            "lag_p99": render.lag(status.lag_p99),
+            "chart": chart(status.hours, clock.now()),
+        }
+
+    def _buttons(self, request: HttpRequest, state: PolicyState) -> list[dict[str, str]]:
+        name = f"{self.admin_site.name}:django_delayq_policycontrol_operate"
+        return [
+            {"label": str(each.label), "address": reverse(name, args=[state.label, each.name])}
+            for each in operations_for(request.user, state)
+        ]
+
+
+def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
+    """Return what the template draws: a bar for each of the next hours, and its row in the table."""
+    highest, bars = max(hours, default=NOTHING), []
+    for number, count in enumerate(hours):
+        height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
+        hour = now + timedelta(hours=number)
+        place = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height}
+        bar = {name: str(value) for name, value in place.items()}  # strings: the template would localize numbers
+        bar |= {"count": str(count), "hour": f"{clock.local(hour):%H:%M}"}
+        bars.append(bar | {"is_labelled": number % HOURS_PER_LABEL == 0})  # the axis has no room for all hours
+    return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
+
+
+@admin.register(PolicyChange)
+class PolicyChangeAdmin(LedgerAdmin):
+    """The changes of policies: policy, actor, reason and moved deadlines. They are few, so Django may count them."""
+
+    list_display = ("at_shown", "policy_shown", "what", "by_shown", "reason_shown", "moved", "unmoved", "finished")
+    list_filter = ("what",)
+
+    at_shown = column(_("at"), lambda change: render.time_tag(change.at))
+    policy_shown = column(_("policy"), lambda change: render.policy_tag(change.policy))
+    by_shown = column(_("by"), lambda change: operator_label(change.by))
+    reason_shown = column(
+        _("reason"), lambda change: render.clamped(reason_label(change.reason)) if change.reason else "-"
+    )
+    finished = column(_("finished"), lambda change: render.time_tag(change.finished_at))

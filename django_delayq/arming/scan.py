@@ -1,0 +1,203 @@
+"""Find the objects of a table whose timeouts do not fit the ledger, page by page and without locks."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from django.db import Error as DatabaseError
+from django.db.models import OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models.functions import Concat
+from django.db.models.lookups import In, IsNull
+
+from django_delayq import clock
+from django_delayq.arming.reconcile import Changes, diff
+from django_delayq.arming.row_state import CLOSING, Rounds, RowState
+from django_delayq.delays import counted
+from django_delayq.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.ledger.controls import read_delay
+from django_delayq.ledger.scrubbing import message_of
+from django_delayq.ledger.subjects import key_of, kind_of, object_id
+from django_delayq.models import Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from django_delayq.policies import TimeoutPolicy
+
+PAGE = 500
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Failures:
+    """The objects of a policy for which `since` or `after` raises, or results in a deadline that is refused."""
+
+    policy: TimeoutPolicy[Any]
+    count: int = 0
+    first: tuple[Any, Exception] | None = None
+    """The key of the first one, and its exception."""
+
+    def add(self, pk: Any, error: Exception) -> None:
+        """Count the object, which stays as it is."""
+        self.count += 1
+        if self.first is None:
+            self.first = pk, error
+
+    def without(self, given: Mapping[Any, S], compute: Callable[[S], T]) -> dict[Any, T]:
+        """Return for each key of `given` what `compute` returns for its value, without those for which it raises.
+
+        These are counted. Raises the database's errors: they are not errors of one object.
+        """
+        found: dict[Any, T] = {}
+        for pk, value in given.items():
+            try:
+                found[pk] = compute(value)
+            except DatabaseError:
+                raise
+            except Exception as error:  # noqa: BLE001 - code of the application
+                self.add(pk, error)
+        return found
+
+    def __str__(self) -> str:
+        """Describe the first one, and state the number of the others, for the log and the command."""
+        if self.first is None:
+            return f"{self.policy.label}: no failures"
+        pk, error = self.first
+        key = object_id_of(self.policy.concrete_model, pk)
+        words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
+        others = (
+            f" ({counted(self.count - 1, 'other object fails', 'other objects fail')} too)" if self.count > 1 else ""
+        )
+        return f"{self.policy.label}: {words}{others}"
+
+
+class Step(NamedTuple):
+    """What one page of a scan shows. It was read without locks, so `repair` decides again."""
+
+    wrong: list[Any]
+    """The keys of objects whose timeouts do not fit, most likely."""
+    place: Any = None
+    """The key of the last object of the page, after which another scan can continue; None: it cannot."""
+    checked: int = 0
+    too_old: int = 0
+    may_be_gone: bool = False
+
+
+def steps(
+    policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, after: Any = None
+) -> Iterator[Step]:
+    """Compare the table of `policy` with the ledger, page by page and without locks.
+
+    Where `since` and `after` are columns and constants, the database finds the few rows that do not fit. Where one of
+    them is a callable, each object is read, page by page from the one after the key `after`.
+    """
+    if callable(policy.since) or callable(policy.after):
+        yield from _checked(policy, using, oldest, failures, after)
+    else:
+        yield from (Step(page) for page in _unarmed(policy, using, oldest))
+    yield from (Step(page, may_be_gone=True) for page in _mismatched(policy, using))
+
+
+def _checked(
+    policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None, failures: Failures, place: Any
+) -> Iterator[Step]:
+    """Read the objects that may lack a round, or have one of another `since`, and let the callables decide."""
+    rows = candidates(policy, using, oldest)
+    in_force = None if policy.after is None else read_delay(policy, using)
+    to_python = root_of_key(policy.concrete_model).to_python
+    while True:
+        page = list((rows if place is None else rows.filter(pk__gt=place))[:PAGE])
+        objects = {to_python(obj.pk): obj for obj in page}  # fewer, if a condition on other rows repeats some
+        since = failures.without(objects, policy.since_of)
+        rounds = Rounds([policy], objects if callable(policy.since) else (), using, since.values())
+        states = {
+            pk: rounds.state(policy, pk, holds=True, since_at=since_at, after=in_force)
+            for pk, since_at in since.items()
+        }
+        decide = partial(_changes_of, using=using, oldest=oldest, objects=objects)
+        found = failures.without(states, decide).values()
+        wrong, too_old = [pk for changes in found for pk in changes.pks], sum(changes.too_old for changes in found)
+        place = page[-1].pk if len(page) == PAGE else None
+        yield Step(wrong, place, len(objects), too_old)
+        if place is None:
+            return
+
+
+def _changes_of(state: RowState, using: str, oldest: timedelta | None, objects: dict[Any, Any]) -> Changes:
+    return diff([state], using, oldest, objects)
+
+
+def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:
+    """Return the rows that match `policy`, by key, without those that fit according to the database."""
+    model = policy.concrete_model
+    rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(policy.when or Q()).order_by("pk")
+    if not isinstance(policy.since, str):
+        return rows
+    rounds = Timeout.objects.using(using).filter(
+        In(Concat("policy", Value("")), policy.labels),  # not by `delayq_policy`, which has all rows of the policy
+        content_type=kind_of(model, using),
+        object_id=object_id(OuterRef(cast("Any", model._meta.pk).name), model, using),
+        key="",
+    )
+    rows = rows.filter(**{f"{policy.since}__isnull": False})
+    if oldest is not None and isinstance(policy.after, timedelta):
+        in_force = read_delay(policy, using)
+        after = policy.after if in_force is None else in_force
+        rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
+    return rows.filter(_has_none(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
+
+
+def _has_none(rows: QuerySet[Any]) -> IsNull:
+    """Return the condition that `rows` have none for the row of the surrounding query, which are looked up each time.
+
+    PostgreSQL makes a join of NOT EXISTS. Without statistics, as after a restored dump, it then read all rows of a
+    policy for each object: minutes for 80,000 orders. It cannot join a subquery for one value.
+    """
+    return IsNull(Subquery(rows.values("pk")[:1]), True)
+
+
+def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
+    """Yield pages of keys of rows that match `policy` and have no round. The database finds them.
+
+    A condition on other rows may repeat a key within a page of rows.
+    """
+    keys = candidates(policy, using, oldest).values_list("pk", flat=True)
+    page = list(keys[:PAGE])
+    while page:
+        yield list(dict.fromkeys(page))
+        page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
+
+
+def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
+    """Yield pages of keys of rows that no longer fit their pending round."""
+    model = policy.concrete_model
+    pending = Timeout.objects.using(using).pending().of_labels(policy.labels).filter(key="").order_by("id")
+    key = key_of(OuterRef("object_id"), model, using)
+    if key is not None:  # the database finds them, mostly none, in one query
+        rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=key)
+        fitting = rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
+        pending = pending.filter(_has_none(fitting))
+    last = 0
+    while page := list(pending.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
+        last = page[-1][0]
+        rounds: dict[Any, Any] = {}
+        for _, object_id_, since_at in page:
+            with suppress(ValueError):  # unreadable: firing settles it as gone
+                rounds[pk_of(model, object_id_)] = since_at
+        wrong = list(rounds) if key is not None else _without_fit(policy, rounds, using)
+        if wrong:
+            yield wrong
+
+
+def _without_fit(policy: TimeoutPolicy[Any], rounds: dict[Any, Any], using: str) -> list[Any]:
+    """Return the keys of rows that do not fit their round; `rounds` has the `since_at` of each key's round."""
+    rows = policy.model._base_manager.using(using).filter(pk__in=list(rounds)).filter(policy.when or Q())
+    is_column = isinstance(policy.since, str)
+    to_python = root_of_key(policy.concrete_model).to_python
+    matching = {to_python(pk): value for pk, value in rows.values_list("pk", policy.since if is_column else "pk")}
+    return [pk for pk, since_at in rounds.items() if pk not in matching or (is_column and matching[pk] != since_at)]

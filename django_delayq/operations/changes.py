@@ -1,0 +1,291 @@
+"""Change the row of a policy, and move its pending timeouts page by page, each exactly once, even if the process dies.
+
+The `PolicyChange` that moves rows stores how far it has come. Each page of 500 updates that position in the transaction
+that moves its rows, under the lock of the change. So each page is moved by one process only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from django.db import Error as DatabaseError
+from django.db import connections, transaction
+from django.db.models import F, QuerySet
+from django.utils.translation import gettext as _
+
+from django_delayq.clock import database_now
+from django_delayq.delays import shifted
+from django_delayq.engine import Change
+from django_delayq.exceptions import DelayqError, InvalidDelay
+from django_delayq.ledger import claiming, outbox, paging
+from django_delayq.ledger.controls import is_stop_in_force, lock_control, read_delay, stop_cache
+from django_delayq.ledger.db_connections import use_after_commit
+from django_delayq.ledger.history import clipped, moment
+from django_delayq.ledger.locking import database_of, for_update, transaction_of
+from django_delayq.ledger.scrubbing import message_of
+from django_delayq.ledger.writing import move_rows, run_at_of
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.runner import checked_actor
+from django_delayq.policies import TimeoutPolicy, get_policy, registry
+
+logger = logging.getLogger("django_delayq.steering")
+Stop, What = PolicyControl.Stop, PolicyChange.What
+
+Progress: TypeAlias = Callable[[int], object]
+"""Called with the number of rows examined, page by page."""
+
+ABANDONED_AFTER: Final = timedelta(seconds=30)
+"""After this time without progress the process of a change counts as dead, and a worker continues the change."""
+MISSED_FOR: Final = timedelta(minutes=10)
+"""For this time after a change of a delay, workers move rows of transactions that were open then."""
+MISSED_EVERY: Final = timedelta(minutes=1)
+MAX_REQUEUED: Final = 10_000
+"""So many due rows are requeued at once when a policy is resumed; the next sweep requeues the others."""
+REQUEUE_PAGE: Final = 1_000
+
+
+class PolicyConflict(DelayqError):
+    """The operation contradicts the state of the policy. Nothing was changed."""
+
+
+def unfinished(using: str, policy: TimeoutPolicy[Any] | None = None) -> QuerySet[PolicyChange]:
+    """Return the changes that still move rows: of all policies, or of one, which has at most one."""
+    changes = PolicyChange.objects.using(using).filter(finished_at__isnull=True).order_by("id")
+    return changes if policy is None else changes.filter(policy__in=policy.labels)
+
+
+def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_alone: timedelta = timedelta(0)) -> int:
+    """Complete the changes of all policies, or of one, whose process died; return how many.
+
+    `left_alone`: only those without progress for so long. Does nothing inside a transaction.
+    """
+    if connections[using].in_atomic_block:
+        return 0
+    changes = list(unfinished(using, policy))
+    if changes and left_alone:
+        until = database_now(using) - left_alone
+        changes = [change for change in changes if change.touched_at < until]
+    return len([run_move(change, using) for change in changes])
+
+
+@contextmanager
+def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterator[tuple[PolicyControl, PolicyChange]]:
+    """Yield the locked control of `policy` and a new change; save both after the block, the change only with `what`.
+
+    A pause that is over is removed from the control before.
+    """
+    found, actor = get_policy(policy), checked_actor(by)
+    using = database_of(found.concrete_model)
+    continue_moves(using, found)
+    # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
+    with transaction_of(using), transaction.atomic(using=using):
+        control = lock_control(found, using)
+        if unfinished(using, found).exists():
+            words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
+            raise PolicyConflict(words.format(policy=found.label))
+        now = database_now(using)
+        change = PolicyChange(policy=found.label, at=now, touched_at=now, by=actor, reason=clipped(reason))
+        was_stopped = is_stop_in_force(control, now)
+        if not was_stopped:
+            control.stop, control.until = Stop.NONE, None
+        yield control, change
+        if change.what:
+            control.changed_at = now
+            # The actor and reason of a stop are kept as long as it lasts.
+            if not was_stopped or change.what in {What.PAUSED, What.HELD, What.RESUMED}:
+                keeps_reason = was_stopped and change.what != What.RESUMED
+                control.by, control.reason = actor, change.reason or (control.reason if keeps_reason else "")
+            change.save(using=using)
+        control.save(using=using)
+    stop_cache.forget()
+
+    def after_commit() -> None:
+        stop_cache.forget()  # another thread of this process may have read and cached the state before the commit
+        if change.what:
+            logger.info(
+                "%s by %s: %s %s",
+                *(change.policy, change.by, change.what, change.reason),
+                extra={"event": "policy_changed", "policy": change.policy, "what": change.what, "by": change.by},
+            )
+
+    transaction.on_commit(after_commit, using=using, robust=True)
+
+
+def begin_move(change: PolicyChange, using: str) -> None:
+    """Limit the unsaved `change` to the present rows; rows that are scheduled later already follow it."""
+    change.last_place = paging.newest_id(using)
+
+
+def run_move(change: PolicyChange, using: str, progress: Progress | None = None) -> PolicyChange:
+    """Move all rows of `change`, then let its policy continue; inside a transaction: after its commit.
+
+    Returns the change as the database has it now.
+    """
+
+    def move() -> None:
+        while examined := _move_page(change.pk, using):
+            if progress is not None:
+                progress(examined)
+
+    if connections[using].in_atomic_block:
+        use_after_commit(move, using)
+    else:
+        move()
+    return PolicyChange.objects.using(using).get(pk=change.pk)
+
+
+def _move_page(change_id: int, using: str) -> int:
+    """Move the next rows and store the position, in one transaction; return how many were examined, 0 at the end."""
+    with transaction_of(using):
+        change = for_update(PolicyChange.objects.using(using).filter(pk=change_id), using).get()
+        policy = registry.get(change.policy)
+        if change.finished_at is not None or policy is None:
+            return 0
+        rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
+        page = rows.filter(pk__gt=change.place, pk__lte=change.last_place).order_by("pk")
+        ids = list(page.values_list("pk", flat=True)[: paging.CHUNK])
+        change.touched_at = database_now(using)
+        if ids:
+            moved = _move_rows(ids, change, policy, using)
+            change.place, change.moved = ids[-1], change.moved + moved
+            change.unmoved += len(ids) - moved
+        else:
+            change.finished_at = change.touched_at
+            if change.what == What.RESUMED:
+                control = PolicyControl.objects.using(using).filter(policy__in=policy.labels, stop=Stop.RELEASING)
+                control.update(stop=Stop.NONE, stopped_at=None, changed_at=change.touched_at)
+                use_after_commit(lambda: requeue_due(policy, using), using)
+        change.save(using=using)
+    return len(ids)
+
+
+def move_missed(using: str) -> int:
+    """Move rows that follow a former delay because their transaction was open when it was changed; return how many.
+
+    The transaction had read the former delay, and committed after the pages of the change were read. Its rows are due
+    the former delay after their `since`, and were never moved.
+    """
+    now, total = database_now(using), 0
+    delays = PolicyChange.objects.using(using).filter(what=PolicyChange.What.DELAY)
+    for change in delays.filter(finished_at__gt=now - MISSED_FOR, touched_at__lte=now - MISSED_EVERY).order_by("id"):
+        policy, before = registry.get(change.policy), change.details.get("before")
+        claimed = delays.filter(pk=change.pk, touched_at=change.touched_at).update(touched_at=now)  # by one worker
+        if not claimed or policy is None or before is None or "move" not in change.details:
+            continue
+        if delays.filter(policy__in=policy.labels, pk__gt=change.pk).exists():
+            continue
+        change.touched_at, former = now, timedelta(seconds=before)
+        rows = Timeout.objects.using(using).pending().of_labels(policy.labels).order_by("pk")
+        rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
+        place = 0
+        while ids := list(rows.filter(pk__gt=place).values_list("pk", flat=True)[: paging.CHUNK]):
+            with transaction_of(using):
+                moved = _move_rows(ids, change, policy, using, former)
+                delays.filter(pk=change.pk).update(moved=F("moved") + moved)
+            place, total = ids[-1], total + moved
+    return total
+
+
+def _move_rows(
+    ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str, former: timedelta | None = None
+) -> int:
+    """Move the rows `ids` that are pending; with `former`, those that have this delay and were never moved."""
+    page, in_force = paging.read_page(ids, using), read_delay(policy, using)
+    moves, failed = [], list[str]()
+    for row in page.rows:
+        if former is not None:
+            was_moved = any("from" in event for event in row.history)
+            if was_moved or row.since_at is None or row.due_at - row.since_at != former:
+                continue
+        try:
+            due_at, run_at = _replanned(row, change, policy, page, in_force)
+        except InvalidDelay:
+            continue  # the deadline would be too far in the future: it stays where it is
+        except DatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 - `after` of the application; else it would stop the change for good
+            failed.append(f"{row.object_id}: {type(error).__name__}: {message_of(error)}")
+            continue
+        if (due_at, run_at) != (row.due_at, row.run_at):
+            moves.append((row, due_at, run_at))
+    if failed:
+        words = "%s: %d deadlines cannot be computed and stay where they are. The first is that of object %s"
+        logger.warning(
+            words,
+            policy.label,
+            len(failed),
+            failed[0],
+            extra={"event": "replan_failed", "policy": policy.label, "count": len(failed)},
+        )
+    what, reason = "replanned", change.reason
+    if change.details["move"] == "thaw":
+        what, reason = "hold_ended", "; ".join(filter(None, (change.details.get("held_reason"), change.reason)))
+    return len(move_rows(moves, using, what=what, at=change.touched_at, by=change.by, reason=clipped(reason)))
+
+
+def _replanned(
+    row: Timeout, change: PolicyChange, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None
+) -> tuple[datetime, datetime]:
+    details = change.details
+    if details["move"] == "thaw":  # after a hold; these words are stored, and unfinished changes have them
+        held_from, held_until = (moment(details[name]) for name in ("frozen_at", "thawed_at"))
+        shift = max(timedelta(0), held_until - max(held_from, _counts_from(row, policy, page, in_force)))
+        return shifted(row.due_at, shift), shifted(row.run_at, shift)
+    due_at = row.due_at
+    if details["move"] == "shift":
+        due_at = shifted(due_at, timedelta(microseconds=details["microseconds"]))
+    else:
+        obj = page.object_of(row) if callable(policy.after) else None
+        after = None if details["after"] is None else timedelta(microseconds=details["after"])
+        if obj is not None or not callable(policy.after):
+            planned = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
+            # A row without `since` counts from when it was scheduled, and is never due before.
+            due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
+    return due_at, run_at_of(row, due_at)
+
+
+def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in_force: timedelta | None) -> datetime:
+    """Return since when the deadline counts. A row that was scheduled during a hold moves only by the rest of it.
+
+    A row that was armed counts from its `since`, also if it was armed later: its object matched again, or the sync
+    found it. Such a row may have a moved deadline, which its round had before.
+    """
+    restarts = [moment(event["at"]) for event in row.history if _is_restart(event)]
+    counts_from = max([row.created_at, *restarts])
+    obj = page.object_of(row) if callable(policy.after) else None
+    if row.since_at is None or row.since_at >= counts_from or (obj is None and callable(policy.after)):
+        return counts_from
+    try:
+        natural = policy.due_of(obj, row.since_at, in_force)
+        is_armed = natural == row.due_at or (natural == row.first_due_at and not restarts)
+    except DatabaseError:
+        raise
+    except Exception:  # noqa: BLE001 - `after` of the application
+        is_armed = False
+    return row.since_at if is_armed else counts_from
+
+
+def _is_restart(event: dict[str, Any]) -> bool:
+    """Return whether the deadline counts from the time of this event, and no longer from the deadline before."""
+    if event.get("what") == "postponed":  # a duration counts from the former deadline, unless that had passed
+        return bool(event.get("fixed")) or moment(event["from"]) < moment(event["at"])
+    return event.get("what") in {"rescheduled", "retried"}
+
+
+def requeue_due(policy: TimeoutPolicy[Any], using: str) -> None:
+    """Make workers read the due rows of `policy` now instead of up to a minute later. Call it outside a transaction.
+
+    Only the first rows; if this fails or there are more, the sweep requeues the rest.
+    """
+    stop_cache.forget()
+    due = Timeout.objects.using(using).due().of_labels(policy.labels).order_by("run_at", "id")
+    rows = list(due.values_list("id", "queue", "run_at")[:MAX_REQUEUED])
+    for chunk in paging.chunks(rows, REQUEUE_PAGE):
+        claiming.requeue([row_id for row_id, _, _ in chunk], using)
+        # Not an "only earlier" change: a worker that leases the row now may be about to defer it for a minute. This
+        # change makes that lease stale.
+        outbox.push(using, [Change(queue, row_id, outbox.due_ms_of(run_at)) for row_id, queue, run_at in chunk])

@@ -1,0 +1,131 @@
+"""A round that is armed again, because its condition holds again, keeps its extensions and its moved deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import clock, operations, testing
+from django_delayq.arming.sync import sync_policy
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from django_delayq import TimeoutPolicy
+
+Declare = Callable[..., "TimeoutPolicy[Any]"]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("controls_are_read_again")]
+MINUTE = timedelta(minutes=1)
+
+
+def extend(order: Order) -> None:
+    assert dq.extend_timeout(order, "cancel_unpaid", minutes=60)
+
+
+def postpone(order: Order) -> None:
+    operations.postpone(order.timeouts.get(), by="admin:a", minutes=60, reason="promised on the phone")
+
+
+def reschedule(order: Order) -> None:
+    assert dq.reschedule_timeout(order, "cancel_unpaid", minutes=65)
+
+
+def hold(order: Order) -> None:
+    label = "testapp.order.cancel_unpaid"
+    operations.hold(label, by="admin:a", reason="payment provider is down")
+    with clock.set_to(clock.now() + 60 * MINUTE):
+        operations.resume(label, by="admin:a")
+
+
+def fail_to_pay(how: str) -> None:
+    """Make the condition of all orders false, and then true again."""
+    for status in ("paying", "unpaid"):
+        if how == "save":
+            for order in Order.objects.all():
+                order.status = status
+                order.save()
+            continue
+        Order.objects.update(status=status)
+        if how == "bulk":
+            dq.sync_timeouts(Order.objects.all())
+        else:
+            sync_policy(dq.get_policy((Order, "cancel_unpaid")), "default")
+
+
+@pytest.mark.parametrize("how", ["save", "bulk", "sync"])
+@pytest.mark.parametrize("move", [extend, postpone, reschedule, hold])
+def test_a_moved_deadline_survives_a_payment_that_fails(move: Callable[[Order], None], how: str) -> None:
+    begin = timezone.now()
+    order, other = (Order.objects.create(status="unpaid", created_at=begin) for _ in range(2))
+    with clock.set_to(begin + 25 * MINUTE):
+        move(order)
+    before = order.timeouts.values_list("due_at", "first_due_at", "extensions").get()
+    plain = other.timeouts.values_list("due_at", "first_due_at", "extensions").get()
+    with clock.set_to(begin + 26 * MINUTE):
+        for _ in range(2):
+            fail_to_pay(how)
+    for each, expected in ((order, before), (other, plain)):
+        row = each.timeouts.get(state="pending")
+        assert (row.due_at, row.first_due_at, row.extensions) == expected
+        assert row.run_at == row.due_at
+    with clock.set_to(begin + 80 * MINUTE):
+        testing.fire_due()
+    order.refresh_from_db()
+    assert order.status == "unpaid", "the deadline that was granted is 90 minutes after the begin"
+
+
+def test_extensions_are_limited_although_the_condition_did_not_hold_in_between(declare: Declare) -> None:
+    options = {"after": 30 * MINUTE, "since": "created_at", "when": Q(status="unpaid")}
+    policy = declare(Order, name="capped", max_extensions=1, **options)
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    dq.extend_timeout(order, policy, minutes=5)
+    fail_to_pay("save")
+    with pytest.raises(dq.ExtensionLimit):
+        dq.extend_timeout(order, policy, minutes=5)
+
+
+def test_a_new_value_of_since_keeps_nothing() -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    extend(order)
+    order.status = "paying"
+    order.save()
+    order.status, order.created_at = "unpaid", timezone.now() + MINUTE
+    order.save()
+    row = order.timeouts.get(state="pending")
+    assert (row.extensions, row.due_at) == (0, order.created_at + 30 * MINUTE)
+
+
+def test_a_request_to_fire_now_is_not_kept() -> None:
+    """Its condition did not hold, so it was skipped; when it holds again, nothing fires early."""
+    begin = timezone.now()
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    extend(order)
+    operations.fire_now(order.timeouts.get(), by="admin:a")
+    fail_to_pay("save")
+    row = order.timeouts.get(state="pending")
+    assert (row.extensions, row.due_at) == (1, begin + 30 * MINUTE)
+
+
+def test_an_extended_round_is_armed_again_although_its_first_deadline_is_too_old() -> None:
+    begin = timezone.now() - timedelta(days=20)
+    with clock.set_to(begin):
+        order = Order.objects.create(status="unpaid", created_at=begin)
+        dq.extend_timeout(order, "cancel_unpaid", days=30)
+    fail_to_pay("save")
+    assert order.timeouts.get(state="pending").due_at == begin + 30 * MINUTE + timedelta(days=30)
+
+
+def test_arming_a_new_object_reads_no_earlier_rounds() -> None:
+    with transaction.atomic(), CaptureQueriesContext(connection) as captured:
+        Order.objects.create(status="unpaid", created_at=timezone.now())
+    reads = [query["sql"] for query in captured if "condition" in query["sql"]]
+    assert Timeout.objects.count() == 1
+    assert not reads

@@ -1,0 +1,130 @@
+"""By how much a hold moves each deadline when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import Q
+from django.utils import timezone
+
+import django_delayq as dq
+from django_delayq import (
+    clock,
+    extend_timeout,
+    extend_timeouts,
+    get_deadline,
+    pending_timeouts,
+    reschedule_timeout,
+)
+from django_delayq.models import Timeout
+from django_delayq.operations import hold, postpone, resume, retry
+from tests.integration.operations.conftest import BY, dead, pending, said
+from tests.integration.operations.test_stops import HOUR, REMIND, held_for, state
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_hold_moves_what_is_pending_by_what_it_has_lived_through(order: Order) -> None:
+    old, new, other = pending(order), pending(Order.objects.create()), pending(order, "linger")
+    now = timezone.now()
+    Timeout.objects.filter(pk=old.pk).update(created_at=now - 3 * HOUR, run_at=old.run_at + HOUR, attempts=1)
+    hold(REMIND, by=BY, reason="outage")
+    held_for(2 * HOUR)
+    Timeout.objects.filter(pk=new.pk).update(created_at=now - HOUR / 2)
+    before = {row.pk: (row.due_at, row.run_at) for row in Timeout.objects.all()}
+    change = resume(REMIND, by=BY, reason="over")
+    assert change is not None
+    assert (change.moved, change.unmoved) == (2, 0)
+    assert change.finished_at is not None
+    assert not state().is_stopped
+    after = {row.pk: (row.due_at - before[row.pk][0], row.run_at - before[row.pk][1]) for row in Timeout.objects.all()}
+    assert after[other.pk] == (timedelta(0), timedelta(0))
+    for pk, length in ((old.pk, 2 * HOUR), (new.pk, HOUR / 2)):
+        assert after[pk][0] == after[pk][1]
+        assert length <= after[pk][0] < length + timedelta(minutes=2)
+    assert said(old) == [("hold_ended", BY, "outage; over")]
+    assert "moved by the hold of its policy, to" in str(dq.explain_timeout(old))
+
+
+def test_what_was_scheduled_or_retried_during_a_hold_is_moved_by_the_rest_of_it(order: Order) -> None:
+    rescheduled, retried = pending(order), dead(Order.objects.create())
+    Timeout.objects.update(created_at=timezone.now() - 3 * HOUR)
+    hold(REMIND, by=BY)
+    held_for(2 * HOUR)
+    reschedule_timeout(rescheduled, hours=1)
+    retry(retried, by=BY)
+    before = {row.pk: row.run_at for row in Timeout.objects.all()}
+    resume(REMIND, by=BY)
+    for row in Timeout.objects.all():
+        assert row.run_at - before[row.pk] < timedelta(minutes=2)
+
+
+@pytest.mark.parametrize(
+    ("delay", "to", "due"),
+    [
+        (0.5, {"at": 14 * HOUR}, 15 * HOUR),  # like one that is rescheduled: by the rest of the hold
+        (0.5, {"hours": 2}, 15 * HOUR),  # it counts from now, because its deadline has passed
+        (13, {"at": 14 * HOUR}, 15 * HOUR),  # also if its deadline has not passed
+    ],
+    ids=["to a datetime", "from now", "future to a datetime"],
+)
+def test_what_was_postponed_during_a_hold_is_moved_by_the_rest_of_it(
+    order: Order, delay: float, to: dict[str, Any], due: timedelta
+) -> None:
+    began = timezone.now()
+    with clock.set_to(began):
+        row, other = pending(order, hours=delay), pending(Order.objects.create(), hours=delay)
+        hold(REMIND, by=BY)
+    with clock.set_to(began + 12 * HOUR):
+        given = {name: began + value if name == "at" else value for name, value in to.items()}
+        assert postpone(row, by=BY, **given).changed == 1
+        reschedule_timeout(other, **given)
+    with clock.set_to(began + 13 * HOUR):
+        resume(REMIND, by=BY)
+    row.refresh_from_db()
+    other.refresh_from_db()
+    assert row.due_at - began == row.run_at - began == other.due_at - began == due
+
+
+def test_a_future_deadline_that_was_made_later_during_a_hold_is_moved_by_the_whole_of_it(order: Order) -> None:
+    """It still counts from the deadline before, which the hold moves."""
+    began = timezone.now()
+    with clock.set_to(began):
+        postponed, extended = pending(order, hours=20), pending(Order.objects.create(), hours=20)
+        hold(REMIND, by=BY)
+    with clock.set_to(began + 12 * HOUR):
+        postpone(postponed, by=BY, hours=2)
+        extend_timeout(extended, hours=2)
+    with clock.set_to(began + 13 * HOUR):
+        resume(REMIND, by=BY)
+    assert {row.due_at - began for row in Timeout.objects.all()} == {35 * HOUR}
+
+
+@pytest.mark.parametrize("granted", [timedelta(0), HOUR], ids=["", "and extended"])
+@pytest.mark.parametrize("after", [HOUR, lambda order: HOUR], ids=["a duration", "a function"])
+def test_what_is_armed_again_during_a_hold_loses_as_little_of_its_time_as_the_others(
+    declare: Callable[..., dq.TimeoutPolicy[Any]], after: Any, granted: timedelta
+) -> None:
+    """The payment provider is down. A payment that is tried takes the order out of the condition and back."""
+    policy = declare(Order, name="wait", after=after, since="created_at", when=Q(status="waiting"))
+    began = timezone.now()
+    with clock.set_to(began):
+        tried, quiet = (Order.objects.create(status="waiting", created_at=began) for _ in range(2))
+    with clock.set_to(began + HOUR / 4):
+        if granted:
+            extend_timeouts(pending_timeouts([tried, quiet], policy), after=granted)
+        hold(policy, by=BY)
+    for hours, status in ((3, "paying"), (4, "waiting")):
+        with clock.set_to(began + hours * HOUR):
+            tried.status = status
+            tried.save()
+    with clock.set_to(began + 4 * HOUR):
+        new = Order.objects.create(status="waiting", created_at=began + 4 * HOUR)
+    with clock.set_to(began + 5 * HOUR):
+        resume(policy, by=BY)
+    assert get_deadline(tried, policy) == get_deadline(quiet, policy) == began + 5 * HOUR + HOUR * 3 / 4 + granted
+    assert get_deadline(new, policy) == began + 6 * HOUR, "it began during the hold"

@@ -1,0 +1,151 @@
+"""After `cancel_timeout` has returned True, the round of the object's present `since` is not armed any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection
+from django.db.models import Q
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_delayq import before_deadline, cancel_timeout, explain_timeout, pending_timeouts, schedule_timeout
+from django_delayq.arming.sync import TableSync
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+if TYPE_CHECKING:
+    from django_delayq import TimeoutPolicy
+
+Declare = Callable[..., "TimeoutPolicy[Any]"]
+pytestmark = pytest.mark.django_db(transaction=True)
+HALF_HOUR = timedelta(minutes=30)
+
+
+@pytest.fixture
+def unarmed() -> Order:
+    """An order that is not armed yet, as after `bulk_create`, or if a process died between save and arming."""
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now())])
+    return Order.objects.get()
+
+
+def arm(how: str, order: Order) -> None:
+    if how == "save":
+        order.save()
+    else:
+        TableSync("default").run(at_once=True)
+
+
+def set_status(order: Order, status: str) -> None:
+    order.status = status
+    order.save()
+
+
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how: str) -> None:
+    assert cancel_timeout(unarmed, "cancel_unpaid", reason="the customer called") is True
+    arm(how, unarmed)
+    row = unarmed.timeouts.get()
+    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "the customer called")
+    assert (row.since_at, row.due_at) == (unarmed.created_at, unarmed.created_at + HALF_HOUR)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("how", ["save", "sync"])
+@pytest.mark.parametrize("state", ["cancelled", "skipped"])
+def test_what_was_cancelled_while_its_condition_did_not_hold_is_not_armed_again(how: str, state: str) -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    set_status(order, "paying")
+    Timeout.objects.update(state=state)
+    due_at = Timeout.objects.get().due_at
+    assert cancel_timeout(order, "cancel_unpaid", reason="the customer called") is True
+    Order.objects.update(status="unpaid")
+    arm(how, Order.objects.get())
+    row = Timeout.objects.get()
+    assert (row.state, row.cause, row.reason, row.due_at) == ("cancelled", "hand", "the customer called", due_at)
+    assert [event.what for event in explain_timeout(order, "cancel_unpaid")] == ["scheduled", state, "cancelled"]
+
+
+def test_cancelling_again_writes_nothing(unarmed: Order) -> None:
+    assert cancel_timeout(unarmed, "cancel_unpaid", reason="first") is True
+    before = vars(Timeout.objects.get()) | {"_state": None}
+    with CaptureQueriesContext(connection) as captured:
+        assert cancel_timeout(unarmed, "cancel_unpaid", reason="again") is True
+    assert vars(Timeout.objects.get()) | {"_state": None} == before
+    assert not [query["sql"] for query in captured if query["sql"].startswith("INSERT")]
+
+
+def test_a_new_value_of_since_is_armed_after_the_cancel(unarmed: Order) -> None:
+    assert cancel_timeout(unarmed, "cancel_unpaid") is True
+    unarmed.created_at = timezone.now() + timedelta(minutes=5)
+    unarmed.save()
+    assert pending_timeouts(unarmed).get().since_at == unarmed.created_at
+
+
+def test_an_older_round_that_its_condition_cancelled_does_not_count_as_the_present_one() -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    set_status(order, "paying")
+    order.created_at = timezone.now() + timedelta(minutes=5)
+    order.save()
+    assert cancel_timeout(order, "cancel_unpaid") is True
+    set_status(order, "unpaid")
+    found = order.timeouts.order_by("id").values_list("since_at", "cause")
+    assert [cause for _, cause in found] == ["condition", "hand"]
+    assert found[1][0] == order.created_at
+
+
+def test_only_the_automatic_round_is_closed(unarmed: Order) -> None:
+    """Nothing is written for a key, for a policy that is scheduled by hand, or without a value of `since`."""
+    assert cancel_timeout(unarmed, "remind") is True
+    assert cancel_timeout(unarmed, "cancel_unpaid", key="another") is True
+    Order.objects.update(created_at=None)
+    assert cancel_timeout(unarmed, "cancel_unpaid") is True
+    assert not Timeout.objects.exists()
+
+
+def test_an_object_without_a_deadline_and_one_that_is_gone_have_no_round_to_close(
+    unarmed: Order, declare: Declare
+) -> None:
+    policy = declare(Order, name="exempt", after=lambda order: None, since="created_at", when=Q(status="unpaid"))
+    assert cancel_timeout(unarmed, policy) is True
+    Order.objects.all()._raw_delete("default")
+    assert cancel_timeout(unarmed, "cancel_unpaid") is True
+    assert not Timeout.objects.exists()
+
+
+def test_functions_of_the_policy_decide_which_round_is_closed(unarmed: Order, declare: Declare) -> None:
+    policy = declare(
+        Order,
+        name="called",
+        after=lambda order: HALF_HOUR,
+        since=lambda order: order.created_at,
+        when=Q(status="unpaid"),
+    )
+    assert cancel_timeout(unarmed, policy) is True
+    unarmed.save()
+    assert not pending_timeouts(unarmed, policy).exists()
+
+
+def test_a_row_of_another_round_is_cancelled_alone(unarmed: Order) -> None:
+    unarmed.save()
+    row = unarmed.timeouts.get()
+    set_status(unarmed, "paying")
+    assert cancel_timeout(row) is True
+    set_status(unarmed, "unpaid")
+    assert unarmed.timeouts.filter(state="pending").exists()
+
+
+def test_the_guard_leaves_it_to_the_condition(unarmed: Order) -> None:
+    """A payment that failed: the order is still unpaid, and armed by the next save."""
+    with before_deadline(unarmed, "cancel_unpaid") as timeout:
+        assert timeout is None
+    unarmed.save()
+    assert pending_timeouts(unarmed).exists()
+
+
+def test_what_is_scheduled_by_hand_afterwards_is_pending(unarmed: Order) -> None:
+    assert cancel_timeout(unarmed, "cancel_unpaid") is True
+    schedule_timeout(unarmed, "cancel_unpaid")
+    assert pending_timeouts(unarmed).count() == 1
