@@ -116,7 +116,9 @@ def deadline(row: Timeout) -> SafeString:
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif late is not None:
-        more = _("fired {seconds} s after it").format(seconds=precise(late))
+        # An operator may fire it early.
+        words = _("fired {seconds} s after it") if late >= 0 else _("fired {seconds} s before it")
+        more = words.format(seconds=precise(abs(late)))
     else:
         return format_html("{}", time_tag(row.due_at))
     return format_html('{}<br><bdi class="delayq-more">{}</bdi>', time_tag(row.due_at), more)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django.db import Error as DatabaseError
 from django.utils import formats
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -19,6 +20,7 @@ from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, moment
 from django_delayq.ledger.locking import rows_of
+from django_delayq.ledger.scrubbing import message_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy
@@ -83,7 +85,9 @@ class StoryEvent:
         if "error" in self.details:
             parts.append(f"{self.details['error']}: {self.details.get('message', '')}")
         if "late" in self.details:
-            parts.append(_("{seconds} s after the deadline").format(seconds=precise(self.details["late"])))
+            late = self.details["late"]  # negative if an operator fired it early
+            words = _("{seconds} s after the deadline") if late >= 0 else _("{seconds} s before the deadline")
+            parts.append(words.format(seconds=precise(abs(late))))
         if self.by:
             parts.append(actor_label(self.by))
         return ", ".join(parts) + (f" ({reason_label(self.reason)})" if self.reason else "")
@@ -230,8 +234,14 @@ def _why_nothing_is_pending(subject: Subject) -> str:
         return _("Nothing is pending: the policy is no longer declared.")
     if not policy.is_automatic or subject.key:
         return _("Nothing is pending: this policy is scheduled by hand.")
-    seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
-    changes = diff(seen, subject.using, get_settings().catch_up)
+    try:
+        seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
+        changes = diff(seen, subject.using, get_settings().catch_up)
+    except DatabaseError:
+        raise
+    except Exception as error:  # noqa: BLE001 - code of the application, which often is what should be explained
+        text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")
+        return text.format(error=type(error).__name__, message=message_of(error))
     reasons = (
         (not seen, _("Nothing is pending: the object no longer exists.")),
         (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),

@@ -119,3 +119,10 @@ def test_seconds_are_written_as_the_language_writes_numbers(language: str, late:
         assert f"{shown} s" in render.deadline(row)
         assert f"{shown} s" in str(event)
         assert render.lag(1.25) == {"en": "1.2 s", "de": "1,2 s"}[language]
+
+
+def test_what_fired_early_is_so_many_seconds_before_its_deadline() -> None:
+    due_at = timezone.now()
+    row = Timeout(state="fired", due_at=due_at, settled_at=due_at - timedelta(minutes=2))
+    assert "fired 120 s before it" in render.deadline(row)
+    assert "120 s before the deadline" in str(StoryEvent(due_at, "fired", 1, details={"late": -120.0}))

@@ -257,3 +257,9 @@ def test_saving_raises_what_a_callable_raises(policy: dq.TimeoutPolicy[Any]) -> 
     save: Callable[[], Any] = lambda: Order.objects.create(status="calls", note=OOPS, created_at=timezone.now())  # noqa: E731
     with pytest.raises(ValueError, match="no number"):
         save()
+
+
+def test_the_story_of_an_object_says_that_its_callable_raises(policy: dq.TimeoutPolicy[Any]) -> None:
+    (bad,) = orders(OOPS)
+    story = dq.explain_timeout(bad, policy)
+    assert story.outlook == "Nothing is pending: its deadline cannot be computed. ValueError: no number: oops"
