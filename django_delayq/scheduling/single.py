@@ -19,7 +19,7 @@ from django_delayq.delays import parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.history import began_at, record, record_death
+from django_delayq.ledger.history import began_at, record_death
 from django_delayq.ledger.locking import (
     as_it_is,
     lock_in_slot_order,
@@ -196,7 +196,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
     Raises:
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
-        What the functions `since` and `after` of the policy raise, which are called only if nothing is pending.
+        Exception: if nothing is pending, whatever the functions `since` and `after` of the policy raise.
     """
     subject = subject_of(obj, policy, key)
     if writing.cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
@@ -212,7 +212,8 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
 def _close_round(subject: Subject, obj: Model, reason: str) -> None:
     """Close the round of the present `since` of the locked `obj`, of which nothing is pending.
 
-    It was not armed yet, or its condition ended it, and the next save or sync would arm it.
+    It was not armed yet, or its condition ended it, and the next save or sync would arm it. A row that is settled never
+    changes its state, so another one closes the round, with the same deadlines.
     """
     policy, using = subject.policy, subject.using
     if policy is None or not policy.is_automatic or subject.key or subject.row_id is not None:
@@ -221,16 +222,14 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
     rounds = as_it_is(subject.rounds().filter(since_at=since_at), using)
     if since_at is None or rounds.filter(CLOSING)[:1]:
         return
-    now, row = clock.now(), rounds.first()
-    if row is not None:
-        record(row, row.state, row.settled_at or now, reason=row.reason, cause=row.cause)
-    else:
-        due_at = policy.due_of(obj, since_at, read_delay(policy, using))
-        if due_at is None:
-            return
-        row = writing.new_row(subject, due_at, since_at)
-        writing.insert([row], using)
-    writing.cancel_rows([row], using, reason, now, states=(State.PENDING, State.CANCELLED, State.SKIPPED))
+    ended = rounds.first()
+    due_at = policy.due_of(obj, since_at, read_delay(policy, using)) if ended is None else ended.due_at
+    if due_at is None:
+        return
+    row = writing.new_row(subject, due_at, since_at)
+    row.first_due_at = due_at if ended is None else ended.first_due_at
+    writing.insert([row], using)
+    writing.cancel_rows([row], using, reason, clock.now(), states=(State.PENDING,))
 
 
 class Cancelling(NamedTuple):

@@ -58,14 +58,19 @@ def test_what_was_cancelled_before_it_was_armed_is_not_armed(unarmed: Order, how
 def test_what_was_cancelled_while_its_condition_did_not_hold_is_not_armed_again(how: str, state: str) -> None:
     order = Order.objects.create(status="unpaid", created_at=timezone.now())
     set_status(order, "paying")
-    Timeout.objects.update(state=state)
-    due_at = Timeout.objects.get().due_at
+    Timeout.objects.update(state=state, due_at=order.created_at + 2 * HALF_HOUR, extensions=1)  # type: ignore[operator]
+    ended = vars(Timeout.objects.get()) | {"_state": None}
     assert cancel_timeout(order, "cancel_unpaid", reason="the customer called") is True
     Order.objects.update(status="unpaid")
     arm(how, Order.objects.get())
-    row = Timeout.objects.get()
-    assert (row.state, row.cause, row.reason, row.due_at) == ("cancelled", "hand", "the customer called", due_at)
-    assert [event.what for event in explain_timeout(order, "cancel_unpaid")] == ["scheduled", state, "cancelled"]
+    assert (
+        vars(Timeout.objects.get(pk=ended["id"])) | {"_state": None} == ended
+    )  # a settled row does not change any more
+    row = Timeout.objects.exclude(pk=ended["id"]).get()
+    assert (row.state, row.cause, row.reason) == ("cancelled", "hand", "the customer called")
+    assert (row.due_at, row.first_due_at) == (ended["due_at"], ended["first_due_at"])
+    story = [event.what for event in explain_timeout(order, "cancel_unpaid")]
+    assert story == ["scheduled", state, "scheduled", "cancelled"]
 
 
 def test_cancelling_again_writes_nothing(unarmed: Order) -> None:
