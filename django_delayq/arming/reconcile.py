@@ -116,7 +116,7 @@ def arm_one(
         if must_lock_first:
             lock_row(model, pk, using)
         states = row_state(model, policies, pk, using, lock=not must_lock_first)
-        changes = diff(states, using, oldest, is_new=is_new)
+        changes = diff(states, using, oldest, kept_rounds=KeptRounds(() if is_new else states, using))
         apply(changes, using, signals=True)
 
 
@@ -157,15 +157,15 @@ def diff(
     oldest: timedelta | None,
     objects: dict[Any, Any] | None = None,
     *,
-    is_new: bool = False,
+    kept_rounds: KeptRounds | None = None,
 ) -> Changes:
     """Return the changes that the table above requires for `states`.
 
-    `objects`: those of `states` by key, if the caller has read them, and all states are of one policy. `is_new`: the
-    objects were inserted just now, so that none of their rounds is armed again.
+    `objects`: those of `states` by key, if the caller has read them, and all states are of one policy. `kept_rounds`:
+    those of more states, if the caller proceeds state by state.
     """
     changes = Changes()
-    kept_rounds = _KeptRounds(states, using, is_new=is_new)
+    kept_rounds = kept_rounds or KeptRounds(states, using)
     read: dict[type[Model], dict[Any, Any]] = {}
 
     def object_of(state: RowState) -> Any:
@@ -197,7 +197,7 @@ def _diff_round(
     state: RowState,
     since_at: datetime | None,
     object_of: Callable[[RowState], Any],
-    kept_rounds: _KeptRounds,
+    kept_rounds: KeptRounds,
     *,
     using: str,
     oldest: timedelta | None,
@@ -231,12 +231,12 @@ def _diff_round(
         changes.move[pending_id] = (since_at, due_at)
 
 
-class _KeptRounds:
+class KeptRounds:
     """Reads at the first question what the rounds of `states` keep. Those of new objects keep nothing."""
 
-    def __init__(self, states: Sequence[RowState], using: str, *, is_new: bool) -> None:
+    def __init__(self, states: Collection[RowState], using: str) -> None:
         self._states, self._using = states, using
-        self._kept: dict[tuple[str, datetime | None], Kept] | None = {} if is_new else None
+        self._kept: dict[tuple[str, datetime | None], Kept] | None = None if states else {}
 
     def of(self, state: RowState, since_at: datetime | None) -> Kept | None:
         """Return what the round of `since_at` keeps; None: nothing."""

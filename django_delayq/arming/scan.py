@@ -14,7 +14,7 @@ from django.db.models.functions import Concat
 from django.db.models.lookups import In, IsNull
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Changes, diff
+from django_delayq.arming.reconcile import Changes, KeptRounds, diff
 from django_delayq.arming.row_state import CLOSING, Rounds, RowState
 from django_delayq.delays import counted
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
@@ -119,7 +119,8 @@ def _checked(
             pk: rounds.state(policy, pk, holds=True, since_at=since_at, after=in_force)
             for pk, since_at in since.items()
         }
-        decide = partial(_changes_of, using=using, oldest=oldest, objects=objects)
+        kept = KeptRounds(states.values(), using)
+        decide = partial(_changes_of, using=using, oldest=oldest, objects=objects, kept_rounds=kept)
         found = failures.without(states, decide).values()
         wrong, too_old = [pk for changes in found for pk in changes.pks], sum(changes.too_old for changes in found)
         place = page[-1].pk if len(page) == PAGE else None
@@ -128,8 +129,10 @@ def _checked(
             return
 
 
-def _changes_of(state: RowState, using: str, oldest: timedelta | None, objects: dict[Any, Any]) -> Changes:
-    return diff([state], using, oldest, objects)
+def _changes_of(
+    state: RowState, using: str, oldest: timedelta | None, objects: dict[Any, Any], kept_rounds: KeptRounds
+) -> Changes:
+    return diff([state], using, oldest, objects, kept_rounds=kept_rounds)
 
 
 def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:

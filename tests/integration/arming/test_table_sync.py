@@ -25,7 +25,7 @@ from tests.testapp.models import Item, Order, Task
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-HOUR = timedelta(hours=1)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 EXEMPT = "exempt"
 TABLES = (Order._meta.db_table, Timeout._meta.db_table)
 
@@ -81,12 +81,14 @@ def test_what_saves_did_not_see_is_armed_moved_and_cancelled(policy: dq.TimeoutP
     assert sync_policy(policy, "default") == Synced()
 
 
-@pytest.mark.parametrize("note", [EXEMPT, None])
+@pytest.mark.parametrize("values", [{"note": EXEMPT}, {}, {"created_at": timezone.now() - 300 * DAY}])
 def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
-    policy: dq.TimeoutPolicy[Any], note: str | None
+    policy: dq.TimeoutPolicy[Any], values: dict[str, Any]
 ) -> None:
+    """Exempt objects, those that have fired, and those whose rounds are too old to be armed."""
+
     def settled(count: int) -> None:
-        slow_orders(count, note=note)
+        slow_orders(count, **values)
         sync_policy(policy, "default")
         Timeout.objects.pending().update(state="fired", cause="due", slot_taken=None, settled_at=timezone.now())
 
@@ -94,7 +96,8 @@ def test_rows_that_need_no_change_cost_a_few_statements_each_page_and_no_lock(
     for _ in range(2):
         settled(scan.PAGE)
         with CaptureQueriesContext(connection) as queries:
-            assert sync_policy(policy, "default") == Synced()
+            found = sync_policy(policy, "default")
+        assert (found.armed, found.moved, found.cancelled) == (0, 0, 0)
         words = " ".join(query["sql"].upper() for query in queries)
         assert not any(word in words for word in ("FOR UPDATE", "FOR NO KEY UPDATE", "UPDATE ", "INSERT"))
         counts.append(len(queries))
