@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.fixtures"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of tests and their modules alone at each garbage collection: a tenth of the suite's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,7 @@ def start_demo() -> Iterator[StartDemo]:
     before = set(processes.descendants())
     # What a shell may have for another project must not matter: its database would be migrated.
     others = {"DATABASE_URL": "nonsense://", "REDIS_URL": "nonsense://", "DJANGO_SETTINGS_MODULE": "no.such.module"}
-    clean = {**os.environ, **others, "PYTHONPATH": str(ROOT)}
+    clean = {**os.environ, **others, "PYTHONPATH": str(ROOT), "ORDERS": "", "REVIEWS": ""}
 
     def start(**environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
