@@ -167,8 +167,12 @@ class _Loan:
 def _interrupt(thread_id: int) -> None:
     """Raise Abandoned in the thread when it next executes Python code.
 
-    Not while it logs: it may hold the lock of the log without being prepared to release it, and all threads log.
+    Not while it logs: it may hold the lock of the log without being prepared to release it, and all threads log. Not
+    under a debugger or profiler of Python 3.11: until that thread executes Python code, all threads with one would
+    repeat the first instruction of a function, and the process would hang.
     """
+    if sys.version_info < (3, 12) and (sys.gettrace() or sys.getprofile()):
+        return
     frame = sys._current_frames().get(thread_id)
     while frame is not None:
         if frame.f_code.co_filename == logging.__file__:

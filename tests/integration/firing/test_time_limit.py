@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,6 +131,31 @@ def test_a_handler_whose_socket_never_answers_ends_as_dead_and_holds_no_lock(
         assert is_free(order)
     assert "test_time_limit.py" in row.errors[-1]["message"], "the error names the place"
     assert firing_state.stuck_threads == 3
+
+
+TRACED = """
+import socket, sys, threading, django
+
+django.setup()
+from django_delayq.firing.state import RunningWork
+from django_delayq.firing.time_limits import _interrupt
+
+ours, theirs = socket.socketpair()
+blocked = threading.Thread(target=ours.recv, args=[1], daemon=True)
+blocked.start()
+running = RunningWork(work=None, thread_ids={blocked.ident})
+sys.setprofile(lambda *_: None)
+running.interrupt(_interrupt)
+(lambda: print("it continues"))()
+"""
+
+
+@pytest.mark.django_db
+def test_under_a_profiler_a_blocked_thread_does_not_make_its_process_hang(child_environment: dict[str, str]) -> None:
+    """Python 3.11 would repeat the first instruction of the next function until that thread wakes up."""
+    command = [sys.executable, "-c", TRACED]
+    done = subprocess.run(command, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT)
+    assert done.stdout == "it continues\n", done.stderr
 
 
 @pytest.mark.skipif(connection.vendor != "mysql", reason="of MySQL and MariaDB, where another connection cuts one")
