@@ -26,14 +26,12 @@ Declare = Callable[..., dq.TimeoutPolicy[Any]]
 FIRED = ("fired", "due")
 
 
-def transactions() -> tuple[list[int], Callable[[str], None]]:
-    """A counter of the transactions that begin, and a hook that counts."""
-    begun = [0]
-
-    def look(step: str) -> None:
-        begun[0] += step == "begun"
-
-    return begun, look
+def transactions_of(*rows: Timeout) -> int:
+    """Fire `rows`; return in how many transactions."""
+    steps: list[str] = []
+    checkpoints.set_hook(steps.append)
+    fire(*rows)
+    return steps.count("begun")
 
 
 def test_a_group_takes_one_lock_one_mark_and_one_commit(orders: list[Order]) -> None:
@@ -215,10 +213,8 @@ def test_a_handler_that_minds_its_own_business_stays_in_its_group(
     policy = declare(Order, lambda obj, timeout: write(obj), name="narrow")
     pace = grouping(policy)
     rows = [due(order, policy) for order in orders]
-    begun, look = transactions()
-    checkpoints.set_hook(look)
-    fire(*rows)
-    assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
+    assert transactions_of(*rows) == 1
+    assert {state(row) for row in rows} == {FIRED}
     assert not pace.is_alone
 
 
@@ -233,10 +229,8 @@ def test_arming_and_cancelling_other_policies_on_save_stays_in_the_group(declare
     orders = [Order.objects.create(created_at=timezone.now()) for _ in range(4)]
     grouping(policy)
     rows = [due(order, policy) for order in orders]
-    begun, look = transactions()
-    checkpoints.set_hook(look)
-    fire(*rows)
-    assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
+    assert transactions_of(*rows) == 1
+    assert {state(row) for row in rows} == {FIRED}
     assert Timeout.objects.pending().of_labels(["testapp.order.armed"]).count() == 4
     assert Timeout.objects.filter(state="cancelled", policy="testapp.order.cancel_unpaid").count() == 4
 
@@ -249,10 +243,8 @@ def test_a_child_of_two_tables_stays_in_its_group(declare: Declare) -> None:
     policy = declare(ExpressOrder, handler, name="narrow_child")
     grouping(policy)
     rows = [due(ExpressOrder.objects.create(), policy) for _ in range(3)]
-    begun, look = transactions()
-    checkpoints.set_hook(look)
-    fire(*rows)
-    assert ({state(row) for row in rows}, begun) == ({FIRED}, [1])
+    assert transactions_of(*rows) == 1
+    assert {state(row) for row in rows} == {FIRED}
     assert ExpressOrder.objects.filter(status="gone", courier="fast").count() == 3
 
 
@@ -297,10 +289,7 @@ def test_slow_handlers_do_not_keep_others_locked(declare: Declare) -> None:
 
 def test_a_policy_of_which_nothing_is_known_begins_with_one(declare: Declare) -> None:
     policy = declare(Order, name="unknown")
-    begun, look = transactions()
-    checkpoints.set_hook(look)
-    fire(*[due(Order.objects.create(), policy) for _ in range(2)])
-    assert begun == [2]
+    assert transactions_of(*[due(Order.objects.create(), policy) for _ in range(2)]) == 2
 
 
 def test_what_had_no_turn_in_time_is_given_back_at_once(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
