@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from django_delayq.engine.faults import Client, translated
 from django_delayq.engine.keys import counter_keys, installation_key, queue_keys, shard_of
 from django_delayq.engine.records import (
     MAX_AHEAD_MS,
@@ -26,7 +25,7 @@ from django_delayq.engine.records import (
     checked_lease_ms,
     checked_pair,
 )
-from django_delayq.engine.scripts import Call, Caller
+from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError, EngineFull
 

@@ -1,4 +1,4 @@
-"""Load `lua/<command>.lua`, and run commands, many of them in one round trip.
+"""Load `lua/<command>.lua`, run commands, many of them in one round trip, and translate the errors of Redis.
 
 The head of a file names its KEYS in order: they are attributes of the keys of a call. A line `--- include piece` is
 replaced by `lua/include/piece.lua`.
@@ -12,18 +12,35 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis import Redis
+from redis.cluster import RedisCluster
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterError,
+    ConnectionError,
+    MovedError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
 
-from django_delayq.engine.faults import Client, is_wrong_type, translated
 from django_delayq.engine.keys import AsideKeys, CounterKeys, QueueKeys
+from django_delayq.exceptions import EngineError, EngineFull, EngineUnavailable
 
+Client: TypeAlias = Redis | RedisCluster
 logger = logging.getLogger("django_delayq.engine")
 
 COMMANDS: Final = (
@@ -44,6 +61,23 @@ _CLEARINGS: Final = 3
 """How often a call renames foreign keys before it fails, so that it ends although they are written again."""
 _HEADER = re.compile(r"^-- (KEYS|ARGV|RETURN)(?: (.*))?$", re.MULTILINE)
 _INCLUDE = re.compile(r"^--- include (\w+)$", re.MULTILINE)
+# Up to 6.2 a refusal inside a script arrives as "ERR Error running script ...: -OOM ...", with its code in the text.
+_PASSING_CODES = re.compile(
+    r"(?:^|[\s:-])(?:OOM|READONLY|LOADING|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|MOVED|ASK|MISCONF|NOREPLICAS|BUSY)\b"
+)
+_FULL_CODE = re.compile(r"(?:^|[\s:-])OOM\b")
+_PASSING = (
+    ConnectionError,
+    TimeoutError,
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ClusterError,
+    TryAgainError,
+    MovedError,
+    RedisClusterException,
+    OSError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +177,7 @@ class Caller:
         with translated(self.client):
             replies = self._scripts.run(self.client, calls)
             for _ in range(_CLEARINGS):
-                blocked = [i for i, reply in enumerate(replies) if is_wrong_type(reply)]
+                blocked = [i for i, reply in enumerate(replies) if _is_wrong_type(reply)]
                 if not blocked:
                     break
                 again = [calls[i] for i in blocked]
@@ -173,3 +207,38 @@ class Caller:
                 if renamed:
                     names = ", ".join(name.decode() if isinstance(name, bytes) else name for name in renamed)
                     self.log_once("foreign_key", keys.entries, "A key of another application was renamed to %s", names)
+
+
+def _is_wrong_type(error: object) -> bool:
+    """Return whether a command met a key with another type than it expects."""
+    return isinstance(error, RedisError) and "WRONGTYPE" in str(error)
+
+
+@contextmanager
+def translated(client: Client) -> Iterator[None]:
+    """Raise every error of Redis as `EngineUnavailable` (retry later) or `EngineError`, with its cause.
+
+    `EngineFull` is an `EngineUnavailable` after which entries can still be taken.
+    """
+    try:
+        yield
+    except (RedisError, RedisClusterException, OSError) as error:
+        message = str(error).rstrip(".")
+        if not isinstance(error, _PASSING) and not _PASSING_CODES.search(message):
+            raise EngineError(f"Redis refused: {error}") from error
+        _forget_demoted_server(client, error)
+        is_full = isinstance(error, OutOfMemoryError) or _FULL_CODE.search(message)
+        if isinstance(error, ClusterError) and "TTL" in message:  # too many redirections or retries
+            message = "a slot of the cluster is being moved to another node"
+        raise (EngineFull if is_full else EngineUnavailable)(f"Redis is not available: {message}") from error
+
+
+def _forget_demoted_server(client: Client, error: Exception) -> None:
+    """Close idle connections to a server that has become a replica.
+
+    Such a connection still works, so a client behind a moving address would ask the wrong server indefinitely.
+    Connections in use belong to other threads.
+    """
+    demoted = isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+    if demoted and isinstance(client, Redis):
+        client.connection_pool.disconnect(inuse_connections=False)

@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError
 from redis.retry import Retry
 
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Client
 
 logger = logging.getLogger("django_delayq.engine")
 

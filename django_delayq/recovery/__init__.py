@@ -10,7 +10,7 @@
 | firing, not expired | anything | none: its worker is running | |
 | settled, or no such row | an entry | check and acknowledge it | `worker.dispatch` |
 | pending, due | (unavailable, or no Redis) | claim the row and fire it | `worker.sources.ledger` |
-| settled long ago | | delete the row | `prune` |
+| settled long ago | | delete the row | `sweep.prune` |
 | (an object whose policy requires another ledger) | | update the ledger | `django_delayq.arming.sync` |
 
 Every action may be repeated, and stopped anywhere. Turns only save work: a worker without one is never wrong.

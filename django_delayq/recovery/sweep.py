@@ -1,4 +1,4 @@
-"""The sweep: ensure that Redis contains every timeout that is overdue or due soon.
+"""The sweep: ensure that Redis contains every timeout that is overdue or due soon. And `prune`: delete old rows.
 
 It loads timeouts from beyond the horizon, restores entries that Redis has lost, and finds rows that were never pushed.
 One mechanism does all three, so that none of them is code that runs once a year. Every `SWEEP_INTERVAL` it reads the
@@ -18,19 +18,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from django_delayq import clock
+from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.engine import Engine
-from django_delayq.engine.faults import translated
+from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing import settle_expired
 from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.search import SOONEST, Cursor, in_state
+from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
+from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
@@ -53,6 +55,8 @@ RESTORED_LIMIT: Final = 10
 """So many restored entries in one sweep are not logged: single pushes fail, and rows fire between two reads."""
 TURN_SHARE: Final = 0.9
 """The part of an interval that a turn lasts, so that it is free when its worker comes back."""
+PRUNE_PAUSE_SECONDS: Final = 0.01
+"""Between two pages that are deleted, for replicas and other writers."""
 MAX_MISSED: Final = 12
 """After so many intervals without a turn a worker does the work in any case."""
 
@@ -271,3 +275,27 @@ def settle_all_expired(using: str) -> int:
         settled += found
         if found < EXPIRED_PAGE:
             return settled
+
+
+def count_old(using: str) -> Count:
+    """Return how many rows `prune` would delete now, up to `search.MAX_COUNT`."""
+    before = database_now(using) - get_settings().retention
+    return count(prunable(using, before))
+
+
+def prune(using: str, older_than: timedelta | None = None, between: Callable[[], object] = lambda: None) -> int:
+    """Delete rows that were settled, and due, longer than `older_than` ago (default: `RETENTION`); return how many.
+
+    A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
+    object would be armed again. Each page is a transaction of its own, and `between` is called between two of them.
+    """
+    before = database_now(using) - (get_settings().retention if older_than is None else older_than)
+    deleted = 0
+    start: datetime | None = None
+    while True:
+        count, start = delete_settled(using, before, start)
+        deleted += count
+        if start is None:
+            return deleted
+        between()
+        sleep(PRUNE_PAUSE_SECONDS)

@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.engine import Engine
-from django_delayq.engine.faults import Client
-from django_delayq.engine.scripts import Call, Caller
+from django_delayq.engine.scripts import Call, Caller, Client
 from django_delayq.exceptions import EngineError, EngineUnavailable
 
 logger = logging.getLogger("django_delayq.connections")

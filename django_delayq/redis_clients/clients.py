@@ -36,7 +36,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from django_delayq.conf import ConfigError
-from django_delayq.engine.faults import Client, translated
+from django_delayq.engine.scripts import Client, translated
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.breaker import LIMIT_SECONDS, call_in_thread
 

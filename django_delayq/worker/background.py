@@ -38,8 +38,7 @@ from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
 from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.prune import prune
-from django_delayq.recovery.sweep import Sweep, settle_all_expired, turn
+from django_delayq.recovery.sweep import Sweep, prune, settle_all_expired, turn
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources.switch import Sources

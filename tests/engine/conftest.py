@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Client
 from tests.engine.deployments import Deployment, deployed, deployments
 from tests.engine.redis_process import NoRedisServer, RedisProcess
 from tests.engine.virtual import VirtualQueue

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import redis
 
-from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Client
 from tests.engine.fault_proxy import FaultProxy, Pace
 from tests.engine.redis_process import RedisProcess, binaries, name_of
 from tests.engine.topologies import clustered, watched

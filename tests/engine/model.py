@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from django_delayq.engine import Lease, Reserved
-from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Client
 from tests.engine.virtual import VirtualQueue
 
 NEVER = 2**60

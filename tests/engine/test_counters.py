@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from django_delayq.engine import Engine
-from django_delayq.engine.faults import Client
 from django_delayq.engine.keys import counter_keys
 from django_delayq.engine.records import SLICES
+from django_delayq.engine.scripts import Client
 from django_delayq.exceptions import EngineError
 
 HOUR_MS = 3_600_000

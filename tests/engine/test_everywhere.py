@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from django_delayq.engine import Engine
-from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Client
 from tests.engine.model import machine
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.test_model import COMMON

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
-from django_delayq.engine.faults import Client
+from django_delayq.engine.scripts import Client
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
 from tests.support.waiting import wait_until

@@ -1,7 +1,7 @@
 """Where due timeouts come from: Redis while it works, the ledger while it does not.
 
 `switch.Sources` is both as one. `redis.RedisSource` leases entries, `ledger.LedgerSource` claims rows, and
-`switch.Fairness` claims rows of policies that would wait behind the backlog of another policy. `paced.PacedSource`
+`switch.Fairness` claims rows of policies that would wait behind the backlog of another policy. `ledger.PacedSource`
 claims rows of policies with a rate.
 """
 

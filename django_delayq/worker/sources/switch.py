@@ -15,8 +15,7 @@ from django_delayq.policies import registry
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources import Batch
-from django_delayq.worker.sources.ledger import LedgerSource
-from django_delayq.worker.sources.paced import PacedSource
+from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, RedisSource
 
 FIRST_SECONDS: Final = 0.1

@@ -21,8 +21,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker import dispatch as dispatch_module
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import RedisHealth
-from django_delayq.worker.sources.ledger import LedgerSource
-from django_delayq.worker.sources.paced import PacedSource
+from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
 from django_delayq.worker.sources.switch import Sources
 from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until

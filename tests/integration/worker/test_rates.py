@@ -23,8 +23,7 @@ from django_delayq.models import PolicyMeter, Timeout
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.sources.ledger import LedgerSource
-from django_delayq.worker.sources.paced import PacedSource, SlotQueue
+from django_delayq.worker.sources.ledger import LedgerSource, PacedSource, SlotQueue
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, needs_more_connections, states

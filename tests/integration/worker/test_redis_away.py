@@ -13,7 +13,7 @@ import redis
 from django.core.checks import run_checks
 
 from django_delayq.checks import check_redis
-from django_delayq.engine.faults import translated
+from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_worker_engine
 from django_delayq.worker.health import FIRST_PAUSE_SECONDS, RedisHealth
