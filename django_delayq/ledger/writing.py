@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 from django.db.models import Exists, F, OuterRef
 
 from django_delayq import clock
@@ -357,11 +357,13 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
     update_each(rows, ("idempotency_key", "history"), using, (State.PENDING, State.FIRING, State.DEAD))
 
 
-def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> None:
-    """Give the `row` that is firing no further attempt if this one fails."""
-    record(row, "cancel_requested", clock.now(), by=by, reason=reason)
-    row.final_attempt = True
-    update_each([row], ("final_attempt", "history"), row._state.db or DEFAULT_DB_ALIAS, (State.FIRING,))
+def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, by: str = "hand") -> None:
+    """Give those of the locked `rows` that are firing no further attempt if this one fails."""
+    now, firing = clock.now(), [row for row in rows if row.state == State.FIRING]
+    for row in firing:
+        record(row, "cancel_requested", now, by=by, reason=reason)
+        row.final_attempt = True
+    update_each(firing, ("final_attempt", "history"), using, (State.FIRING,))
 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:

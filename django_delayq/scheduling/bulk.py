@@ -162,12 +162,10 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
 
     def change(page: Page) -> int:
         pending = {row.pk: row.queue for row in page.rows if row.state == Timeout.State.PENDING}
-        for row in page.rows:
-            if row.pk not in pending:
-                writing.forbid_attempts(row, reason)
+        writing.forbid_attempts(page.rows, page.using, reason)
         return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
-    return sum(each_page(rows, change, or_firing=True, columns=("queue", "state")))
+    return sum(each_page(rows, change, or_firing=True, columns=("queue", "state", "history")))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:

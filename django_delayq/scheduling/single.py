@@ -274,9 +274,9 @@ def cancel_newest(subject: Subject, reason: str, is_late: Callable[[Timeout], bo
         return Cancelling(in_time=True)
     rows = [newest, *_lock_older(subject, newest)]
     decisive = newest
+    writing.forbid_attempts(rows, subject.using, reason)
     for row in rows:
         if row.state == State.FIRING:
-            writing.forbid_attempts(row, reason)
             decisive = max(decisive, row, key=lambda each: (began_at(each), each.pk))
     if decisive.state in (State.FIRED, State.FIRING):
         return Cancelling(in_time=False, row=decisive)

@@ -179,6 +179,19 @@ def test_an_extended_round_is_armed_again_although_its_first_deadline_is_too_old
     assert order.timeouts.get(state="pending").due_at == begin + 30 * MINUTE + timedelta(days=30)
 
 
+def test_the_story_promises_no_sync_of_the_workers_that_does_not_see_the_moved_deadline() -> None:
+    begin = timezone.now()
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    dq.extend_timeout(order, "cancel_unpaid", hours=48)
+    order.status = "paying"
+    order.save()
+    Order.objects.update(status="unpaid")
+    with clock.set_to(begin + 40 * MINUTE):
+        assert "save or sync_timeouts()" in dq.explain_timeout(order, "cancel_unpaid").outlook
+        assert not sync_policy(dq.get_policy((Order, "cancel_unpaid")), "default").armed
+        assert dq.sync_timeouts(order) == 1
+
+
 def test_arming_a_new_object_reads_no_earlier_rounds() -> None:
     with transaction.atomic(), CaptureQueriesContext(connection) as captured:
         Order.objects.create(status="unpaid", created_at=timezone.now())
