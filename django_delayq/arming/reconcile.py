@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.db.models import F, Q
 
@@ -43,7 +42,7 @@ from django_delayq.ledger.locking import (
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import compiled, padded, params
-from django_delayq.ledger.subjects import slots_of, subject_at
+from django_delayq.ledger.subjects import kind_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
@@ -361,7 +360,7 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> G
 
     Sends no signals, as there may be very many.
     """
-    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    kind = kind_of(model, using)
     cancelled, left = 0, set[Any]()
     with transaction_of(using):
         for chunk in chunks(sorted(pks, key=str)):
@@ -369,7 +368,7 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> G
             ids = {object_id_of(model, pk) for pk in there}
             left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
             gone = {object_id_of(model, pk) for pk in chunk} - ids
-            rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
+            rows = Timeout.objects.using(using).filter(content_type=kind, object_id__in=gone, slot_taken=1)
             found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
             cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
     return Gone(cancelled, left)

@@ -18,7 +18,7 @@ from django_delayq.ledger.paging import Page, chunks, each_page
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling.single import check_payload, may_extend, no_deadline, parse_span
+from django_delayq.scheduling.single import check_conflict, check_payload, may_extend, no_deadline, parse_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,8 +57,7 @@ def schedule_timeouts(
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ValueError: as for `schedule_timeout`.
     """
     given, body = parse_delay(dict(delay)), check_payload(payload)
-    if on_conflict not in ("replace", "keep", "error"):
-        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)
     if found is None:

@@ -94,8 +94,7 @@ def schedule_timeout(
     subject = subject_of(obj, policy, key)
     given = parse_delay(dict(delay))
     body = check_payload(payload)
-    if on_conflict not in ("replace", "keep", "error"):
-        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    check_conflict(on_conflict)
     due_at = _due_at(subject, given)
     if due_at is not None:
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
@@ -140,6 +139,12 @@ def _due_at(
     if policy.after is None or (obj is None and (policy.since is not None or callable(policy.after))):
         return None
     return policy.due_of(obj, clock.now() if policy.since is None else since_at, read_delay(policy, subject.using))
+
+
+def check_conflict(on_conflict: str) -> None:
+    """Raise ValueError unless `on_conflict` is one of the three."""
+    if on_conflict not in ("replace", "keep", "error"):
+        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
 
 
 def check_payload(payload: Any) -> Any:
