@@ -16,12 +16,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from django.contrib.contenttypes.models import ContentType
 from django.db import connections
-from django.db.models import F
+from django.db.models import F, Q
 
 from django_delayq import clock
-from django_delayq.arming.row_state import CLOSING, RowState, ledger_fits, objects_of_policy, row_state, row_states
+from django_delayq.arming.row_state import (
+    CLOSING,
+    RowState,
+    ledger_fits,
+    objects_of_policy,
+    of_since,
+    row_state,
+    row_states,
+)
+from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import many, writing
 from django_delayq.ledger.locking import (
@@ -34,7 +42,7 @@ from django_delayq.ledger.locking import (
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import compiled, padded, params
-from django_delayq.ledger.subjects import slots_of, subject_at
+from django_delayq.ledger.subjects import kind_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
@@ -55,6 +63,14 @@ class Kept(NamedTuple):
     due_at: datetime | None
     first_due_at: datetime
     extensions: int
+
+    def is_later(self, due_at: datetime) -> bool:
+        """Return whether the round keeps more than `due_at`, which its policy would give it now.
+
+        A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
+        """
+        is_moved = self.due_at != self.first_due_at or self.extensions > 0
+        return is_moved or self.first_due_at > due_at
 
 
 class Arm(NamedTuple):
@@ -214,8 +230,11 @@ def _diff_round(
     is_gone = obj is None and callable(policy.after)
     due_at = None if is_gone else policy.due_of(obj, since_at, state.after)
     kept = None if pending_id is not None or due_at is None else kept_rounds.of(state, since_at)
+    kept = kept if kept is not None and due_at is not None and kept.is_later(due_at) else None
     due_at = due_at if kept is None else kept.due_at or due_at
-    is_too_old = due_at is not None and oldest is not None and clock.now() - due_at >= oldest
+    # A sync leaves more of the old rounds alone than a save, but not pending ones.
+    limit = oldest if oldest is None or pending_id is None else max(oldest, get_settings().catch_up)
+    is_too_old = due_at is not None and limit is not None and clock.now() - due_at >= limit
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
@@ -235,21 +254,24 @@ class KeptRounds:
     """Reads at the first question what the rounds of `states` keep. Those of new objects keep nothing."""
 
     def __init__(self, states: Collection[RowState], using: str) -> None:
-        self._states, self._using = states, using
-        self._kept: dict[tuple[str, datetime | None], Kept] | None = None if states else {}
+        self._unarmed = [each for each in states if each.holds and each.pending_id is None]
+        self._using = using
+        self._since: set[datetime | None] = set()
+        self._kept: dict[tuple[str, datetime | None], Kept] = {}
 
     def of(self, state: RowState, since_at: datetime | None) -> Kept | None:
         """Return what the round of `since_at` keeps; None: nothing."""
-        if self._kept is None:
-            unarmed = [each for each in self._states if each.holds and each.pending_id is None]
-            self._kept = _kept_rounds(unarmed, self._using)
-        kept = self._kept
-        slots = subject_at(state.policy, state.pk, "", self._using).slots if kept else ()
-        return next((kept[slot, since_at] for slot in slots if (slot, since_at) in kept), None)
+        if since_at not in self._since:  # again for a callable of one row, of which `state` does not have the value
+            self._since |= {since_at, *(each.since_at for each in self._unarmed)}
+            self._kept = _kept_rounds(self._unarmed, self._since, self._using)
+        slots = subject_at(state.policy, state.pk, "", self._using).slots if self._kept else ()
+        return next((self._kept[slot, since_at] for slot in slots if (slot, since_at) in self._kept), None)
 
 
-def _kept_rounds(states: Sequence[RowState], using: str) -> dict[tuple[str, datetime | None], Kept]:
-    """Return, by slot and `since_at`, what those rounds keep that were moved, and then ended by their condition.
+def _kept_rounds(
+    states: Sequence[RowState], since: Collection[datetime | None], using: str
+) -> dict[tuple[str, datetime | None], Kept]:
+    """Return, by slot and `since_at`, what the rounds that their condition has ended keep; unmoved ones of `since`.
 
     Otherwise an order whose payment was tried and failed would lose its extensions, and could be extended without a
     limit. A deadline that "fire now" has set is not kept: that request has been answered.
@@ -260,10 +282,12 @@ def _kept_rounds(states: Sequence[RowState], using: str) -> dict[tuple[str, date
     named = ((policy, label, found) for policy, found in pks.items() for label in policy.labels)
     slots = [slot for policy, label, found in named for _, _, slot in slots_of(policy, label, found, "", using)]
     ended = Timeout.objects.using(using).filter(slot__in=slots, cause=Cause.CONDITION)
-    rows = as_it_is(ended.exclude(due_at=F("first_due_at"), extensions=0), using).order_by("id")
+    # An object may have very many rounds, of which few were moved.
+    wanted = ~Q(due_at=F("first_due_at"), extensions=0) | of_since(since)
+    rows = as_it_is(ended.filter(wanted), using).order_by("id")
     kept = {}
     for row in rows.only("slot", "since_at", "due_at", "first_due_at", "extensions", "history"):
-        moves = [event["what"] for event in row.history if "to" in event]
+        moves = [event["what"] for event in row.history if "from" in event]
         due_at = None if moves[-1:] == ["fire_requested"] else row.due_at
         kept[row.slot, row.since_at] = Kept(due_at, row.first_due_at, row.extensions)
     return kept
@@ -336,7 +360,7 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> G
 
     Sends no signals, as there may be very many.
     """
-    content_type = ContentType.objects.db_manager(using).get_for_model(model)
+    kind = kind_of(model, using)
     cancelled, left = 0, set[Any]()
     with transaction_of(using):
         for chunk in chunks(sorted(pks, key=str)):
@@ -344,7 +368,7 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> G
             ids = {object_id_of(model, pk) for pk in there}
             left |= {pk for pk in chunk if object_id_of(model, pk) in ids}
             gone = {object_id_of(model, pk) for pk in chunk} - ids
-            rows = Timeout.objects.using(using).filter(content_type=content_type.pk, object_id__in=gone, slot_taken=1)
+            rows = Timeout.objects.using(using).filter(content_type=kind, object_id__in=gone, slot_taken=1)
             found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
             cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
     return Gone(cancelled, left)

@@ -166,6 +166,12 @@ def row_states(
     ]
 
 
+def of_since(since: Iterable[datetime | None]) -> Q:
+    """Return a condition on rounds that those of the values `since` fulfil, and of very many values a few others."""
+    values = sorted({since_at for since_at in since if since_at is not None})
+    return Q(since_at__in=values) if len(values) <= MAX_SINCE else Q(since_at__range=(values[0], values[-1]))
+
+
 class Rounds:
     """The pending rounds of some objects, and the closed ones with one of the values `since`, read in one query.
 
@@ -185,9 +191,7 @@ class Rounds:
                 for pk, _, slot in slots_of(policy, label, pks, "", using):
                     places[slot] = (policy.label, pk)
         # By slots, because SQLite without statistics would read all rows of the policy to find those of the objects.
-        values = sorted({since_at for since_at in since if since_at is not None})
-        of_since = Q(since_at__in=values) if len(values) <= MAX_SINCE else Q(since_at__range=(values[0], values[-1]))
-        rows = Timeout.objects.using(using).filter(Q(slot_taken=1) | CLOSING & of_since, slot__in=list(places))
+        rows = Timeout.objects.using(using).filter(Q(slot_taken=1) | CLOSING & of_since(since), slot__in=list(places))
         self._pending: dict[tuple[str, Any], tuple[int, datetime | None]] = {}
         self._closed: set[tuple[str, Any, datetime | None]] = set()
         for slot, since_at, row_id, taken in as_it_is(rows, using).values_list("slot", "since_at", "id", "slot_taken"):

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
-from django.db.models import Manager, Model, QuerySet, Value
+from django.db.models import F, Manager, Model, QuerySet, Value
 
 from django_delayq.conf import ConfigError
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of, refusal, root_of_key
-from django_delayq.ledger.statements import Param, compiled, in_array, param, params, sql_of
+from django_delayq.ledger.statements import Param, Raw, compiled, in_array, param, params, selected, sql_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
+
+    from django.db.models.sql import UpdateQuery
 
     from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
@@ -284,6 +286,26 @@ def lock_clause(model: type[Model], using: str, **columns: Any) -> tuple[str, tu
     if connection.features.has_select_for_update:  # not by for_update(): outside a transaction Django refuses it
         sql += f" {connection.ops.for_update_sql(no_key=connection.features.has_select_for_no_key_update)}"
     return f"{LOCKING}({sql})", parameters
+
+
+def locking_update(
+    changed: UpdateQuery, model: type[Model] | None, columns: Sequence[str], using: str, since: str | None = None
+) -> Raw:
+    """Return an UPDATE that locks its object first, unless `model` is None, and returns these columns, or all.
+
+    With the column `since` of the object, it changes only the round of its value.
+    """
+    sql, parameters = sql_of(changed, using)
+    connection, quoted = connections[using], connections[using].ops.quote_name
+    table = quoted(Timeout._meta.db_table)
+    if model is not None:
+        lock, first = lock_clause(model, using, **({"delayq_since": F(since)} if since else {}))
+        of_round = f"{table}.{quoted('since_at')} = (SELECT delayq_since FROM locked)"
+        condition = of_round if since else "EXISTS (SELECT 1 FROM locked)"
+        sql, parameters = f"{lock} {sql} AND {condition}", (*first, *parameters)
+    fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
+    returning = ", ".join(selected(f"{table}.{quoted(field.column)}", field, connection) for field in fields)
+    return Raw(f"{sql} RETURNING {returning}", parameters, fields)
 
 
 def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 from django.db.models import Exists, F, OuterRef
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
-from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending
+from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
 from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, sql_of, update
+from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_rules import MAX_EXTENSIONS
 from django_delayq.signals import timeout_cancelled
@@ -270,18 +270,22 @@ def cancel_pending(
     Args:
         subject: what to cancel.
         reason: is stored.
-        lock: lock the object in the same statement; otherwise the transaction has locked it.
+        lock: lock the object in the same statement, and cancel only the round of its present `since`, if the policy is
+            automatic; otherwise the transaction has locked it.
         whole: return all columns of the row. Otherwise only those are read that this function needs.
         in_time: only if its deadline has not passed by the clock of the database.
     """
     policy, using = subject.policy, subject.using
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return []
-    if in_time and len(subject.slots) > 1:  # of several rows one may be too late
+    since = policy.since if lock and policy.is_automatic and not subject.key else None
+    if callable(since):
+        return []
+    if (in_time or since) and len(subject.slots) > 1:  # one of several rows may be too late, or of another `since`
         return []
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if whole or timeout_cancelled.receivers else ("id", "queue")
-    shape = policy.model if lock else None, len(subject.slots), columns, in_time
+    shape = (policy.model if lock else None, since), len(subject.slots), columns, in_time
     rows: list[Timeout] = sorted(_cancelled.objects(using, *shape, **values), key=lambda row: -row.pk)
     for row in rows:
         remove_entries([(row.queue, row.pk)], using)
@@ -290,7 +294,9 @@ def cancel_pending(
 
 
 @compiled
-def _cancelled(using: str, model: type[Model] | None, slots: int, columns: Sequence[str], in_time: bool) -> Raw:
+def _cancelled(
+    using: str, locked: tuple[type[Model] | None, str | None], slots: int, columns: Sequence[str], in_time: bool
+) -> Raw:
     """While the statement waits for the object, the row may be fired; then it does not match any more.
 
     A row that an operator has retried may have a newer one. If that has fired or is firing, it is too late, and if it
@@ -303,26 +309,14 @@ def _cancelled(using: str, model: type[Model] | None, slots: int, columns: Seque
     if in_time:
         pending = pending.filter(due_at__gt=clock.DatabaseNow())
     changed = update(pending, **values, settled_at=param("settled_at"), reason=param("reason"))
-    return _locking_update(changed, model, columns, using)
+    model, since = locked
+    return locking_update(changed, model, columns, using, since)
 
 
 @compiled
 def _replaced(using: str, model: type[Model]) -> Raw:
     pending = Timeout.objects.using(using).filter(slot=param("slot"), slot_taken=1)
-    return _locking_update(update(pending, **{name: param(name) for name in ROUND_FIELDS}), model, (), using)
-
-
-def _locking_update(changed: UpdateQuery, model: type[Model] | None, columns: Sequence[str], using: str) -> Raw:
-    """Return an UPDATE that locks its object first, unless `model` is None, and returns these columns, or all."""
-    sql, parameters = sql_of(changed, using)
-    if model is not None:
-        lock, first = lock_clause(model, using)
-        sql, parameters = f"{lock} {sql} AND EXISTS (SELECT 1 FROM locked)", (*first, *parameters)
-    fields: Any = [field for field in Timeout._meta.concrete_fields if not columns or field.name in columns]
-    connection, quoted = connections[using], connections[using].ops.quote_name
-    table = quoted(Timeout._meta.db_table)
-    returning = ", ".join(selected(f"{table}.{quoted(field.column)}", field, connection) for field in fields)
-    return Raw(f"{sql} RETURNING {returning}", parameters, fields)
+    return locking_update(update(pending, **{name: param(name) for name in ROUND_FIELDS}), model, (), using)
 
 
 def cancel_rows(
@@ -363,11 +357,13 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
     update_each(rows, ("idempotency_key", "history"), using, (State.PENDING, State.FIRING, State.DEAD))
 
 
-def forbid_attempts(row: Timeout, reason: str, by: str = "hand") -> None:
-    """Give the `row` that is firing no further attempt if this one fails."""
-    record(row, "cancel_requested", clock.now(), by=by, reason=reason)
-    row.final_attempt = True
-    update_each([row], ("final_attempt", "history"), row._state.db or DEFAULT_DB_ALIAS, (State.FIRING,))
+def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, by: str = "hand") -> None:
+    """Give those of the locked `rows` that are firing no further attempt if this one fails."""
+    now, firing = clock.now(), [row for row in rows if row.state == State.FIRING]
+    for row in firing:
+        record(row, "cancel_requested", now, by=by, reason=reason)
+        row.final_attempt = True
+    update_each(firing, ("final_attempt", "history"), using, (State.FIRING,))
 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:

@@ -57,9 +57,7 @@ def cancel(
         for row in rows:
             record_death(row, context.now)
             record(row, "cancel_requested", **context.event)
-        for row in refused:
-            if row.state == State.FIRING:
-                writing.forbid_attempts(row, context.reason, by=context.by)
+        writing.forbid_attempts(refused, context.using, context.reason, by=context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)

@@ -18,7 +18,7 @@ from django_delayq.ledger.paging import Page, chunks, each_page
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling.single import check_payload, may_extend, no_deadline, parse_span
+from django_delayq.scheduling.single import check_conflict, check_payload, may_extend, no_deadline, parse_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,8 +57,7 @@ def schedule_timeouts(
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ValueError: as for `schedule_timeout`.
     """
     given, body = parse_delay(dict(delay)), check_payload(payload)
-    if on_conflict not in ("replace", "keep", "error"):
-        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)
     if found is None:
@@ -162,12 +161,10 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
 
     def change(page: Page) -> int:
         pending = {row.pk: row.queue for row in page.rows if row.state == Timeout.State.PENDING}
-        for row in page.rows:
-            if row.pk not in pending:
-                writing.forbid_attempts(row, reason)
+        writing.forbid_attempts(page.rows, page.using, reason)
         return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
-    return sum(each_page(rows, change, or_firing=True, columns=("queue", "state")))
+    return sum(each_page(rows, change, or_firing=True, columns=("queue", "state", "history")))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:

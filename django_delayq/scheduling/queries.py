@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Expression, F, Model, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
 from django.db.models.functions import Coalesce
@@ -296,7 +295,7 @@ class Deadline(Expression):
         assert pk is not None
         rows = Timeout.objects.filter(
             policy__in=policy.labels,
-            content_type=ContentType.objects.db_manager(using).get_for_model(table).pk,
+            content_type=kind_of(table, using),
             object_id=object_id(OuterRef(pk.name), table, using),
             key=self.key,
             slot_taken=1,

@@ -8,10 +8,12 @@ written, and the caller's transaction stays usable.
 from __future__ import annotations
 
 import json
+import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from asgiref.sync import sync_to_async
+from django.db import Error as DatabaseError
 
 from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING
@@ -30,6 +32,7 @@ from django_delayq.ledger.locking import (
     transaction_of,
 )
 from django_delayq.ledger.outbox import announce
+from django_delayq.ledger.scrubbing import shown
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from django_delayq.delays import Delay, DelayArgs, Span
     from django_delayq.ledger.subjects import Subject
     from django_delayq.policies import M, TimeoutPolicy
+
+logger = logging.getLogger("django_delayq")
 
 OnConflict = Literal["replace", "keep", "error"]
 State, Cause = Timeout.State, Timeout.Cause
@@ -89,8 +94,7 @@ def schedule_timeout(
     subject = subject_of(obj, policy, key)
     given = parse_delay(dict(delay))
     body = check_payload(payload)
-    if on_conflict not in ("replace", "keep", "error"):
-        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
+    check_conflict(on_conflict)
     due_at = _due_at(subject, given)
     if due_at is not None:
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
@@ -135,6 +139,12 @@ def _due_at(
     if policy.after is None or (obj is None and (policy.since is not None or callable(policy.after))):
         return None
     return policy.due_of(obj, clock.now() if policy.since is None else since_at, read_delay(policy, subject.using))
+
+
+def check_conflict(on_conflict: str) -> None:
+    """Raise ValueError unless `on_conflict` is one of the three."""
+    if on_conflict not in ("replace", "keep", "error"):
+        raise ValueError(f'on_conflict is "replace", "keep" or "error", not {on_conflict!r}.')
 
 
 def check_payload(payload: Any) -> Any:
@@ -189,14 +199,14 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
     """Cancel the timeout. Return True: it will not fire. False: too late, the newest round has fired or is firing.
 
     May be called again, and when nothing is pending. Cancels a dead timeout too, so that it cannot be retried. While
-    one is firing, returns False and forbids further attempts. If an automatic policy has no pending timeout, closes the
-    round of the present value of `since`, so that no save and no sync arms it later. `obj` may be a `Timeout` itself:
-    then only that row is cancelled.
+    one is firing, returns False and forbids further attempts. Of an automatic policy, closes the round of the present
+    value of `since`, also if it is not pending, so that no save and no sync arms it later. If a function `since` or
+    `after` raises for the object, which is logged, that round stays open. `obj` may be a `Timeout` itself: then only
+    that row is cancelled.
 
     Raises:
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
-        Exception: if nothing is pending, whatever the functions `since` and `after` of the policy raise.
     """
     subject = subject_of(obj, policy, key)
     if writing.cancel_pending(subject, reason, lock=True):  # the only statement, if one is pending
@@ -204,7 +214,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
         cancelling = cancel_newest(subject, reason)
-        if cancelling.in_time and not cancelling.cancelled and fresh is not None:
+        if cancelling.in_time and fresh is not None:
             _close_round(subject, fresh, reason)
         return cancelling.in_time
 
@@ -212,24 +222,42 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
 def _close_round(subject: Subject, obj: Model, reason: str) -> None:
     """Close the round of the present `since` of the locked `obj`, of which nothing is pending.
 
-    It was not armed yet, or its condition ended it, and the next save or sync would arm it. A row that is settled never
-    changes its state, so another one closes the round, with the same deadlines.
+    It was not armed yet, or its condition ended it, and the next save or sync would arm it. Where a function of the
+    policy raises, as it may for an object that does not match `when`, nothing can arm the round.
     """
-    policy, using = subject.policy, subject.using
+    policy = subject.policy
     if policy is None or not policy.is_automatic or subject.key or subject.row_id is not None:
         return
+    try:
+        row = _closing_row(subject, policy, obj)
+    except DatabaseError:
+        raise
+    except Exception as error:
+        ids = {"policy": policy.label, "object_id": subject.object_id}
+        words = "%s: its present round cannot be closed, because its deadline cannot be computed"
+        logger.error(words, subject, exc_info=shown(error), extra={"event": "close_failed", **ids})
+        return
+    if row is not None:
+        writing.insert([row], subject.using)
+        writing.cancel_rows([row], subject.using, reason, clock.now(), states=(State.PENDING,))
+
+
+def _closing_row(subject: Subject, policy: TimeoutPolicy[Any], obj: Model) -> Timeout | None:
+    """Return an unsaved row for the present round of `obj`; None: it is closed already, or there is none.
+
+    A row that is settled never changes its state, so another one closes the round, with the same deadlines.
+    """
     since_at = policy.since_of(obj)
-    rounds = as_it_is(subject.rounds().filter(since_at=since_at), using)
+    rounds = as_it_is(subject.rounds().filter(since_at=since_at), subject.using)
     if since_at is None or rounds.filter(CLOSING)[:1]:
-        return
+        return None
     ended = rounds.first()
-    due_at = policy.due_of(obj, since_at, read_delay(policy, using)) if ended is None else ended.due_at
+    due_at = policy.due_of(obj, since_at, read_delay(policy, subject.using)) if ended is None else ended.due_at
     if due_at is None:
-        return
+        return None
     row = writing.new_row(subject, due_at, since_at)
     row.first_due_at = due_at if ended is None else ended.first_due_at
-    writing.insert([row], using)
-    writing.cancel_rows([row], using, reason, clock.now(), states=(State.PENDING,))
+    return row
 
 
 class Cancelling(NamedTuple):
@@ -251,9 +279,9 @@ def cancel_newest(subject: Subject, reason: str, is_late: Callable[[Timeout], bo
         return Cancelling(in_time=True)
     rows = [newest, *_lock_older(subject, newest)]
     decisive = newest
+    writing.forbid_attempts(rows, subject.using, reason)
     for row in rows:
         if row.state == State.FIRING:
-            writing.forbid_attempts(row, reason)
             decisive = max(decisive, row, key=lambda each: (began_at(each), each.pk))
     if decisive.state in (State.FIRED, State.FIRING):
         return Cancelling(in_time=False, row=decisive)

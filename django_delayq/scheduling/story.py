@@ -252,7 +252,7 @@ def _why_nothing_is_pending(subject: Subject) -> str:
                 "one; delayq_sync --policy {policy} --backfill arms all such rounds of the policy."
             ).format(policy=policy.label),
         ),
-        (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync arms it.")),
+        (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync_timeouts() arms it.")),
         (
             bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
             _("Nothing is pending: the time that it counts from is not set."),

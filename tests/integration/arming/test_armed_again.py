@@ -114,6 +114,62 @@ def test_a_request_to_fire_now_is_not_kept() -> None:
     assert (row.extensions, row.due_at) == (1, begin + 30 * MINUTE)
 
 
+def test_a_request_to_fire_now_is_not_kept_after_an_attempt_that_failed(declare: Declare) -> None:
+    begin = timezone.now()
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        raise RuntimeError("the partner is down")
+
+    options = {"after": 30 * MINUTE, "since": "created_at", "when": Q(status="unpaid"), "retry": dq.Retry([3600])}
+    policy = declare(Order, name="failing", handler=handler, **options)
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    dq.extend_timeout(order, policy, minutes=60)
+    row = order.timeouts.get(policy=policy.label)
+    operations.fire_now(row, by="admin:a")
+    testing.fire_due(policy, raises=False)
+    fail_to_pay("save")
+    assert order.timeouts.get(policy=policy.label, state="pending").due_at == begin + 30 * MINUTE
+
+
+@pytest.mark.parametrize("how", ["save", "bulk"])
+@pytest.mark.parametrize("age", [timedelta(days=20), timedelta(hours=2), timedelta(0)])
+@pytest.mark.parametrize("by_callable", [False, True])
+def test_a_later_deadline_given_by_hand_survives_a_payment_that_fails(
+    declare: Declare, age: timedelta, how: str, by_callable: bool
+) -> None:
+    """The order was not armed before: its own deadline may have passed long ago."""
+    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
+    policy = declare(Order, name="given", after=30 * MINUTE, since=since, when=Q(status="unpaid"))
+    Order.objects.bulk_create([Order(status="unpaid", created_at=timezone.now() - age)])
+    row = dq.schedule_timeout(Order.objects.get(), policy, hours=48)
+    for _ in range(2):
+        fail_to_pay(how)
+    again = Timeout.objects.get(policy=policy.label, state="pending")
+    assert (again.due_at, again.first_due_at, again.since_at) == (row.due_at, row.due_at, row.since_at)
+
+
+def test_of_an_unmoved_deadline_and_the_present_one_of_the_policy_the_later_counts(declare: Declare) -> None:
+    begin = timezone.now()
+    delays = {None: 30 * MINUTE, "patient": 60 * MINUTE, "hurried": 5 * MINUTE}
+    options = {"since": "created_at", "when": Q(status="unpaid")}
+    policy = declare(Order, name="varied", after=lambda order: delays[order.note], **options)
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    for note, minutes in (("hurried", 30), ("patient", 60), (None, 60)):
+        Order.objects.update(note=note)
+        fail_to_pay("save")
+        assert dq.get_deadline(order, policy) == begin + minutes * MINUTE
+
+
+def test_an_object_that_is_exempt_is_not_armed_again_although_its_deadline_was_moved(declare: Declare) -> None:
+    options = {"since": "created_at", "when": Q(status="unpaid")}
+    policy = declare(Order, name="exempting", after=lambda each: None if each.note else 30 * MINUTE, **options)
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    dq.extend_timeout(order, policy, minutes=60)
+    Order.objects.update(note="exempt")
+    fail_to_pay("save")
+    assert dq.get_deadline(order, policy) is None
+
+
 def test_an_extended_round_is_armed_again_although_its_first_deadline_is_too_old() -> None:
     begin = timezone.now() - timedelta(days=20)
     with clock.set_to(begin):
@@ -121,6 +177,19 @@ def test_an_extended_round_is_armed_again_although_its_first_deadline_is_too_old
         dq.extend_timeout(order, "cancel_unpaid", days=30)
     fail_to_pay("save")
     assert order.timeouts.get(state="pending").due_at == begin + 30 * MINUTE + timedelta(days=30)
+
+
+def test_the_story_promises_no_sync_of_the_workers_that_does_not_see_the_moved_deadline() -> None:
+    begin = timezone.now()
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    dq.extend_timeout(order, "cancel_unpaid", hours=48)
+    order.status = "paying"
+    order.save()
+    Order.objects.update(status="unpaid")
+    with clock.set_to(begin + 40 * MINUTE):
+        assert "save or sync_timeouts()" in dq.explain_timeout(order, "cancel_unpaid").outlook
+        assert not sync_policy(dq.get_policy((Order, "cancel_unpaid")), "default").armed
+        assert dq.sync_timeouts(order) == 1
 
 
 def test_arming_a_new_object_reads_no_earlier_rounds() -> None:

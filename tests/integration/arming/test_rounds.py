@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import pending_timeouts, schedule_timeout, signals, sync_timeouts
-from django_delayq.arming.sync import sync_policy
+from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -67,6 +67,16 @@ def test_a_start_that_moves_back_beyond_catch_up_cancels_as_too_late(
     settings.DELAYQ = {**settings.DELAYQ, "CATCH_UP": timedelta(days=3)}
     order.created_at = timezone.now() - timedelta(days=ago)
     order.save()
+    row = automatic(order)
+    assert (row.state, row.cause) == (state, cause)
+
+
+@pytest.mark.parametrize(("ago", "state", "cause"), [(2, "pending", ""), (8 * 24, "cancelled", "late")])
+def test_the_sync_of_the_workers_moves_back_what_is_pending_as_a_save_does(
+    order: Order, ago: int, state: str, cause: str
+) -> None:
+    Order.objects.update(created_at=timezone.now() - timedelta(hours=ago))
+    TableSync("default").run(at_once=True)
     row = automatic(order)
     assert (row.state, row.cause) == (state, cause)
 

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq import operations
 from django_delayq.models import Timeout, TimeoutQuerySet
 from tests.testapp.models import ExpressOrder, Order, OrderProxy, Parcel, Voucher
 
@@ -31,6 +32,28 @@ def test_scheduling_many_takes_few_statements(orders: list[Order]) -> None:
     assert [row.payload for row in dq.pending_timeouts(Order)] == [{"n": 1}] * 5
     assert dq.schedule_timeouts(orders, "remind", minutes=9) == 5  # replaced
     assert Timeout.objects.count() == 5
+
+
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_cancelling_many_that_are_firing_takes_as_many_statements_as_two(
+    orders: list[Order], by_operator: bool
+) -> None:
+    dq.schedule_timeouts(orders, "remind", minutes=5)
+    firing = Timeout.objects.filter(state="firing")
+    counts = []
+    for few in (orders[:2], orders[2:]):
+        Timeout.objects.filter(object_id__in=[str(order.pk) for order in few]).update(state="firing", slot_taken=None)
+        with CaptureQueriesContext(connection) as captured:
+            if by_operator:
+                operations.cancel(firing, by="hand", reason="stop")
+            else:
+                assert dq.cancel_timeouts(firing, reason="stop") == 0
+        counts.append(len(captured))
+        for row in firing:
+            event = row.history[-1]
+            assert (row.final_attempt, event["what"], event["reason"]) == (True, "cancel_requested", "stop")
+        firing.update(state="cancelled", cause="hand", settled_at=timezone.now())
+    assert counts[0] == counts[1]
 
 
 def test_scheduling_many_keeps_or_refuses_what_is_pending(orders: list[Order]) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connection
+from asgiref.sync import async_to_sync
+from django.db import OperationalError, connection, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import before_deadline, cancel_timeout, explain_timeout, pending_timeouts, schedule_timeout
+from django_delayq import (
+    acancel_timeout,
+    before_deadline,
+    cancel_timeout,
+    explain_timeout,
+    pending_timeouts,
+    schedule_timeout,
+)
 from django_delayq.arming.sync import TableSync
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
@@ -131,6 +140,58 @@ def test_functions_of_the_policy_decide_which_round_is_closed(unarmed: Order, de
     assert cancel_timeout(unarmed, policy) is True
     unarmed.save()
     assert not pending_timeouts(unarmed, policy).exists()
+
+
+@pytest.mark.parametrize("by_callable", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", ["save", "sync"])
+def test_the_present_round_is_closed_although_that_of_an_older_since_is_pending(
+    unarmed: Order, declare: Declare, by_callable: bool, inside: bool, how: str
+) -> None:
+    """`since` was changed by an update, or by a change of the row that the function reads."""
+    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
+    policy = declare(Order, name="former", after=HALF_HOUR, since=since, when=Q(status="unpaid"))
+    unarmed.save()
+    Order.objects.update(created_at=timezone.now() + HALF_HOUR)
+    unarmed.refresh_from_db()
+    with transaction.atomic() if inside else nullcontext():
+        assert cancel_timeout(unarmed, policy) is True
+    arm(how, unarmed)
+    found = unarmed.timeouts.filter(policy=policy.label).order_by("id").values_list("state", "cause", "since_at")
+    assert [each[:2] for each in found] == [("cancelled", "hand")] * 2
+    assert found[1][2] == unarmed.created_at
+
+
+@pytest.mark.parametrize("wrong", ["raises", "beyond the calendar"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_object_whose_deadline_cannot_be_computed_can_be_cancelled_and_paid(
+    unarmed: Order, declare: Declare, caplog: pytest.LogCaptureFixture, wrong: str, asynchronous: bool
+) -> None:
+    """It does not match the condition, so that saving it never asks."""
+
+    def since(order: Order) -> Any:
+        return order.customer.created_at if wrong == "raises" else datetime(9999, 12, 31, tzinfo=UTC)  # type: ignore[union-attr]
+
+    policy = declare(Order, name="fails", after=HALF_HOUR, since=since, when=Q(status="shipped"))
+    unarmed.save()
+    cancel = async_to_sync(acancel_timeout) if asynchronous else cancel_timeout
+    with transaction.atomic():
+        assert cancel(unarmed, policy) is True
+        set_status(unarmed, "paid")
+    unarmed.refresh_from_db()
+    assert unarmed.status == "paid"
+    [record] = [each for each in caplog.records if getattr(each, "event", "") == "close_failed"]
+    assert (record.policy, record.object_id) == (policy.label, str(unarmed.pk))  # type: ignore[attr-defined]
+    assert record.exc_info
+
+
+def test_an_error_of_the_database_passes(unarmed: Order, declare: Declare) -> None:
+    def since(order: Order) -> Any:
+        raise OperationalError("gone")
+
+    policy = declare(Order, name="fails", after=HALF_HOUR, since=since, when=Q(status="shipped"))
+    with pytest.raises(OperationalError):
+        cancel_timeout(unarmed, policy)
 
 
 def test_a_row_of_another_round_is_cancelled_alone(unarmed: Order) -> None:

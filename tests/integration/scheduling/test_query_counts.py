@@ -88,6 +88,14 @@ def test_cancelling_is_one_statement(order: Order) -> None:
     assert (row.state, row.cause, row.reason, row.slot_taken) == ("cancelled", "hand", "paid", None)
 
 
+def test_cancelling_the_round_of_a_column_is_one_statement(order: Order) -> None:
+    order.status = "unpaid"
+    order.save()
+    sent = statements(lambda: cancel_timeout(order, "cancel_unpaid"))
+    assert sent == (["WITH"] if at_once else ["SELECT", "SELECT", "SELECT", "UPDATE", "SELECT"])
+    assert Timeout.objects.get().state == "cancelled"
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_guard_locks_the_object_and_cancels_in_two_statements(order: Order, strict: bool) -> None:
     """Where one statement cannot cancel and compare, the strict guard reads the clock, if the database has one."""

@@ -144,6 +144,17 @@ def test_rounds_under_two_labels_are_cancelled_together(
     assert sorted(cancelled) == list(Timeout.objects.order_by("id").values_list("id", flat=True))
 
 
+@pytest.mark.parametrize("older", ["former", "present"])
+def test_rounds_under_two_labels_are_cancelled_although_one_counts_from_an_older_since(
+    order: Order, declare: Declare, older: str
+) -> None:
+    policy = armed_twice(order, declare, "former", since="created_at", after=HOUR, when=Q(status="new"))
+    Timeout.objects.exclude(policy__endswith=older).update(since_at=order.created_at)
+    Timeout.objects.filter(policy__endswith=older).update(since_at=timezone.now() - HOUR)
+    assert dq.cancel_timeout(order, policy) is True
+    assert states() == ["cancelled", "cancelled"]
+
+
 @pytest.mark.parametrize("late", ["former", "present"])
 def test_a_strict_guard_refuses_if_one_of_two_deadlines_has_passed(order: Order, declare: Declare, late: str) -> None:
     policy = armed_twice(order, declare, "former")
