@@ -78,3 +78,17 @@ def test_deadlines_that_differ_on_purpose_are_not_found(pay_by: Any) -> None:
     change_delay("testapp.order.pay_by", 2 * HOUR, by=BY)
     assert django_delayq.get_deadline(kept, "pay_by") is not None
     assert worst("delays")[0] == INFO
+
+
+@pytest.mark.usefixtures("without_redis")
+@pytest.mark.parametrize(("by_hand", "armed", "level"), [(1, 0, INFO), (2, 19, INFO), (2, 18, WARNING)])
+def test_a_few_deadlines_set_by_hand_at_round_times_are_not_found(
+    pay_by: Any, by_hand: int, armed: int, level: int
+) -> None:
+    pay_by(HOUR)
+    for number in range(by_hand + armed):
+        order = Order.objects.create(status="open", created_at=timezone.now().replace(microsecond=0))
+        if number < by_hand:
+            django_delayq.cancel_timeout(order, "pay_by")
+            django_delayq.schedule_timeout(order, "pay_by", at=order.created_at + 5 * HOUR)
+    assert worst("delays")[0] == level
