@@ -17,13 +17,11 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq import schedule_timeout
-from django_delayq.conf import MAX_DURATION, MAX_LEASE
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.monitoring import doctor, servers
 from django_delayq.monitoring.doctor import examine
 from django_delayq.operations import hold, pause
 from django_delayq.redis_clients import get_engine
-from django_delayq.testing import perform
 from tests.docs.pages import ROOT
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_acl import RULES, admit
@@ -206,16 +204,6 @@ def test_a_change_that_nobody_carries_on_is_found(monkeypatch: pytest.MonkeyPatc
     PolicyChange.objects.update(touched_at=timezone.now() - HOUR)
     level, words = worst("changes")
     assert (level, f"run delayq_resume {REMIND}" in words) == (ERROR, True)
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_hint_for_an_unfinished_change_of_the_delay_does_not_end_a_pause() -> None:
-    pause(REMIND, by=BY)
-    at = timezone.now() - HOUR
-    PolicyChange.objects.create(policy=REMIND, what=PolicyChange.What.DELAY, at=at, touched_at=at)
-    level, words = worst("changes")
-    assert level == ERROR
-    assert "delayq_worker" in words and "delayq_resume" not in words
 
 
 @pytest.mark.usefixtures("without_redis")
@@ -406,15 +394,3 @@ def test_pruning_can_be_tried(do: Do) -> None:
     assert Timeout.objects.exists()
     assert do("delayq_prune").out == "1 timeout settled more than 30 days ago was deleted\n"
     assert not Timeout.objects.exists()
-
-
-@pytest.mark.usefixtures("without_redis")
-def test_the_longest_durations_of_the_settings_break_nothing(settings: Settings, do: Do) -> None:
-    names = ("HORIZON", "SWEEP_INTERVAL", "SYNC_INTERVAL", "CATCH_UP", "RETENTION", "HANDLER_LIMIT")
-    settings.DELAYQ = {**settings.DELAYQ, **dict.fromkeys(names, MAX_DURATION), "LEASE": MAX_LEASE}
-    order = Order.objects.create(status="unpaid", created_at=timezone.now())
-    schedule_timeout(order, "remind", seconds=0)
-    assert perform("remind", order).state == "fired"
-    for command in ("delayq_sync", "delayq_prune", "delayq_status"):
-        do(command)
-    assert not [finding.msg for finding in examine() if "The check failed" in finding.msg]
