@@ -256,10 +256,9 @@ def _status(
         starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
         by_hour = _counted(_due_by_hour.rows(*shape, policy=labels, starts=starts))
     oldest = _oldest_due.rows(*shape, **at)
-    fired = sorted(
-        (row for label in labels for row in _last_fired.rows(using, policy=label, recent=at["recent"])), reverse=True
-    )
-    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for _, settled_at, due_at in fired[:MAX_LAGS])
+    fired = [tuple(row) for each in labels for row in _last_fired.rows(using, policy=each, recent=at["recent"])]
+    last = sorted(fired, reverse=True)[:MAX_LAGS]
+    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for _run_at, settled_at, due_at in last)
     return PolicyStatus(
         label,
         state,
@@ -331,7 +330,8 @@ def _late(using: str, labels: int, examined: int) -> tuple[str, list[Any]]:
     No index has both times. But rows that were late together, because nothing could fire, follow each other in the
     index of the policy, immediately before those of the last day. So only the last `examined` rows are read.
     """
-    parts, parameters = [], []
+    parts: list[str] = []
+    parameters: list[Any] = []
     for label in params("policy", labels):
         for name, state in {"fired": State.FIRED, "skipped": State.SKIPPED}.items():
             rows = _last(using, label, state).filter(run_at__lt=_time("recent")).values("settled_at")[:examined]
@@ -345,7 +345,7 @@ def _late(using: str, labels: int, examined: int) -> tuple[str, list[Any]]:
 @compiled
 def _last_fired(using: str) -> Raw:
     """Select, of the last rows of one label that fired, those that fired in the last day."""
-    fields = [Timeout._meta.get_field(name) for name in ("run_at", "settled_at", "due_at")]
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in ("run_at", "settled_at", "due_at")]
     rows = _last(using, param("policy"), State.FIRED).values(*(field.name for field in fields))[:MAX_LAGS]
     sql, values = sql_of(rows, using)
     columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
