@@ -24,7 +24,10 @@ from django_delayq.policy_options import Retry
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
 MAX_CONCURRENCY = 1024
 MAX_INSTALLATION = 100
-MIN_HANDLER_LIMIT = timedelta(milliseconds=50)
+MIN_DURATION = timedelta(milliseconds=50)
+MAX_DURATION = timedelta(days=36_500)
+"""Deadlines are computed with the durations: with longer ones, datetimes would overflow inside a caller's `save()`."""
+MAX_LEASE = timedelta(days=1)
 PREFIX_RULE = "a non-empty string without braces and blanks"
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
@@ -112,17 +115,18 @@ def _checked(key: str, value: Any) -> Any:
         expected = value is None or isinstance(value, str) or (key == "SCRUB" and callable(value))
         rule = "a dotted path or None" if key == "EXECUTOR" else "a callable, a dotted path to one, or None"
     elif key == "HANDLER_LIMIT":
-        expected = value is None or (isinstance(value, timedelta) and value >= MIN_HANDLER_LIMIT)
-        rule = f"a timedelta of at least {MIN_HANDLER_LIMIT.total_seconds():g} seconds, or None"
+        expected = value is None or (isinstance(value, timedelta) and MIN_DURATION <= value <= MAX_DURATION)
+        rule = f"{_duration_rule(MIN_DURATION, MAX_DURATION)}, or None"
     elif key == "INSTALLATION":
         expected = value is None or (
             isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
         )
         rule = f"a string of 1 to {MAX_INSTALLATION} printable characters, or None"
     elif isinstance(default, timedelta):
-        floor = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else timedelta(milliseconds=50)
-        expected = isinstance(value, timedelta) and value >= floor
-        rule = f"a timedelta of at least {floor.total_seconds():g} seconds"
+        least = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else MIN_DURATION
+        most = MAX_LEASE if key == "LEASE" else MAX_DURATION
+        expected = isinstance(value, timedelta) and least <= value <= most
+        rule = _duration_rule(least, most)
     elif isinstance(default, int):
         expected = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
         rule = f"an int from 1 to {MAX_CONCURRENCY}"
@@ -133,6 +137,10 @@ def _checked(key: str, value: Any) -> Any:
     if not expected:
         raise ConfigError(f"DELAYQ[{key!r}] must be {rule}, not {value!r}.")
     return value
+
+
+def _duration_rule(least: timedelta, most: timedelta) -> str:
+    return f"a timedelta of at least {least.total_seconds():g} seconds and at most {most.days} days"
 
 
 def _checked_redis(value: Any) -> Any:

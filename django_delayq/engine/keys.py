@@ -1,4 +1,4 @@
-"""Every key of the engine: its name, its type and what it means.
+"""Every key in Redis: its name, its type and what it means.
 
     delayq:{queue.shard}:z   sorted set   all entries of one queue and shard: id -> score (lua/include/score.lua)
     delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
@@ -6,6 +6,7 @@
     delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
     delayq:installation      string       the name of the installation whose workers use this prefix
+    delayq:turn:<work>       string       whose turn a background pass is: `_turn_key` in recovery/sweep.py; expires
 
 The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """

@@ -117,19 +117,19 @@ def transaction_of(using: str) -> Iterator[None]:
     Joining keeps the caller's transaction usable after an error: `atomic(savepoint=False)` would mark it for rollback.
     So an error inside must be raised before anything is written.
     """
-    connection, dialect = connections[using], dialect_of(connections[using])
+    connection = connections[using]
     if connection.in_atomic_block:
-        dialect.begin_write(connection, Timeout._meta.db_table)
+        begin_write(using)
         yield
         return
     # Under REPEATABLE READ, PostgreSQL would raise an error where a locked row is newer than the snapshot, and MySQL
     # would mix old and new rows. This library locks the rows that it decides by and needs them as they are then.
-    must_commit_reads = dialect.repeats_reads(connection) and connection.get_autocommit()
+    must_commit_reads = dialect_of(connection).repeats_reads(connection) and connection.get_autocommit()
     with transaction.atomic(using=using):
         if must_commit_reads:
             with connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        dialect.begin_write(connection, Timeout._meta.db_table)
+        begin_write(using)
         yield
 
 

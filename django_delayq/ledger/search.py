@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
+from django_delayq.engine.records import MAX_ID
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import Param, Statement
 from django_delayq.models import TimeoutQuerySet
@@ -34,7 +35,6 @@ MAX_LABELS: Final = 1_000
 MAX_COUNT: Final = 10_000
 COUNTS_PER_STATEMENT: Final = 100
 """SQLite accepts at most 500 parts of a UNION."""
-MAX_ID: Final = 2**63 - 1
 YEARS: Final = range(1900, 3000)
 """The years that every supported database can compare in every time zone."""
 

@@ -37,6 +37,9 @@ STUCK_SECONDS: Final = 30.0
 MAX_OVERDUE_ROWS: Final = 1_000
 SAMPLE: Final = 100
 """How many pending timeouts of a policy are compared with its delay, at each end."""
+MIN_ALIKE: Final = 2
+MIN_ALIKE_SHARE: Final = 0.1
+"""How many of the compared timeouts must have the same other delay to be taken for those of a former one."""
 OVERDUE_ERROR: Final = timedelta(minutes=10)
 STOPPED_WARNING: Final = timedelta(days=1)
 UNFINISHED_ERROR: Final = timedelta(minutes=2)
@@ -238,7 +241,9 @@ def unfinished_changes(using: str) -> Iterator[CheckMessage]:
     """Find changes of policies that have stopped moving rows before their end."""
     for change in unfinished(using).filter(touched_at__lt=database_now(using) - UNFINISHED_ERROR):
         text = f"The change {change.what} of {change.policy} has moved {counted(change.moved, 'row')} and stopped."
-        hint = f"A worker continues it. Without a worker, run delayq_resume {change.policy}."
+        hint = "A worker continues it: start one (manage.py delayq_worker)."
+        if change.what == PolicyChange.What.RESUMED:  # only then does the command end nothing but what it shall end
+            hint = f"A worker continues it. Without a worker, run delayq_resume {change.policy}."
         yield Error(text, hint=hint, id="changes")
 
 
@@ -273,11 +278,14 @@ def delays(using: str) -> Iterator[CheckMessage]:
         # Without fractions of a second, which a timeout has that was scheduled with a delay of its own.
         former = Counter({each: found[each] for each in found if each != delay and not each.microseconds})
         for distance, count in former.most_common(1):
+            if count < max(MIN_ALIKE, len(rows) * MIN_ALIKE_SHARE):
+                continue  # a few timeouts that were scheduled by hand, at a round time
             is_wrong = True
             text = f"Of {counted(len(rows), 'checked timeout')} of {policy.label}, "
             text += f"{counted(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "
             text += f"but its delay is {duration_text(delay)} now."
-            hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run"
+            hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run. "
+            hint += "It would also move timeouts that were scheduled with a delay of their own."
             yield Warning(text, hint=hint, id="delays")
     if not is_wrong:
         yield Info("Pending timeouts have the delays of their policies.", id="delays")

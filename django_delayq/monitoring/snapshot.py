@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.db import router
-from django.db.models import DurationField, ExpressionWrapper, F
+from django.db import connections, router
 
 from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError, get_settings
@@ -16,7 +15,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, labels_in
-from django_delayq.ledger.statements import Param, compiled, params
+from django_delayq.ledger.statements import Param, Raw, compiled, param, params, selected, sql_of
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
@@ -27,6 +26,8 @@ ALIVE: Final = timedelta(seconds=20)
 """A worker whose last heartbeat is older does not count as running."""
 RECENT: Final = timedelta(hours=24)
 MAX_LAGS: Final = 1_000
+MAX_LATE: Final = 1_000
+"""How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
 HOURS: Final = 24
 
 COMPARED: Final = 100
@@ -75,7 +76,11 @@ class SyncStatus:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStatus:
-    """The counts of one policy, up to `search.MAX_COUNT` each; `fired` and `skipped` are those of the last day."""
+    """The counts of one policy, up to `search.MAX_COUNT` each; `fired` and `skipped` are those of the last day.
+
+    Of timeouts that were to run more than a day ago, such as before a long pause, the last ones are examined: all that
+    follow each other are counted, and among the last `MAX_LATE` also single ones.
+    """
 
     label: str
     state: PolicyState | None
@@ -90,7 +95,8 @@ class PolicyStatus:
     oldest_due_at: datetime | None = None
     """When the oldest due row was to run; None: no row is due."""
     lag_p50: float | None = None
-    """Median seconds from deadline to firing, of the last 1,000 firings of the last day; None: there are none."""
+    """Median seconds from deadline to firing, of those of the last 1,000 fired, by the time at which they were to run,
+    that fired in the last day; None: there are none."""
     lag_p99: float | None = None
     hours: tuple[Count, ...] = ()
     """How many fall due in each of the next 24 hours; empty if `hours=False`."""
@@ -240,12 +246,19 @@ def _status(
     shape = (using, len(labels))
     at = {"policy": labels, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT}
     named: dict[str, Any] = dict(zip(COUNTS, _counted(_counts.rows(*shape, **at)), strict=True))
+    late = _late.rows(*shape, MAX_LATE, **at)
+    if any(value == MAX_LATE for _, value in late):
+        late = _late.rows(*shape, MAX_COUNT + 1, **at)
+    for name, value in late:
+        named[name] = _capped(named[name].value + value, named[name].is_capped)
     by_hour = [NOTHING] * (HOURS if hours else 0)
     if hours and named["pending"].value:  # so many parts cost PostgreSQL milliseconds to plan, also without any rows
         starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
         by_hour = _counted(_due_by_hour.rows(*shape, policy=labels, starts=starts))
     oldest = _oldest_due.rows(*shape, **at)
-    lags = sorted(max(0.0, lag.total_seconds()) for (lag,) in _last_lags.rows(*shape, **at))
+    fired = [tuple(row) for each in labels for row in _last_fired.rows(using, policy=each, recent=at["recent"])]
+    last = sorted(fired, reverse=True)[:MAX_LAGS]
+    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for _run_at, settled_at, due_at in last)
     return PolicyStatus(
         label,
         state,
@@ -259,7 +272,11 @@ def _status(
 
 def _counted(rows: Any) -> list[Count]:
     """Return the counts of a statement of `counting`, in the order of its querysets."""
-    return [Count(min(value, MAX_COUNT), value > MAX_COUNT) for _, value in sorted(rows)]
+    return [_capped(value) for _, value in sorted(rows)]
+
+
+def _capped(value: int, is_capped: bool = False) -> Count:
+    return Count(min(value, MAX_COUNT), is_capped or value > MAX_COUNT)
 
 
 def _rows_of(using: str, labels: int) -> TimeoutQuerySet:
@@ -307,10 +324,38 @@ def _oldest_due(using: str, labels: int) -> Any:
 
 
 @compiled
-def _last_lags(using: str, labels: int) -> Any:
-    fired = _rows_of(using, labels).filter(state=State.FIRED, run_at__gte=_time("recent"))
-    lag = ExpressionWrapper(F("settled_at") - F("due_at"), DurationField())
-    return fired.order_by("-run_at", "-id").values_list(lag)[:MAX_LAGS]
+def _late(using: str, labels: int, examined: int) -> tuple[str, list[Any]]:
+    """Count the rows that fired, or were skipped, in the last day although they were to run before.
+
+    No index has both times. But rows that were late together, because nothing could fire, follow each other in the
+    index of the policy, immediately before those of the last day. So only the last `examined` rows are read.
+    """
+    parts: list[str] = []
+    parameters: list[Any] = []
+    for label in params("policy", labels):
+        for name, state in {"fired": State.FIRED, "skipped": State.SKIPPED}.items():
+            rows = _last(using, label, state).filter(run_at__lt=_time("recent")).values("settled_at")[:examined]
+            sql, values = sql_of(rows, using)
+            number = len(parts)
+            parts.append(f"SELECT '{name}', COUNT(*) FROM ({sql}) late{number} WHERE late{number}.settled_at >= %s")
+            parameters += [*values, _time("recent")]
+    return " UNION ALL ".join(parts), parameters
+
+
+@compiled
+def _last_fired(using: str) -> Raw:
+    """Select, of the last rows of one label that fired, those that fired in the last day."""
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in ("run_at", "settled_at", "due_at")]
+    rows = _last(using, param("policy"), State.FIRED).values(*(field.name for field in fields))[:MAX_LAGS]
+    sql, values = sql_of(rows, using)
+    columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
+    return Raw(f"SELECT {columns} FROM ({sql}) last WHERE last.settled_at >= %s", [*values, _time("recent")], fields)
+
+
+def _last(using: str, label: Param, state: str) -> TimeoutQuerySet:
+    """Return the rows of one label in a state, those that were to run last first, in the order of the index."""
+    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(policy=label, state=state)
+    return rows.order_by("-run_at", "-id")
 
 
 def redis_status(using: str, now: datetime) -> RedisStatus:

@@ -1,4 +1,4 @@
-"""`DELAYQ["REDIS"]` -> client -> engine: the only place where Django's settings and the engine meet.
+"""`DELAYQ["REDIS"]` -> client -> engine: the only place where engines are made from Django's settings.
 
 redis-py is loaded when the first engine is made: never without Redis, and in a web process with the first push.
 """

@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_delayq import DelayqError, Retry
 from django_delayq.conf import ConfigError, get_settings
 
+DURATIONS = ("HORIZON", "LEASE", "SWEEP_INTERVAL", "SYNC_INTERVAL", "CATCH_UP", "RETENTION", "HANDLER_LIMIT")
 LOCMEM = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 
 
@@ -56,6 +57,8 @@ def test_an_unknown_key_is_refused_with_the_near_one(settings: Any) -> None:
         ("LEASE", timedelta(0)),
         ("SWEEP_INTERVAL", timedelta(seconds=-1)),
         ("RETENTION", timedelta(days=-1)),
+        *((key, timedelta.max) for key in DURATIONS),
+        ("LEASE", timedelta(days=1, seconds=1)),
         ("RETRY", [1, 2]),
         ("EXECUTOR", object()),
         ("REDIS", 5),

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.checks import INFO, WARNING
+from django.core.checks import ERROR, INFO, WARNING
 from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq
+from django_delayq.models import PolicyChange
 from django_delayq.monitoring.doctor import examine
-from django_delayq.operations import change_delay
+from django_delayq.operations import change_delay, pause
 from django_delayq.policies import registry
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import BY
@@ -78,3 +79,28 @@ def test_deadlines_that_differ_on_purpose_are_not_found(pay_by: Any) -> None:
     change_delay("testapp.order.pay_by", 2 * HOUR, by=BY)
     assert django_delayq.get_deadline(kept, "pay_by") is not None
     assert worst("delays")[0] == INFO
+
+
+@pytest.mark.usefixtures("without_redis")
+@pytest.mark.parametrize(("by_hand", "armed", "level"), [(1, 0, INFO), (2, 19, INFO), (2, 18, WARNING)])
+def test_a_few_deadlines_set_by_hand_at_round_times_are_not_found(
+    pay_by: Any, by_hand: int, armed: int, level: int
+) -> None:
+    pay_by(HOUR)
+    for number in range(by_hand + armed):
+        created_at = timezone.now().replace(microsecond=0)
+        order = Order.objects.create(status="open", created_at=created_at)
+        if number < by_hand:
+            django_delayq.cancel_timeout(order, "pay_by")
+            django_delayq.schedule_timeout(order, "pay_by", at=created_at + 5 * HOUR)
+    assert worst("delays")[0] == level
+
+
+@pytest.mark.usefixtures("without_redis")
+def test_the_hint_for_an_unfinished_change_of_the_delay_does_not_end_a_pause() -> None:
+    pause("testapp.order.remind", by=BY)
+    at = timezone.now() - HOUR
+    PolicyChange.objects.create(policy="testapp.order.remind", what=PolicyChange.What.DELAY, at=at, touched_at=at)
+    level, words = worst("changes")
+    assert level == ERROR
+    assert "delayq_worker" in words and "delayq_resume" not in words

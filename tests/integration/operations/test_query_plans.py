@@ -74,6 +74,11 @@ READS: dict[str, Callable[[], QuerySet[Any, Any]]] = {
     "last firings of a policy": lambda: (
         rows_of().filter(state="fired").order_by("-run_at", "-id").values("due_at", "settled_at")[:100]
     ),
+    "late firings of a policy": lambda: (
+        Timeout.objects.filter(policy=REMIND, state="fired", run_at__lt=timezone.now())
+        .order_by("-run_at", "-id")
+        .values("settled_at")[:100]
+    ),
     "the next label": lambda: (
         Timeout.objects.filter(policy__gt="testapp.order.l").order_by("policy").values("policy")[:1]
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.db import connection
@@ -52,7 +52,8 @@ def test_a_policy_is_counted_by_what_its_rows_do() -> None:
             run_at=due_at,
             settled_at=due_at + timedelta(seconds=late),
         )
-    as_if(pending(Order.objects.create()), "fired", "due", run_at=now - timedelta(days=3))
+    days_ago = now - timedelta(days=3)
+    as_if(pending(Order.objects.create()), "fired", "due", run_at=days_ago, settled_at=days_ago)
     as_if(pending(Order.objects.create()), "skipped", "condition", run_at=now - HOUR)
     found = of("testapp.order.remind")
     assert (found.pending.value, found.due.value, found.overdue.value) == (6, 2, 1)
@@ -62,6 +63,26 @@ def test_a_policy_is_counted_by_what_its_rows_do() -> None:
     assert [count.value for count in found.hours] == [1, 2, *[0] * 22]
     assert of("testapp.order.linger").pending == search.NOTHING
     assert of("testapp.order.remind", hours=False).hours == ()
+
+
+@pytest.mark.parametrize(("examined", "cap", "fired"), [(5, 5, "3"), (3, 5, "3"), (2, 5, "3"), (2, 2, "2+")])
+def test_what_fired_more_than_a_day_late_is_counted_in_the_day_in_which_it_fired(
+    monkeypatch: pytest.MonkeyPatch, declare: Any, examined: int, cap: int, fired: str
+) -> None:
+    declare(Order, name="nudge", aliases=["remind_before"])
+    monkeypatch.setattr(status, "MAX_LATE", examined)
+    monkeypatch.setattr(status, "MAX_COUNT", cap)
+    now, two_days = timezone.now(), timedelta(days=2)
+    for number, settled_at in enumerate([now - two_days, now - two_days, *[now - HOUR] * 3]):
+        row = pending(Order.objects.create(), "nudge")
+        due_at = now - two_days + number * timedelta(minutes=1)
+        as_if(row, "fired", "due", due_at=due_at, run_at=due_at, settled_at=max(due_at, settled_at))
+    skipped = pending(Order.objects.create(), "nudge")
+    as_if(skipped, "skipped", "late", policy="testapp.order.remind_before", run_at=now - two_days)
+    found = of("testapp.order.nudge")
+    assert (str(found.fired), str(found.skipped)) == (fired, "1")
+    assert found.lag_p50 is not None and found.lag_p50 > 46 * 3600
+    assert of("testapp.order.remind").lag_p50 is None
 
 
 def test_rows_whose_policy_nobody_declares_are_shown(order: Order) -> None:
