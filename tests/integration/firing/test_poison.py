@@ -158,7 +158,7 @@ def test_an_attempt_that_stays_counted_because_its_row_is_locked_is_logged(
     monkeypatch.setattr(running, "_UNCOUNT_PAUSE_SECONDS", 0)
     row = due(order)
     with ExitStack() as stack, locking(order):
-        checkpoints.set_hook(lambda step: step == "charged" and stack.enter_context(locking(row)))
+        checkpoints.set_hook(lambda step: stack.enter_context(locking(row)) if step == "charged" else None)
         fire(row, deliveries=2)
     words = f"Timeout {row.pk} keeps an attempt counted that did not run: another transaction has locked its row"
     assert words in caplog.text
