@@ -29,7 +29,7 @@ from django.db.models import (
     UUIDField,
     Value,
 )
-from django.db.models.expressions import BaseExpression, Col, CombinedExpression, NegatedExpression, RawSQL, Subquery
+from django.db.models.expressions import BaseExpression, Col, CombinedExpression, NegatedExpression, RawSQL
 from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.utils.translation import gettext as _
@@ -289,15 +289,24 @@ def _tables(query: Any, own: Collection[str | None]) -> Iterator[str]:
     Not all joins: the base manager may have added some that the condition does not read.
     """
     for node in _walk(query.where):
-        if isinstance(node, Subquery | Query):
-            inner = node.query if isinstance(node, Subquery) else node
-            yield from (table.table_name for table in inner.alias_map.values())
-            yield from _tables(inner, {*inner.alias_map})
+        if isinstance(node, Query):
+            yield from _tables_of_subquery(node)
         elif isinstance(node, Col):
             alias = node.alias
             while alias in query.alias_map and alias not in own:  # else it is one of the query around this one
                 yield query.alias_map[alias].table_name
                 alias = query.alias_map[alias].parent_alias
+
+
+def _tables_of_subquery(query: Any) -> Iterator[str]:
+    """Yield the tables that `query` reads. Without a filter it has no aliases until it is compiled."""
+    yield query.model._meta.db_table
+    yield from (table.table_name for table in query.alias_map.values())
+    for node in (node for root in (query.where, *query.annotations.values()) for node in _walk(root)):
+        if isinstance(node, Query):
+            yield from _tables_of_subquery(node)
+    for part in query.combined_queries:
+        yield from _tables_of_subquery(part)
 
 
 SOFT_DELETION = frozenset(("deleted", "deleted_at", "deleted_on", "is_deleted", "is_removed", "removed_at"))

@@ -24,6 +24,7 @@ from django_delayq.conf import get_settings
 from django_delayq.executors import Done, Executor
 from django_delayq.firing import Report, Work, extend_firing, run
 from django_delayq.firing.report import MAX_ID, MAX_IDS
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections, open_connection
@@ -44,6 +45,7 @@ PAGE: Final = 500
 """How many rows one query reads; SQLite and the statement caches of servers prefer short lists."""
 JOIN_SECONDS: Final = 5.0
 SOON: Final = timedelta(seconds=1)
+EXTEND_RETRY_SECONDS: Final = 5.0
 MAX_TRIES_SECONDS: Final = 5.0
 """How long `fire` repeats timeouts that cannot be tried, for example because another transaction locks their object."""
 
@@ -272,10 +274,13 @@ def _extending(policy: TimeoutPolicy[Any], ids: Collection[int], using: str) -> 
     ended = threading.Event()
 
     def extend() -> None:
-        while not ended.wait(get_settings().lease.total_seconds() / 3):
+        third = get_settings().lease.total_seconds() / 3
+        pause = third
+        while not ended.wait(pause):
             try:
-                extend_firing(ids, using)
+                pause = third if extend_firing(ids, using) else min(third, EXTEND_LOCKED_SECONDS)
             except Error as error:
+                pause = min(third, EXTEND_RETRY_SECONDS)
                 logger.warning("The leases of running handlers were not extended: %s", message_of(error))
             check_connections()
         connections.close_all()

@@ -42,8 +42,8 @@ logger = logging.getLogger("django_delayq.firing")
 steering_logger = logging.getLogger("django_delayq.steering")
 State, Cause = Timeout.State, Timeout.Cause
 REQUESTED: Final = frozenset(("fire_requested", "retried", "refires"))
-MOVED_WITH_ALL: Final = frozenset(("replanned", "hold_ended"))
 """The events by which an operator wants a timeout fired, however late it is."""
+MOVED_WITH_ALL: Final = frozenset(("replanned", "hold_ended"))
 
 
 def withhold(rows: Sequence[Timeout], guards: Guards, now: datetime, using: str, *, counted: bool) -> list[Timeout]:

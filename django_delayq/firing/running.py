@@ -19,7 +19,7 @@ from django_delayq.firing.attempt import Attempt, LostRace
 from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record
 from django_delayq.firing.handler import call_handler, firing_transaction, guarded
-from django_delayq.firing.log_lines import log_suspect
+from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.members import Member
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
@@ -44,6 +44,7 @@ from django_delayq.policies import TimeoutPolicy, registry
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 ALONE_AFTER_BATCH_SECONDS = 30.0
+EXTEND_LOCKED_SECONDS = 1.0
 _UNCOUNT_TRIES, _UNCOUNT_PAUSE_SECONDS = 50, 0.02
 
 
@@ -223,8 +224,10 @@ def _uncount(timeout_id: int, using: str) -> None:
                         settling.compare_and_set(row, using, attempts=row.attempts - 1, history=row.history[:-1])
                     return
             time.sleep(_UNCOUNT_PAUSE_SECONDS)
+        why = "another transaction has locked its row"
     except Error:
-        logger.warning("Timeout %s keeps an attempt counted that did not run: the database failed", timeout_id)
+        why = "the database failed"
+    logger.warning("Timeout %s keeps an attempt counted that did not run: %s", timeout_id, why)
 
 
 class _MarkFiring(Attempt):
@@ -267,8 +270,12 @@ def _run_handler(
         if reason is not None:
             wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
             error = TransientFailure(reason, wait)
+            log_waiting([row.pk], reason)
         options: dict[str, Any] = {"seen": seen, "is_counted": True, "took": time.monotonic() - call.began}
-        return persistently(lambda: record(policy, row.pk, error, using, **options), row.pk, using)
+        found = persistently(lambda: record(policy, row.pk, error, using, **options), row.pk, using)
+        if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
+            found.uncounted.update(found.again)
+        return found
 
     try:
         report = guarded(lambda: call_handler(policy, obj, row, call), failed)
@@ -307,7 +314,9 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
     return report
 
 
-def extend_firing(ids: Collection[int], using: str) -> None:
-    """Extend the expiry of those of `ids` that are `firing` to one `LEASE` from now: their worker is running."""
-    if ids:
-        settling.extend(ids, database_now(using) + get_settings().lease, using)
+def extend_firing(ids: Collection[int], using: str) -> bool:
+    """Extend the expiry of those of `ids` that are `firing` to one `LEASE` from now: their worker is running.
+
+    Return False if one of them is locked: then extend again after `EXTEND_LOCKED_SECONDS`.
+    """
+    return not ids or settling.extend(ids, database_now(using) + get_settings().lease, using)

@@ -279,18 +279,16 @@ def _expired(using: str, limit: int, ids: int | None) -> QuerySet[Timeout, Any]:
     return rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit]
 
 
-def extend(ids: Collection[int], until: datetime, using: str) -> None:
-    """Let those of `ids` that are firing expire at `until`.
+def extend(ids: Collection[int], until: datetime, using: str) -> bool:
+    """Let those of `ids` that are firing expire at `until`, except those that are locked. Return whether none is.
 
-    Waits for locked rows after all others are written, and one by one: the transaction that has locked one may be
-    waiting for another of them.
+    A row that is locked cannot be settled by another worker either. To wait for it would let the others expire.
     """
     firing = in_state(Timeout.objects.using(using).filter(pk__in=ids), State.FIRING, using)
     with transaction_of(using):
         free = list(for_update(firing.order_by("pk"), using, wait=False).values_list("pk", flat=True))
         Timeout.objects.using(using).filter(pk__in=free).update(run_at=until)
-    for id in firing.exclude(pk__in=free).values_list("pk", flat=True):
-        in_state(Timeout.objects.using(using).filter(pk=id), State.FIRING, using).update(run_at=until)
+    return not firing.exclude(pk__in=free).exists()
 
 
 def prunable(using: str, before: datetime) -> TimeoutQuerySet:

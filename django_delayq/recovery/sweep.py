@@ -272,8 +272,8 @@ def settle_all_expired(using: str) -> int:
     while True:
         report = settle_expired(using, EXPIRED_PAGE)
         found = len(report.done) + len(report.again)
-        settled += found
-        if found < EXPIRED_PAGE:
+        settled += (count := found - len(report.untried))
+        if found < EXPIRED_PAGE or not count:  # else a page of locked rows would be read without end
             return settled
 
 

@@ -28,6 +28,7 @@ from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import EngineError, EngineFull
 from django_delayq.firing import extend_firing
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
@@ -73,7 +74,7 @@ class Job:
 
     `work` is called every `seconds` (a callable is called each time), also at the start if it `is_immediate`, and
     `at_end` when the thread ends. A failure never ends the job. It is logged once while errors of the same kind follow,
-    and the job is run again after 1, 2, 4 ... 30 seconds, or its own interval if that is longer.
+    and the job is run again after 1, 2, 4 ... 30 seconds, or its own interval if that is longer; or up to `longest`.
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class Job:
         *,
         is_immediate: bool = True,
         at_end: Callable[[], object] = lambda: None,
+        longest: float | None = None,
     ) -> None:
         self.name = f"delayq-{name}"
         self.at_end = at_end
         self._work = work
         self._seconds = seconds
-        self._backoff = Backoff(FIRST_RETRY_SECONDS, max(self._interval(), LONGEST_RETRY_SECONDS))
+        self._backoff = Backoff(FIRST_RETRY_SECONDS, longest or max(self._interval(), LONGEST_RETRY_SECONDS))
         self._log = StateLog(logger, "duty_failed", "duty_back", duty=self.name)
         self._due_at = time.monotonic() + (0 if is_immediate else self._interval())
 
@@ -129,6 +131,22 @@ class Job:
 
     def _interval(self) -> float:
         return float(self._seconds() if callable(self._seconds) else self._seconds)
+
+
+def leases_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
+    """Return the job that extends all leases of the worker, and those of locked rows soon again."""
+    are_extended = True
+
+    def extend() -> None:
+        nonlocal are_extended
+        sources.extend()
+        are_extended = extend_firing(dispatch.firing_non_atomic(), using)
+
+    def seconds() -> float:
+        return third_of_a_lease() if are_extended else min(third_of_a_lease(), EXTEND_LOCKED_SECONDS)
+
+    # Leases must not expire after an outage that is shorter than they are.
+    return Job("leases", extend, seconds, is_immediate=False, longest=min(third_of_a_lease(), 5.0))
 
 
 class PeriodicThread(threading.Thread):
@@ -261,15 +279,9 @@ class Background:
 
         Without a `heartbeat`, as in a burst, the leases are its only job. `passed_at`: see `Heartbeat.beat`.
         """
-        # One try may fail. A process that is suspended for longer than its lease loses it and continues. Whether it may
-        # still commit then is decided by the ledger, as always.
+        # A process that is suspended for longer than its lease continues. The ledger decides whether it may commit.
         quick = PeriodicThread("quick-jobs")
-
-        def extend() -> None:
-            sources.extend()
-            extend_firing(dispatch.firing_non_atomic(), self._using)
-
-        quick.jobs.append(Job("leases", extend, third_of_a_lease, is_immediate=False))
+        quick.jobs.append(leases_job(sources, dispatch, self._using))
         if heartbeat is None:
             return [quick]
 

@@ -65,6 +65,27 @@ def test_what_a_handler_does_to_the_timeouts_of_siblings_reaches_those_in_its_gr
     assert called in ([orders[0].pk], [orders[0].pk] * 2), "the second call is that after the group was rolled back"
 
 
+@pytest.mark.parametrize(
+    "of_any",
+    [
+        lambda: Effect.objects.all(),
+        lambda: Customer.objects.filter(name="x").values("pk").union(Effect.objects.filter(what="told").values("pk")),
+    ],
+    ids=["all rows", "union"],
+)
+def test_a_handler_that_makes_the_condition_of_siblings_false_is_the_only_one_that_runs(
+    declare: Declare, of_any: Callable[[], Any]
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="told", object_id=obj.pk)
+
+    policy = declare(Order, handler, name="siblings", when=Q(~Exists(of_any())))
+    grouping(policy)
+    rows = [due(Order.objects.create(), policy) for _ in range(3)]
+    fire(*rows)
+    assert [state(row) for row in rows] == [("fired", "due"), *[("skipped", "condition")] * 2]
+
+
 def test_a_handler_sees_the_timeouts_of_siblings_as_they_are(declare: Declare) -> None:
     left: list[int] = []
 

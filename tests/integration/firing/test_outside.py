@@ -12,7 +12,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import extend_firing, settle_expired
+from django_delayq.firing import extend_firing, plan, run, settle_expired
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import (
@@ -23,6 +24,7 @@ from tests.integration.firing.conftest import (
     fire,
     in_another_thread,
     locking,
+    make_due,
     needs_row_locks,
     state,
 )
@@ -174,11 +176,50 @@ def test_a_row_that_somebody_holds_keeps_no_other_from_being_extended(orders: li
         die_at(row, "committed")
         expire(row)
     held = rows[0]
-    with locking(held), impatient(), pytest.raises(OperationalError):
-        extend_firing([row.pk for row in rows], "default")
-    moments = dict(Timeout.objects.values_list("pk", "run_at"))
     soon = timezone.now() + LEASE / 2
-    assert [moments[row.pk] > soon for row in rows] == [False, True, True]
+
+    def are_extended() -> list[bool]:
+        moments = dict(Timeout.objects.values_list("pk", "run_at"))
+        return [moments[row.pk] > soon for row in rows]
+
+    with locking(held), impatient():
+        assert not extend_firing([row.pk for row in rows], "default")
+        assert are_extended() == [False, True, True]
+        assert not settle_expired("default").done, "no other worker settles it meanwhile"
+    assert extend_firing([row.pk for row in rows], "default")
+    assert are_extended() == [True, True, True]
+
+
+class Busy(Exception):
+    """What a driver raises if the lock of another transaction is not free in time."""
+
+    sqlstate, sqlite_errorcode = "55P03", 5
+
+
+def raise_busy(*arguments: object) -> None:
+    raise OperationalError("could not obtain lock on row") from Busy()
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
+def test_after_transient_errors_the_waits_grow_and_a_success_ends_them(
+    order: Order, declare: Declare, caplog: pytest.LogCaptureFixture, atomic: bool
+) -> None:
+    caplog.set_level("DEBUG", "django_delayq.firing")
+    policy, waits = declare(Order, raise_busy, name="busy", atomic=atomic), []
+    row = due(order, policy)
+    for _ in range(8):
+        [work], _report = plan({row.pk: 1}, "default")
+        report = run(work, "default")
+        assert report.now is not None
+        waits.append((report.again[row.pk] - report.now).total_seconds())
+        assert (report.untried, state(row), row.attempts) == ((row.pk,), ("pending", ""), 0)
+        make_due(row)
+    for number, wait in enumerate(waits):
+        assert 0.05 * 2**number <= wait <= 0.15 * 2**number
+    assert caplog.text.count("Not fired now") == len(waits)
+    object.__setattr__(policy, "handler", lambda obj, timeout: None)
+    assert fire(row).fired
+    assert firing_state.backoff.next_wait("default", row.pk, "", 60).total_seconds() <= 0.15
 
 
 def test_whoever_cancels_during_the_firing_forbids_further_attempts(order: Order, declare: Declare) -> None:

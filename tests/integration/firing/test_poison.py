@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import checkpoints, plan, run
+from django_delayq.firing import checkpoints, plan, run, running
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, locking, make_due, needs_row_locks, state
 from tests.testapp.models import Effect, Order
@@ -148,6 +149,20 @@ def test_a_suspect_whose_object_is_held_gets_its_attempt_back(order: Order) -> N
             state(row)
             assert row.attempts == 0
     assert fire(row, deliveries=2).fired
+
+
+@needs_row_locks
+def test_an_attempt_that_stays_counted_because_its_row_is_locked_is_logged(
+    order: Order, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running, "_UNCOUNT_PAUSE_SECONDS", 0)
+    row = due(order)
+    with ExitStack() as stack, locking(order):
+        checkpoints.set_hook(lambda step: stack.enter_context(locking(row)) if step == "charged" else None)
+        fire(row, deliveries=2)
+    words = f"Timeout {row.pk} keeps an attempt counted that did not run: another transaction has locked its row"
+    assert words in caplog.text
+    assert (state(row), row.attempts) == (("pending", ""), 1)
 
 
 @needs_row_locks

@@ -56,6 +56,7 @@ def warnings(*ids: str) -> list[str]:
         (Task, Q(owner__vip=True)),
         (Task, Q(owner__in=Customer.objects.filter(vip=True))),
         (Task, Q(Exists(Item.objects.filter(task=OuterRef("pk"))))),
+        (Task, ~Q(Exists(Customer.objects.all()))),
         (Task, Q(tags__name="late")),
         (ManagedWithCount, Q(peers__gt=1)),
         (ManagedWithCount, Q(of_vip=True)),

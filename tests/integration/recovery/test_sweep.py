@@ -11,6 +11,7 @@ import pytest
 from django_delayq import Limits, Rate, clock, operations
 from django_delayq.clock import database_now
 from django_delayq.engine import Engine
+from django_delayq.firing import settle_expired
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
 from django_delayq.recovery import sweep
@@ -18,6 +19,7 @@ from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.recovery.sweep import Sweep, Swept, try_claim_turn
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
+from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
@@ -287,3 +289,21 @@ def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypa
     monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
     assert sweep.settle_all_expired("default") == 5
     assert not Timeout.objects.filter(state="firing").exists()
+
+
+@needs_row_locks
+def test_expired_rows_that_are_locked_do_not_keep_the_sweep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = due_orders("send_outside", 4)
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=clock.now() - timedelta(minutes=1))
+    reads: list[int] = []
+
+    def settle(using: str, limit: int) -> Any:
+        reads.append(limit)
+        assert len(reads) < 10, "it repeats without end"
+        return settle_expired(using, limit)
+
+    monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
+    monkeypatch.setattr(sweep, "settle_expired", settle)
+    with another_session(lambda: list(Timeout.objects.select_for_update().filter(pk__in=[rows[0].pk, rows[1].pk]))):
+        assert sweep.settle_all_expired("default") == 0
+    assert sweep.settle_all_expired("default") == 4

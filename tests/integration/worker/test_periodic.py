@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 from django.db import Error as DatabaseError
@@ -17,11 +19,15 @@ from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
 from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_engine
+from django_delayq.worker import background
 from django_delayq.worker.background import Background, Job, PeriodicThread
 from django_delayq.worker.health import RedisHealth
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
+
+if TYPE_CHECKING:
+    from pytest_django import Settings
 
 pytestmark = pytest.mark.django_db(transaction=True)
 on_a_server = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
@@ -143,6 +149,30 @@ def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pyt
     assert events(caplog) == ["duty_failed"]
 
 
+@pytest.mark.parametrize("lease", [6, 60])
+def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_locked(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, lease: int
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=lease)}
+    answers: list[bool] = []
+
+    def extend(*arguments: object) -> bool:
+        if not answers:
+            raise OperationalError("the server closed the connection")
+        return answers.pop()
+
+    monkeypatch.setattr(background, "extend_firing", extend)
+    job = background.leases_job(MagicMock(), MagicMock(), "default")
+    for _ in range(8):
+        job.run()
+        assert job.seconds_left <= min(5, lease / 3), "the lease does not expire before the next try"
+    answers += [True, False]
+    job.run()
+    assert job.seconds_left <= 1, "a row is locked"
+    job.run()
+    assert lease / 3 - 0.5 < job.seconds_left <= lease / 3
+
+
 def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
     monkeypatch: pytest.MonkeyPatch, with_redis: Any
 ) -> None:
@@ -155,7 +185,7 @@ def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
         return scan.steps(policy, *rest)
 
     monkeypatch.setattr(sync_module, "steps", steps)
-    background = Background(
+    jobs = Background(
         RedisHealth(get_engine("default")),
         "default",
         ClockSkew("default"),
@@ -164,11 +194,11 @@ def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
         wake=lambda: None,
     )
     with pytest.raises(OperationalError):
-        background.sync(at_once=True)
+        jobs.sync(at_once=True)
     policies = len(sync_module.automatic_policies("default"))
-    background.sync(at_once=True)
+    jobs.sync(at_once=True)
     assert synced == [synced[0], *synced[1:policies], synced[0]], "the failed one comes last"
-    background.sync(at_once=True)
+    jobs.sync(at_once=True)
     assert len(synced) == policies + 1, "after a success, not before the next interval"
 
 

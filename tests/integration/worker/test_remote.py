@@ -20,6 +20,7 @@ from django_delayq.executors import make_executor
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.remote import RemoteExecutor, fire, outcomes
+from tests.integration.firing.test_outside import raise_busy
 from tests.integration.operations.conftest import as_if
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, needs_more_connections
@@ -220,6 +221,25 @@ def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_runn
     (row,) = due_orders("slow")
     fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
     assert Timeout.objects.get().state == "fired"
+
+
+@pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
+def test_the_receiving_process_repeats_a_handler_that_waits_for_a_lock_for_some_seconds_only(
+    declare: Any, atomic: bool
+) -> None:
+    calls: list[int] = []
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        calls.append(timeout.attempts)
+        raise_busy()
+
+    policy = declare(Order, handler, name="busy", atomic=atomic)
+    (row,) = due_orders("busy")
+    began = time.monotonic()
+    fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    assert 2 <= len(calls) <= 6
+    assert time.monotonic() - began < 30
+    assert Timeout.objects.get().attempts == 0
 
 
 def test_a_time_limit_applies_in_the_receiving_process(declare: Any) -> None:
