@@ -85,6 +85,13 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
     return act
 
 
+def shown_timeouts(request: HttpRequest, site: AdminSite) -> QuerySet[Any]:
+    """Return the timeouts that the admin of `site` shows this visitor, whose `get_queryset` may leave out others."""
+    model_admin = site._registry.get(Timeout)
+    rows = Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
+    return rows.using(database_of(Timeout))
+
+
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
     """Return labels and addresses of the operations that the visitor may do to this row now."""
     here = reverse(f"{site.name}:django_delayq_timeout_change", args=[quote(row.pk)])
@@ -190,7 +197,7 @@ class TimeoutOperationView(OperationView):
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
-        self.rows: Any = with_keys(Timeout.objects.using(database_of(Timeout)).all(), self.ids)
+        self.rows: Any = with_keys(shown_timeouts(request, self.site), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if self.is_confirmed:
@@ -228,7 +235,8 @@ class TimeoutOperationView(OperationView):
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
-            self.log(self.rows.filter(pk__in=page.ids).defer("history", "payload"), form)
+            changed = Timeout.objects.using(database_of(Timeout)).filter(pk__in=page.ids)
+            self.log(changed.defer("history", "payload"), form)
 
         result: operations.Result = self.call(single or self.rows, form, progress=log_page)
         missing = len(self.ids) - result.changed - result.unchanged

@@ -283,6 +283,16 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
     return wanted
 
 
+def about_all(tables: Iterable[type[Model]], model: type[Model], using: str) -> Q:
+    """Return the condition on ledger rows of `tables` that are about any object of `model`.
+
+    Of its own table all rows, also those about objects that are gone; of its parents only those about its objects.
+    """
+    own = model._meta.concrete_model
+    wanted = about([table for table in tables if table is not own], model._base_manager.using(using).all(), using)
+    return wanted | Q(content_type=kind_of(model, using)) if own in tables else wanted
+
+
 def order_matters(rows: QuerySet[Any]) -> bool:
     """Return whether without its order `rows` would be other rows (a slice, DISTINCT ON), or an error (a union)."""
     query = rows.query
