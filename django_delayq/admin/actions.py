@@ -5,7 +5,6 @@ Only a POST of such a page changes anything. Changes are written to Django's adm
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.changes import MAX_REQUEST_SECONDS, time_limit
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
 
@@ -39,8 +39,7 @@ MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
-MAX_SECONDS: Final = 2.0
-"""A request moves the rows of a policy for at most this long; a worker moves the rest."""
+MAX_SECONDS: Final = MAX_REQUEST_SECONDS
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -255,10 +254,6 @@ class TimeoutOperationView(OperationView):
         return HttpResponseRedirect(self.back)
 
 
-class _TimeIsUp(Exception):
-    """The request has moved rows for `MAX_SECONDS`."""
-
-
 class PolicyOperationView(OperationView):
     """Show the state of a policy, ask for the parameters of an operation, and run it.
 
@@ -321,17 +316,8 @@ class PolicyOperationView(OperationView):
 
     def _change(self, form: ReasonForm) -> PolicyChange | None:
         """Change the policy and write the admin log; return the change, which may not be finished, or None."""
-        end = time.monotonic() + MAX_SECONDS
-
-        def check_time(_rows: int) -> None:
-            if time.monotonic() > end:
-                raise _TimeIsUp
-
-        try:
-            more = {"progress": check_time} if self.operation.moves_rows else {}
-            change: PolicyChange | None = self.call(self.state.policy, form, **more)
-        except _TimeIsUp:
-            change = PolicyChange.objects.using(self.using).filter(policy=self.state.label).order_by("-id").first()
+        more = {"progress": time_limit(MAX_SECONDS)} if self.operation.moves_rows else {}
+        change: PolicyChange | None = self.call(self.state.policy, form, **more)
         if change is not None:
             controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
             self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)

@@ -31,7 +31,7 @@ from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
-from django_delayq.operations import PolicyConflict, Refusal, Result
+from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
@@ -134,9 +134,9 @@ def operation(name: str, description: str) -> Any:
 class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type: ignore[type-arg]
     """List timeouts, show the history of one, and operate on it."""
 
-    queryset = Timeout.objects.all()
-    serializer_class = outputs.TimeoutDetailSerializer
-    pagination_class = inputs.KeysetPagination
+    queryset: Any = Timeout.objects.all()
+    serializer_class: Any = outputs.TimeoutDetailSerializer
+    pagination_class: Any = inputs.KeysetPagination
     filter_backends = []
     lookup_value_regex = "[^/]+"
     operations = TIMEOUT_OPERATIONS
@@ -170,7 +170,8 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         pages: Any = self.paginator
         names = {each["name"] for each in pages.get_schema_operation_parameters(self)} if pages else set()
         asked = inputs.Selection.of(request.query_params, names)
-        rows, narrow = asked.rows(self.filter_queryset(self.get_queryset()), request.user)
+        every: Any = self.filter_queryset(self.get_queryset())
+        rows, narrow = asked.rows(every, request.user)
         if self.get_serializer_class() is outputs.TimeoutSerializer:
             rows = rows.defer("history", "payload")
         if isinstance(pages, inputs.KeysetPagination):
@@ -261,6 +262,8 @@ class PolicyViewSet(OperatorView, ViewSet):
     def operate(self) -> Response:
         parameters, policy = self.sent(), _declared(self.kwargs["label"])
         using = database_of(policy.concrete_model)
+        if self.operations[self.action].moves_rows:
+            parameters["progress"] = changes.time_limit()
         change: PolicyChange | None = self.run_operation(policy, using, parameters)
         acted = {
             "changed": change is not None,

@@ -57,6 +57,8 @@ class Command(ReportCommand):
             raise CommandError("Give only one of an object, --search and --id.")
         if not given:
             raise CommandError("Which timeouts? Give an object, such as shop.order 1234, or --search, or --id.")
+        if options["id"] is not None and options["policy"] is not None:
+            raise CommandError("--id names one timeout: --policy does not go with it.")
         found = ways[given[0]](options)
         stories = [(story_of(subject), _why_late(subject)) for subject in found]
         values = [

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.pagination import PageNumberPagination
 from rest_framework.serializers import ModelSerializer
@@ -34,7 +33,7 @@ class OfMethod(TimeoutViewSet):
 
 
 class OfAttribute(TimeoutViewSet):
-    queryset: QuerySet[Timeout] = Timeout.objects.filter(key="mine")
+    queryset: Any = Timeout.objects.filter(key="mine")
 
 
 class OfBackend(TimeoutViewSet):
@@ -70,7 +69,7 @@ class IdSerializer(ModelSerializer[Timeout]):
 
 class Numbered(TimeoutViewSet):
     serializer_class = IdSerializer
-    pagination_class = PageNumberPagination
+    pagination_class: Any = PageNumberPagination
 
 
 class Whole(Numbered):
