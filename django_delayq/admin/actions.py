@@ -5,7 +5,6 @@ Only a POST of such a page changes anything. Changes are written to Django's adm
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.changes import MAX_REQUEST_SECONDS, time_limit
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
 
@@ -39,8 +39,7 @@ MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
-MAX_SECONDS: Final = 2.0
-"""A request moves the rows of a policy for at most this long; a worker moves the rest."""
+MAX_SECONDS: Final = MAX_REQUEST_SECONDS
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -83,6 +82,13 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
     text = _("Timeouts: {what}").format(what=operation.label) if on_objects else operation.action
     act.short_description = text  # type: ignore[attr-defined]
     return act
+
+
+def shown_timeouts(request: HttpRequest, site: AdminSite) -> QuerySet[Any]:
+    """Return the timeouts that the admin of `site` shows this visitor, whose `get_queryset` may leave out others."""
+    model_admin = site._registry.get(Timeout)
+    rows = Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
+    return rows.using(database_of(Timeout))
 
 
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
@@ -190,7 +196,7 @@ class TimeoutOperationView(OperationView):
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
-        self.rows: Any = with_keys(Timeout.objects.using(database_of(Timeout)).all(), self.ids)
+        self.rows: Any = with_keys(shown_timeouts(request, self.site), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if self.is_confirmed:
@@ -228,7 +234,8 @@ class TimeoutOperationView(OperationView):
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
-            self.log(self.rows.filter(pk__in=page.ids).defer("history", "payload"), form)
+            changed = Timeout.objects.using(database_of(Timeout)).filter(pk__in=page.ids)
+            self.log(changed.defer("history", "payload"), form)
 
         result: operations.Result = self.call(single or self.rows, form, progress=log_page)
         missing = len(self.ids) - result.changed - result.unchanged
@@ -245,10 +252,6 @@ class TimeoutOperationView(OperationView):
             shown = f" ({', '.join(ids[:MAX_IDS_SHOWN])}{', …' if len(ids) > MAX_IDS_SHOWN else ''})" if ids else ""
             messages.warning(self.request, f"{text.format(n=n, why=why.label)}{shown}")
         return HttpResponseRedirect(self.back)
-
-
-class _TimeIsUp(Exception):
-    """The request has moved rows for `MAX_SECONDS`."""
 
 
 class PolicyOperationView(OperationView):
@@ -313,17 +316,8 @@ class PolicyOperationView(OperationView):
 
     def _change(self, form: ReasonForm) -> PolicyChange | None:
         """Change the policy and write the admin log; return the change, which may not be finished, or None."""
-        end = time.monotonic() + MAX_SECONDS
-
-        def check_time(_rows: int) -> None:
-            if time.monotonic() > end:
-                raise _TimeIsUp
-
-        try:
-            more = {"progress": check_time} if self.operation.moves_rows else {}
-            change: PolicyChange | None = self.call(self.state.policy, form, **more)
-        except _TimeIsUp:
-            change = PolicyChange.objects.using(self.using).filter(policy=self.state.label).order_by("-id").first()
+        more = {"progress": time_limit(MAX_SECONDS)} if self.operation.moves_rows else {}
+        change: PolicyChange | None = self.call(self.state.policy, form, **more)
         if change is not None:
             controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
             self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)

@@ -160,6 +160,8 @@ class LedgerChangeList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
         """Choose the window, and return its rows that match all filters."""
         asked = set(self.get_filters_params())
+        if any("\0" in str(self.params.get(name)) for name in asked - {filters.OBJECT, filters.OWNER}):
+            raise IncorrectLookupParameters("A parameter contains a NUL, which PostgreSQL refuses.")
         if self.query:
             for params in (self.params, self.filter_params):  # search forms send all parameters of the page
                 params.pop(FURTHER, None)

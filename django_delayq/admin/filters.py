@@ -11,7 +11,6 @@ from typing import Any, Final
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Exists, Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -19,11 +18,11 @@ from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
 from django_delayq.conf import ConfigError
-from django_delayq.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Order, labels_of
-from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
+from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.policies import declared_queues, get_policies, registry
@@ -159,27 +158,10 @@ def object_condition(value: str | None) -> Q:
     """Return the condition for the rows about the object `app.model:id`, also as an object of its parent models."""
     if not value:
         return Q()
-    if "\0" in value:  # PostgreSQL refuses it
-        return Q(pk__in=[])
-    kind, _colon, object_id = value.partition(":")
-    app, _dot, name = kind.partition(".")
-    found = ContentType.objects.using(database_of(Timeout)).filter(app_label=app, model=name).first()
-    if found is None:
-        return Q(pk__in=[])
-    model = found.model_class()
-    if model is None:  # the model was removed: its rows keep their ids
-        return Q(content_type=found.pk, object_id=object_id)
     try:
-        key = pk_of(model, object_id)
-        written, using = object_id_of(model, key), database_of(model)
-    except ValueError:
+        return selection.about_reference(value, database_of(Timeout))
+    except (LookupError, ValueError):
         return Q(pk__in=[])
-    own = [table for table in tables_of(model) if root_of_key(table) is root_of_key(model)]
-    rows = Q(content_type__in=[kind_of(table, using) for table in own], object_id=written)
-    parents = [table for table in tables_of(model) if table not in own]
-    if parents:  # they have keys of their own, which only the object knows
-        rows |= about(parents, list(model._base_manager.using(using).filter(pk=key)), using)
-    return rows
 
 
 def owner_condition(value: str | None) -> Q:

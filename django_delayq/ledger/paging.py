@@ -113,7 +113,7 @@ def read_page(
     if columns:
         rows = rows.only(*columns)
     if not lock:
-        return Page(using, ids, list(rows.defer("history", "payload").order_by("slot", "id")), None)
+        return Page(using, ids, list(rows.defer("payload").order_by("slot", "id")), None)
     objects: dict[type[Model], dict[Any, Model]] = {}
     places: Any = rows.values_list("policy", "content_type_id", "object_id", named=True)
     for model, pks in objects_of(places, using):

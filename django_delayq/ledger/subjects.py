@@ -6,7 +6,7 @@ The ledger identifies an object by its content type and its primary key as a str
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
@@ -281,6 +281,16 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
             ids = [object_id_of(table, each) for each in keys if each is not None]
             wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
     return wanted
+
+
+def about_all(tables: Sequence[type[Model]], model: type[Model], using: str) -> Q:
+    """Return the condition on ledger rows of `tables` that are about any object of `model`.
+
+    Of its own table all rows, also those about objects that are gone; of its parents only those about its objects.
+    """
+    own: Any = model._meta.concrete_model
+    wanted = about([table for table in tables if table is not own], model._base_manager.using(using).all(), using)
+    return wanted | Q(content_type=kind_of(model, using)) if own in tables else wanted
 
 
 def order_matters(rows: QuerySet[Any]) -> bool:

@@ -203,12 +203,14 @@ class PolicyCommand(OperatorCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("label", nargs=self.labels, metavar="LABEL", help="these policies")
-        parser.add_argument("--policy", action="append", metavar="LABEL", help="the same as a LABEL; may be repeated")
+        if self.labels is not None:
+            words = "the same as a LABEL; may be repeated"
+            parser.add_argument("--policy", action="append", metavar="LABEL", help=words)
         super().add_arguments(parser)
 
     def policies(self, options: dict[str, Any]) -> list[TimeoutPolicy[Any]]:
         """Return the named policies. Raises UnknownPolicy."""
-        return [get_policy(label) for label in dict.fromkeys([*each(options["label"]), *each(options["policy"])])]
+        return [get_policy(label) for label in dict.fromkeys([*each(options["label"]), *each(options.get("policy"))])]
 
     def shown(self, state: PolicyState) -> str:
         """Return what the operation changes, as the report has it before and after."""

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 from django.apps import apps
-from django.contrib.contenttypes.models import ContentType
 from django.core.management.base import CommandError, CommandParser
 from django.db import router
 from django.db.models import Model, Q
@@ -20,13 +19,15 @@ from django.utils.dateparse import parse_datetime
 
 from django_delayq import clock
 from django_delayq.delays import UNITS
-from django_delayq.key_types import object_id_of
 from django_delayq.ledger.search import labels_in
+from django_delayq.ledger.subjects import about_all, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
-from django_delayq.operations.selection import MAX_HITS, find_ids
+from django_delayq.operations.selection import MAX_HITS, about_keys, find_ids
 from django_delayq.policies import get_policy, registry
 
 SELECTING: Final = ("policy", "id", "object", "model", "key", "search", "queue", "state", "due_before", "due_after")
+MAX_DIGITS: Final = 18
+"""Of a number: what a column of ids holds, and less than Python's limit."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+\Z")
 
@@ -47,6 +48,8 @@ def number(option: str, value: Any, minimum: int = 0, maximum: int | None = None
     """Return an integer. Raises CommandError."""
     if not str(value).isdecimal():
         raise wrong_value(option, value, "is not a number")
+    if len(str(value)) > MAX_DIGITS:
+        raise wrong_value(option, f"{str(value)[:MAX_DIGITS]}...", f"has more than {MAX_DIGITS} digits")
     if int(value) < minimum or (maximum is not None and int(value) > maximum):
         raise wrong_value(option, value, f"must be {minimum} to {maximum}" if maximum else f"must be {minimum} or more")
     return int(value)
@@ -217,13 +220,10 @@ def _about(options: dict[str, Any], using: str) -> Q:
         models = [model_of(options["model"])]
     if not models:
         raise CommandError("--object needs --policy or --model: objects of several models may have the same id.")
-    wanted, ids = Q(pk__in=[]), each(options["object"])
+    wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in each(options["object"])]
     for model in models:
-        kind = Q(content_type=ContentType.objects.db_manager(using).get_for_model(model).pk)
-        if ids:
-            try:
-                kind &= Q(object_id__in=[object_id_of(model, str(object_id)) for object_id in ids])
-            except Exception as error:
-                raise CommandError(f"{', '.join(map(str, ids))} is not a key of {model.__name__}.") from error
-        wanted |= kind
+        try:
+            wanted |= about_keys(model, ids, using) if ids else about_all(tables_of(model), model, using)
+        except ValueError as error:
+            raise CommandError(f"{', '.join(ids)} is not a key of {model.__name__}.") from error
     return wanted

@@ -7,8 +7,9 @@ that moves its rows, under the lock of the change. So each page is moved by one 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -46,6 +47,25 @@ MISSED_EVERY: Final = timedelta(minutes=1)
 MAX_REQUEUED: Final = 10_000
 """So many due rows are requeued at once when a policy is resumed; the next sweep requeues the others."""
 REQUEUE_PAGE: Final = 1_000
+
+
+MAX_REQUEST_SECONDS: Final = 2.0
+"""A request moves the rows of a policy for at most this long; a worker moves the rest."""
+
+
+class TimeIsUp(Exception):
+    """The request has moved rows for as long as it may. `run_move` then returns the unfinished change."""
+
+
+def time_limit(seconds: float = MAX_REQUEST_SECONDS) -> Progress:
+    """Return a `progress` that raises TimeIsUp after so many seconds, between two pages."""
+    end = time.monotonic() + seconds
+
+    def check(_rows: int) -> None:
+        if time.monotonic() > end:
+            raise TimeIsUp
+
+    return check
 
 
 class PolicyConflict(DelayqError):
@@ -127,9 +147,10 @@ def run_move(change: PolicyChange, using: str, progress: Progress | None = None)
     """
 
     def move() -> None:
-        while examined := _move_page(change.pk, using):
-            if progress is not None:
-                progress(examined)
+        with suppress(TimeIsUp):
+            while examined := _move_page(change.pk, using):
+                if progress is not None:
+                    progress(examined)
 
     if connections[using].in_atomic_block:
         use_after_commit(move, using)

@@ -179,8 +179,11 @@ def is_superseded(row: Timeout, context: Context) -> bool:
     return any(row_id > row.pk and created_at >= began_at(row) for row_id, created_at in found)
 
 
-def refuse_round(row: Timeout, context: Context) -> Refusal | None:
-    """Return why no round can begin for the object of `row`, or None: then the slot is taken for the whole call."""
+def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False) -> Refusal | None:
+    """Return why no round can begin for the object of `row`, or None: then the slot is taken for the whole call.
+
+    `is_same_round`: that of `row` continues, which no newer round may have followed.
+    """
     if registry.get(row.policy) is None:
         return Refusal.POLICY_UNKNOWN
     if context.page.object_of(row) is None:
@@ -188,6 +191,8 @@ def refuse_round(row: Timeout, context: Context) -> Refusal | None:
     slots = slots_of_row(row)
     if slots & context.taken or slots & context.call.begun:
         return Refusal.SLOT_TAKEN
+    if is_same_round and is_superseded(row, context):
+        return Refusal.SUPERSEDED
     context.call.begun.update(slots)
     return None
 

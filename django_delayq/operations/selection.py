@@ -6,17 +6,18 @@ the writer. At most `MAX_OBJECTS` objects are read by each field or path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
 from django.contrib.auth import get_permission_codename
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
 
-from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger import search
-from django_delayq.ledger.subjects import about, model_of_kind, tables_of
+from django_delayq.ledger.subjects import about, kind_of, model_of_kind, tables_of
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies
 from django_delayq.policy_rules import field_at, stored_type
@@ -85,6 +86,45 @@ def may_view(user: Any, model: type[Model]) -> bool:
     """Return whether `user` may view objects of `model`, as Django's admin decides it."""
     codes = (get_permission_codename(action, model._meta) for action in ("view", "change"))
     return any(user.has_perm(f"{model._meta.app_label}.{code}") for code in codes)
+
+
+def about_reference(reference: str, using: str) -> Q:
+    """Return the condition on rows about the object `app.model:key`, see `about_keys`.
+
+    Raises:
+        LookupError: there is no such model, and no content type of a former one.
+        ValueError: it is not a key of this model.
+    """
+    label, _colon, key = reference.partition(":")
+    app, _dot, name = label.partition(".")
+    if "\0" in reference:  # PostgreSQL refuses it
+        raise ValueError(f"{reference!r} contains a NUL.")
+    try:
+        kind = ContentType.objects.db_manager(using).get_by_natural_key(app, name.lower())
+    except ContentType.DoesNotExist as error:
+        raise LookupError(f"There is no model {label}.") from error
+    model = kind.model_class()
+    if model is None:  # the model was removed: its rows keep their ids
+        return Q(content_type=kind.pk, object_id=key)
+    return about_keys(model, [key], using)
+
+
+def about_keys(model: type[Model], keys: Iterable[str], using: str) -> Q:
+    """Return the condition on rows about the objects of `model` with these keys, also as objects of its parents.
+
+    The objects need not exist. Raises ValueError for what is not a key of `model`.
+    """
+    pks = [pk_of(model, key) for key in keys]
+    written = [object_id_of(model, pk) for pk in pks]
+    if any("\0" in key for key in written):  # PostgreSQL refuses it
+        raise ValueError("A key contains a NUL.")
+    tables = tables_of(model)
+    own = [table for table in tables if root_of_key(table) is root_of_key(model)]
+    rows = Q(content_type__in=[kind_of(table, using) for table in own], object_id__in=written)
+    parents = [table for table in tables if table not in own]
+    if parents:  # they have keys of their own, which only the object knows
+        rows |= about(parents, list(model._base_manager.using(using).filter(pk__in=pks)), using)
+    return rows
 
 
 def owned_by(model: type[Model], pk: Any, using: str) -> Q:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Unpack
 
+from django.db import Error as DatabaseError
 from django.db.models import F
 from django.utils.translation import gettext
 
@@ -15,6 +16,7 @@ from django_delayq.exceptions import InvalidDelay, UnknownPolicy
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import clipped, record, record_death
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.scrubbing import message_of
 from django_delayq.ledger.search import labels_in
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import PolicyChange, Timeout
@@ -27,7 +29,6 @@ from django_delayq.operations.runner import (
     Result,
     Target,
     checked_actor,
-    is_superseded,
     refuse_round,
     refuse_unless_pending,
     run_action,
@@ -148,7 +149,7 @@ def retry(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if row.state != State.DEAD:
             return Refusal.NOT_DEAD
-        return refuse_round(row, context) or (Refusal.SUPERSEDED if is_superseded(row, context) else None)
+        return refuse_round(row, context, is_same_round=True)
 
     def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
         for row in rows:
@@ -180,7 +181,8 @@ def refire(
         at: the deadline of the new rounds; by default, and if it has passed, now.
 
     Raises:
-        InvalidDelay: `at` is not a datetime, its awareness does not fit `USE_TZ`, or it is too far in the future.
+        InvalidDelay: `at` is not a datetime, its awareness does not fit `USE_TZ`, or it is too far in the future; or
+            the policy's `since` raised an error for an object, whose page of rows stays unchanged.
     """
     wanted = None if at is None else check_moment(at, "at")
 
@@ -210,7 +212,14 @@ def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
     policy: Any = registry.get(row.policy)
     obj = context.page.object_of(row)
     subject = subject_at(policy, obj.pk, row.key, context.using)
-    new = writing.new_row(subject, due_at, policy.since_of(obj), payload=row.payload, reason=context.reason)
+    try:
+        since_at = policy.since_of(obj)
+    except DatabaseError:
+        raise
+    except Exception as error:  # `since` of the application
+        words = f"{policy.label}: `since` fails for object {row.object_id}: {type(error).__name__}: {message_of(error)}"
+        raise InvalidDelay(words) from error
+    new = writing.new_row(subject, due_at, since_at, payload=row.payload, reason=context.reason)
     new.queue = row.queue
     return new
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db.models import Expression, F, Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Expression, F, Model, OuterRef, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
 from django.db.models.functions import Coalesce
 
@@ -18,6 +18,7 @@ from django_delayq.ledger.statements import compiled, params
 from django_delayq.ledger.subjects import (
     NEWEST_FIRST,
     about,
+    about_all,
     current_round,
     instances,
     kind_of,
@@ -87,7 +88,8 @@ def pending_timeouts(
             rows = rows.filter(pk__in=[row.pk for row in objects])
     elif model is not None:
         tables = [table for table in tables_of(model) if not policies or table is policies[0].concrete_model]
-        rows = rows.filter(_of_tables(tables, model, objects, using))
+        of_objects = about(tables, objects, using) if objects is not None else about_all(tables, model, using)
+        rows = rows.filter(of_objects)
     return rows if key is None else rows.filter(key=key)
 
 
@@ -100,18 +102,6 @@ def _policies(policy: str | TimeoutPolicy[Any], model: type[Model] | None, objec
     if objects is None:
         raise UnknownPolicy(f"{policy!r} without a target could be any model's: give its label, app.model.name.")
     return policies_named(policy)
-
-
-def _of_tables(
-    tables: list[type[Model]], model: type[Model], objects: QuerySet[Any] | list[Model] | None, using: str
-) -> Q:
-    """Return the condition on rows of `tables` about `objects` of `model`, or about all of them."""
-    if objects is not None:
-        return about(tables, objects, using)
-    parents = [table for table in tables if table is not model._meta.concrete_model]
-    # Of the parents' rows only those about children.
-    wanted = about(parents, model._base_manager.using(using).all(), using)
-    return wanted if parents == tables else wanted | Q(content_type=kind_of(model, using))
 
 
 def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any] | list[Model] | None]:

@@ -6,11 +6,10 @@ A page starts after the last row of the page before. So the last page is as fast
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from django.contrib.contenttypes.models import ContentType
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
@@ -23,7 +22,6 @@ from rest_framework.views import APIView
 
 from django_delayq import clock
 from django_delayq.delays import UNITS
-from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import database_of
@@ -59,24 +57,18 @@ class Moment(serializers.DateTimeField):
 
 
 class ObjectReference(serializers.CharField):
-    """`app.model:key`, as the content type of the object and its id in the ledger."""
+    """`app.model:key`, as the condition on the rows about this object."""
 
-    def to_internal_value(self, value: Any) -> tuple[ContentType, str]:  # type: ignore[override] # not a string
-        label, colon, key = super().to_internal_value(value).partition(":")
-        app, dot, name = label.partition(".")
-        if not (colon and key and dot):
+    def to_internal_value(self, value: Any) -> Q:  # type: ignore[override] # not a string
+        reference = super().to_internal_value(value)
+        model, _colon, key = reference.partition(":")
+        if not key or "." not in model:
             raise ValidationError(_("Give an object like shop.order:17."))
-        kinds = ContentType.objects.db_manager(database_of(Timeout))
         try:
-            kind = kinds.get_by_natural_key(app, name.lower())
-        except ContentType.DoesNotExist as error:
+            return selection.about_reference(reference, database_of(Timeout))
+        except LookupError as error:
             raise ValidationError(_("There is no such model.")) from error
-        model = kind.model_class()
-        if model is None:
-            return kind, key
-        try:  # for a proxy, the kind of the model that has the table
-            return kinds.get_for_model(model), object_id_of(model, key)
-        except Exception as error:
+        except ValueError as error:
             raise ValidationError(_("This is not a key of that model.")) from error
 
 
@@ -106,9 +98,9 @@ class Selection(serializers.Serializer[Any]):
     settled_until = Moment(required=False, help_text=_("Rows that were settled before this time."))
 
     @classmethod
-    def of(cls, query: Mapping[str, Any]) -> Selection:
-        """Return the checked parameters of a query. Raises ValidationError."""
-        known = {*cls().fields, "cursor", "page_size", "format"}
+    def of(cls, query: Mapping[str, Any], others: Iterable[str] = ()) -> Selection:
+        """Return the checked parameters of a query, which may also have `others`. Raises ValidationError."""
+        known = {*cls().fields, "format", *others}
         if unknown := sorted(set(query) - known):
             raise ValidationError({name: [_("There is no such filter.")] for name in unknown})
         selection = cls(data={name: query[name] for name in query})  # of a QueryDict, DRF would ignore empty values
@@ -133,8 +125,8 @@ class Selection(serializers.Serializer[Any]):
         self.due, self.settled = due, settled
         return attrs
 
-    def rows(self, using: str, user: Any = None) -> tuple[TimeoutQuerySet, Q]:
-        """Return rows in the order of an index that finds them, and the remaining condition.
+    def rows(self, every: TimeoutQuerySet, user: Any = None) -> tuple[TimeoutQuerySet, Q]:
+        """Return those of `every` in the order of an index that finds them, and the remaining condition.
 
         `search` reads only fields that `user` may search.
         """
@@ -142,45 +134,36 @@ class Selection(serializers.Serializer[Any]):
         # Settled rows keep the time of their last attempt, so a due filter without a state must name it.
         state = asked.get("state") or (State.PENDING if self.due else None)
         labels = search.labels_of(asked["policy"]) if "policy" in asked else ()
-        other = Q(queue=asked["queue"]) if "queue" in asked else Q()
-        every = Timeout.objects.using(using)
+        of_policy, in_state = Q(policy__in=labels) if labels else Q(), Q(state=state) if state else Q()
+        narrow = Q(queue=asked["queue"]) if "queue" in asked else Q()
         rows = every.filter(**{lookup: asked[name] for name, lookup in LOOKUPS.items() if name in asked})
         if asked.get("overdue"):
             rows = rows.filter(run_at__lte=clock.DatabaseNow())
         if not {"object", "key", "search"}.isdisjoint(asked):
-            if "key" in asked:
-                rows = rows.of_key(asked["key"])
-            if "object" in asked:
-                kind, object_id = asked["object"]
-                rows = rows.filter(content_type=kind, object_id=object_id)
-            if "search" in asked:
-                rows = rows.filter(pk__in=selection.find_ids(every, asked["search"], user))
-            other &= Q(state=state) if state else Q()
-            return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
+            return self._named(rows, every, user).order_by(*search.NEWEST.fields), narrow & of_policy & in_state
+        is_settled = state is not None and state not in UNSETTLED
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
+        if few is None and is_settled:  # dead rows are usually few: the index `delayq_policy` finds them by label
+            found = every.of_labels(labels or search.labels_in(every)).filter(state=state)
+            few = search.ids_if_few(found, MAX_SORTED)
         if few is not None:
-            rows, labels = rows.filter(pk__in=few), ()
+            rows = rows.filter(in_state if is_settled else Q(), pk__in=few)
+        elif state in UNSETTLED and len(labels) == 1:  # the same index has the rows of one label in this order
+            rows = rows.filter(of_policy)
+        else:
+            narrow &= of_policy & (in_state if is_settled else Q())
         if state in UNSETTLED:
-            if len(labels) == 1:  # the index `delayq_policy` has the rows of one label in this order
-                rows, labels = rows.filter(policy=labels[0]), ()
-            return search.in_state(rows, state), _of_policy(labels) & other
-        if not state and not self.settled:
-            return rows.order_by(*search.NEWEST.fields), _of_policy(labels) & other
-        rows = rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields)
-        return _in_settled(rows, state, labels, other) if state else (rows, _of_policy(labels) & other)
+            return search.in_state(rows, state), narrow
+        if is_settled or self.settled:
+            return rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields), narrow
+        return rows.order_by(*search.NEWEST.fields), narrow
 
-
-def _in_settled(rows: TimeoutQuerySet, state: str, labels: tuple[str, ...], other: Q) -> tuple[TimeoutQuerySet, Q]:
-    """Return settled rows of one state. Dead ones are usually few: the index `delayq_policy` finds them by label."""
-    every = Timeout.objects.using(rows.db)
-    few = search.ids_if_few(every.of_labels(labels or search.labels_in(every)).filter(state=state), MAX_SORTED)
-    if few is not None:
-        return rows.filter(pk__in=few, state=state), other
-    return rows, _of_policy(labels) & Q(state=state) & other
-
-
-def _of_policy(labels: tuple[str, ...]) -> Q:
-    return Q(policy__in=labels) if labels else Q()
+    def _named(self, rows: TimeoutQuerySet, every: TimeoutQuerySet, user: Any) -> TimeoutQuerySet:
+        """Return those of `rows` with the key, of the object or found by the search that the query names."""
+        asked = self.validated_data
+        rows = rows.of_key(asked["key"]) if "key" in asked else rows
+        rows = rows.filter(asked["object"]) if "object" in asked else rows
+        return rows.filter(pk__in=selection.find_ids(every, asked["search"], user)) if "search" in asked else rows
 
 
 class KeysetPagination(BasePagination):

@@ -31,7 +31,7 @@ from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import PolicyChange, Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import snapshot
-from django_delayq.operations import PolicyConflict, Refusal, Result
+from django_delayq.operations import PolicyConflict, Refusal, Result, changes
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
@@ -134,17 +134,23 @@ def operation(name: str, description: str) -> Any:
 class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type: ignore[type-arg]
     """List timeouts, show the history of one, and operate on it."""
 
-    queryset = Timeout.objects.all()
-    serializer_class = outputs.TimeoutDetailSerializer
-    pagination_class = inputs.KeysetPagination
+    queryset: Any = Timeout.objects.all()
+    serializer_class: Any = outputs.TimeoutDetailSerializer
+    pagination_class: Any = inputs.KeysetPagination
     filter_backends = []
     lookup_value_regex = "[^/]+"
     operations = TIMEOUT_OPERATIONS
 
     def get_queryset(self) -> TimeoutQuerySet:
-        """Return all rows, read from the writer: an operator must see its own changes."""
-        rows: TimeoutQuerySet = Timeout.objects.using(database_of(Timeout))
+        """Return the rows of the view, read from the writer: an operator must see its own changes."""
+        rows: TimeoutQuerySet = cast("TimeoutQuerySet", super().get_queryset()).using(database_of(Timeout))
         return rows
+
+    def get_serializer_class(self) -> Any:
+        """Return the view's own class, if a subclass has one. Ours has in a list neither payload nor history."""
+        found = super().get_serializer_class()
+        is_own_list = self.action == "list" and found is outputs.TimeoutDetailSerializer
+        return outputs.TimeoutSerializer if is_own_list else found
 
     def get_object(self) -> Timeout:
         """Return the row. Raises Http404 without a message, so that DRF adds its translated one."""
@@ -161,10 +167,20 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
         The order depends on the filters: unsettled timeouts by their next attempt, settled ones by the time of their
         settling, latest first, and otherwise the newest first.
         """
-        rows, narrow = inputs.Selection.of(request.query_params).rows(database_of(Timeout), request.user)
-        page = inputs.KeysetPagination(narrow)
-        found = page.paginate_queryset(rows.defer("history", "payload"), request)
-        return page.get_paginated_response(outputs.TimeoutSerializer(found, many=True).data)
+        pages: Any = self.paginator
+        names = {each["name"] for each in pages.get_schema_operation_parameters(self)} if pages else set()
+        asked = inputs.Selection.of(request.query_params, names)
+        every: Any = self.filter_queryset(self.get_queryset())
+        rows, narrow = asked.rows(every, request.user)
+        if self.get_serializer_class() is outputs.TimeoutSerializer:
+            rows = rows.defer("history", "payload")
+        if isinstance(pages, inputs.KeysetPagination):
+            pages.narrow = narrow
+        else:
+            rows = rows.filter(narrow)
+        page = self.paginate_queryset(rows)
+        shown = self.get_serializer(rows if page is None else page, many=True).data
+        return Response(shown) if page is None else self.get_paginated_response(shown)
 
     @describe("timeouts", outputs.TimeoutDetailSerializer)
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:
@@ -246,6 +262,8 @@ class PolicyViewSet(OperatorView, ViewSet):
     def operate(self) -> Response:
         parameters, policy = self.sent(), _declared(self.kwargs["label"])
         using = database_of(policy.concrete_model)
+        if self.operations[self.action].moves_rows:
+            parameters["progress"] = changes.time_limit()
         change: PolicyChange | None = self.run_operation(policy, using, parameters)
         acted = {
             "changed": change is not None,

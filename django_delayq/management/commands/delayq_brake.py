@@ -27,6 +27,8 @@ class Command(GuardCommand):
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         most, per = options["most"], options["per"]
         if most in {"off", "declared"}:
+            if per is not None:
+                raise CommandError(f"--per is the period of a number, and does not go with `{most}`.")
             return {"off": most == "off"}
         if per is None:
             raise CommandError("A brake needs a period: --per 10m.")

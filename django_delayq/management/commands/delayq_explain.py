@@ -13,16 +13,16 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import ConfigError
 from django_delayq.exceptions import EngineError
-from django_delayq.key_types import object_id_of, pk_of
+from django_delayq.key_types import pk_of
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import Subject, about, kind_of, subject_of, tables_of
+from django_delayq.ledger.subjects import Subject, subject_of
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.options import model_of, number
 from django_delayq.management.output import local, seconds
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.monitoring.snapshot import PEEKED, workers_alive
-from django_delayq.operations.selection import find_ids, find_objects
+from django_delayq.operations.selection import about_keys, find_ids, find_objects
 from django_delayq.policies import get_policies, registry, resolve_policy
 from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import Story, story_of
@@ -57,6 +57,8 @@ class Command(ReportCommand):
             raise CommandError("Give only one of an object, --search and --id.")
         if not given:
             raise CommandError("Which timeouts? Give an object, such as shop.order 1234, or --search, or --id.")
+        if options["id"] is not None and options["policy"] is not None:
+            raise CommandError("--id names one timeout: --policy does not go with it.")
         found = ways[given[0]](options)
         stories = [(story_of(subject), _why_late(subject)) for subject in found]
         values = [
@@ -111,17 +113,13 @@ def _by_object(options: dict[str, Any]) -> Iterator[Subject]:
     model = model_of(options["model"])
     using, rows = database_of(model), Timeout.objects.using(database_of(model))
     try:
-        object_id = object_id_of(model, options["object"])
-        pk = pk_of(model, object_id)
-    except Exception as error:
+        pk = pk_of(model, options["object"])
+        rows = rows.filter(about_keys(model, [options["object"]], using))
+    except ValueError as error:
         raise CommandError(f"{options['object']} is not a key of {model.__name__}.") from error
     obj = model._base_manager.using(using).filter(pk=pk).first()
-    if obj is None:
-        rows = rows.filter(content_type=kind_of(model, using), object_id=object_id)
-        if not rows.exists():
-            raise CommandError(f"There is no {model.__name__} {options['object']}, and no timeout of it.")
-    else:
-        rows = rows.filter(about(tables_of(model), [obj], using))
+    if obj is None and not rows.exists():
+        raise CommandError(f"There is no {model.__name__} {options['object']}, and no timeout of it.")
     name = options["policy"] and _label(options["policy"], model, rows)
     found = _subjects(rows, name)
     yield from found.values()

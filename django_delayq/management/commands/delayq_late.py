@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_delayq.management.operating import GuardCommand
 from django_delayq.management.options import duration
@@ -20,10 +20,12 @@ class Command(GuardCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("after", metavar="DURATION|off|declared", help="6h, 2d; off; declared: as in the code")
-        parser.add_argument("--then", choices=get_args(Then), default="skip", help="default: skip")
+        parser.add_argument("--then", choices=get_args(Then), help="default: skip")
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         after = options["after"]
         if after in {"off", "declared"}:
+            if options["then"] is not None:
+                raise CommandError(f"--then goes with a duration, and not with `{after}`.")
             return {"off": after == "off"}
-        return {"after": duration("DURATION", after), "then": options["then"]}
+        return {"after": duration("DURATION", after), "then": options["then"] or "skip"}

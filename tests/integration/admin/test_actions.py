@@ -16,6 +16,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.admin import actions
+from django_delayq.admin.pages import TimeoutAdmin
 from django_delayq.models import Timeout
 from tests.integration.admin.conftest import DETAIL, LIST, STEER, stored
 from tests.testapp.models import Order
@@ -288,3 +289,20 @@ def test_markup_in_a_reason_stays_text(admin_client: Client) -> None:
     admin_client.post(address("cancel"), form([row], reason="<script>alert(1)</script>"))
     page = admin_client.get(reverse(DETAIL, args=[row.pk])).content.decode()
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_that_the_admin_leaves_out_are_not_changed(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    hidden, own = fitting(operation, 2)
+    shown = TimeoutAdmin.get_queryset
+    monkeypatch.setattr(TimeoutAdmin, "get_queryset", lambda *args: shown(*args).exclude(pk=hidden.pk))
+    before = stored(hidden.pk)
+    page = admin_client.get(address(operation), {"ids": f"{hidden.pk},{own.pk}"})
+    assert [each["row"].pk for each in page.context["rows"]] == [own.pk]
+    for rows in ([hidden, own], [hidden]):
+        assert admin_client.post(address(operation), form(rows)).status_code == 302
+    assert stored(hidden.pk) == before
+    assert is_done(operation, own)
+    assert LogEntry.objects.count() == 1

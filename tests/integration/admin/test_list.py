@@ -173,6 +173,12 @@ def test_whatever_is_searched_for_there_is_an_answer(viewer: Client, query: str)
     assert viewer.get(f"{reverse(LIST)}{query}").status_code == 200
 
 
+@pytest.mark.parametrize("name", ["policy", "queue", "state__exact", "due"])
+def test_a_filter_with_a_nul_leads_to_the_whole_list(viewer: Client, name: str) -> None:
+    fill(1)
+    assert viewer.get(f"{reverse(LIST)}?{name}=%00").headers["Location"].endswith("?e=1")
+
+
 def test_the_filter_by_object_also_finds_rows_of_a_removed_model_and_nothing_for_what_is_no_key(viewer: Client) -> None:
     order = Order.objects.create(status="new")
     row = dq.schedule_timeout(order, "remind", hours=1)

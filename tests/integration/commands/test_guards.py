@@ -23,6 +23,21 @@ UNPAID = "testapp.order.cancel_unpaid"
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["delayq_brake", REMIND, "off", "--per", "10m"], "--per is the period"),
+        (["delayq_late", REMIND, "off", "--then", "dead"], "--then goes with a duration"),
+        (["delayq_brake", "--policy", REMIND, "500", "--per", "10m"], "MOST|policy"),
+        (["delayq_explain", "--id", "1", "--policy", "no_such_policy"], "does not go with it"),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(do: Do, arguments: list[str], words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        do(*arguments)
+    assert not PolicyChange.objects.exists()
+
+
+@pytest.mark.parametrize(
     ("command", "arguments", "stored", "shown"),
     [
         ("late", ["6h"], {"after": 21600, "then": "skip"}, "skip after 6 h"),

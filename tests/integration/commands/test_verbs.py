@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import as_if, dead, pending, said
-from tests.testapp.models import Order, Parcel
+from tests.testapp.models import ExpressOrder, Order, Parcel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -138,6 +138,16 @@ def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
     assert do("delayq_cancel", "--policy", "testapp.order.forgotten").out == "1 cancelled\n"
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["one object", "all of the model"])
+def test_timeouts_under_a_parent_model_are_chosen_by_the_child(do: Do, named: bool) -> None:
+    row = pending(ExpressOrder.objects.create())
+    (other,) = some()
+    chosen = ["--model", "testapp.ExpressOrder", *(["--object", row.object_id] if named else [])]
+    assert row.object_id in do("delayq_list", *chosen).out
+    assert do("delayq_cancel", *chosen).out == "1 cancelled\n"
+    assert states([row, other]) == ["cancelled", "pending"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -159,6 +169,11 @@ def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
         (["delayq_postpone", "--all", "--to", "2026-13-01"], "is not a time"),
         (["delayq_list", "--all", "--due-before", "tomorrow"], "is not a time"),
         (["delayq_list", "--limit", "0"], "must be 1 or more"),
+        (["delayq_list", "--limit", "9" * 20], "more than 18 digits"),
+        (["delayq_list", "--id", "9" * 5000], "more than 18 digits"),
+        (["delayq_cancel", "--id", "9" * 20], "more than 18 digits"),
+        (["delayq_explain", "--id", "9" * 20], "more than 18 digits"),
+        (["delayq_cancel", "--object", "a\0b", "--model", "testapp.Voucher"], "is not a key of Voucher"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(do: Do, arguments: list[str], words: str) -> None:

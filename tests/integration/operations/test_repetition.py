@@ -298,3 +298,31 @@ def test_a_dead_round_stays_dead_after_a_newer_one_of_its_object(order: Order, s
     assert dict(retry(Timeout.objects.all(), by=BY).refusals) == {older.pk: "superseded", older.pk + 1: "not_dead"}
     older.refresh_from_db()
     assert older.state == "dead"
+
+
+def test_dead_rounds_before_a_settled_one_are_all_superseded_at_the_same_number_of_queries() -> None:
+    counts = []
+    for number in (1, 20):
+        Timeout.objects.all().delete()
+        for _ in range(number):
+            order = Order.objects.create()
+            dead(order), dead(order), fired(order)
+        with CaptureQueriesContext(connection) as captured:
+            result = retry(Timeout.objects.filter(state="dead"), by=BY, dry_run=True)
+        assert result.refused == {Refusal.SUPERSEDED: 2 * number}
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+
+
+def test_a_since_that_raises_names_the_object_and_changes_nothing(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    def broken(order: Order) -> Any:
+        if order.note == "broken":
+            raise KeyError("no")
+        return order.created_at
+
+    declare(Order, name="broken", after=timedelta(hours=1), since=broken)
+    row = fired(Order.objects.create(created_at=timezone.now()), "broken", hours=1)
+    Order.objects.update(note="broken")
+    with pytest.raises(InvalidDelay, match=rf"object {row.object_id}: KeyError"):
+        refire(row, by=BY)
+    assert not Timeout.objects.filter(pk__gt=row.pk).exists()

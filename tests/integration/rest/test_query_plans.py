@@ -72,7 +72,7 @@ def test_a_list_reads_its_index_in_order(
     monkeypatch: pytest.MonkeyPatch, rows: int, query: dict[str, str], index: str, far: bool
 ) -> None:
     monkeypatch.setattr(inputs, "MAX_SORTED", 1)  # what has few rows is read by other ways
-    found, narrow = Selection.of(query).rows("default")
+    found, narrow = Selection.of(query).rows(Timeout.objects.using("default"))
     assert not narrow
     if far:
         found = search.Cursor.at(found[40], search.Order.of(found)).after(found)
@@ -84,7 +84,7 @@ def test_a_list_reads_its_index_in_order(
 
 @pytest.mark.django_db
 def test_few_dead_rows_among_many_settled_are_found_by_their_policies(rows: int) -> None:
-    found, narrow = Selection.of({"state": "dead"}).rows("default")
+    found, narrow = Selection.of({"state": "dead"}).rows(Timeout.objects.using("default"))
     assert not narrow
     assert found.count() == ROWS // 100
     if connection.vendor != "mysql":  # whose plans name indexes that were not taken, too
@@ -94,7 +94,7 @@ def test_few_dead_rows_among_many_settled_are_found_by_their_policies(rows: int)
 @pytest.mark.django_db
 @pytest.mark.parametrize(("name", "value"), [("object", "testapp.order:17"), ("key", "k17")])
 def test_the_rows_of_one_object_or_key_are_found_by_its_index(rows: int, name: str, value: str) -> None:
-    found, _ = Selection.of({name: value}).rows("default")
+    found, _ = Selection.of({name: value}).rows(Timeout.objects.using("default"))
     assert f"delayq_{name}" in found[:50].explain()
 
 
