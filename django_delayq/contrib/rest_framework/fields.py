@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ObjectDoesNotExist
 from django.db.models import Manager, Model, QuerySet
 from rest_framework import serializers
@@ -12,6 +14,13 @@ from rest_framework import serializers
 from django_delayq import clock
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, pending_countdowns
+
+
+class Instant(serializers.DateTimeField):
+    """A time with its offset, also with `USE_TZ = False`: a browser takes one without it for its own local time."""
+
+    def to_representation(self, value: datetime) -> str | None:
+        return super().to_representation(value) if settings.USE_TZ else clock.aware(value).isoformat()
 
 
 class DeadlineField(serializers.Field[Any, Any, Any, Any]):
@@ -80,7 +89,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         yield from (obj for obj in objects if isinstance(obj, Model))
 
 
-_iso: Any = serializers.DateTimeField()
+_iso: Any = Instant()
 
 
 def _identity(obj: Model) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from django_delayq import clock
+from django_delayq.contrib.rest_framework.fields import Instant
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.search import Count
@@ -216,10 +217,10 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
 class CountdownSerializer(serializers.Serializer[Any]):
     """What the owner of an object may know of its deadline."""
 
-    due_at = serializers.DateTimeField(allow_null=True)
+    due_at = Instant(allow_null=True)
     seconds_left = serializers.IntegerField(allow_null=True, help_text=_("null: nothing is pending."))
     state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
-    server_time = serializers.DateTimeField(source="now")
+    server_time = Instant(source="now")
 
 
 class RefusalSerializer(serializers.Serializer[Any]):

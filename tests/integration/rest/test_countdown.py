@@ -68,6 +68,17 @@ def test_the_owner_learns_how_long_is_left_and_what_time_the_server_has(
     assert set(answer["Cache-Control"].split(", ")) == {"private", "no-cache"}
 
 
+def test_times_have_an_offset_also_in_a_project_without_time_zones(
+    order: Order, schedule: Schedule, settings: Any
+) -> None:
+    settings.USE_TZ = False
+    schedule(order=order)
+    view = CountdownView.as_view(policy="testapp.order.remind", permission_classes=[AllowAny])
+    answer = view(APIRequestFactory().get("/"), pk=order.pk).data
+    times = [parse_datetime(answer[name]) for name in ("due_at", "server_time")]
+    assert all(at is not None and at.utcoffset() is not None for at in times)
+
+
 def test_nothing_is_told_but_moment_and_state(url: str, order: Order, schedule: Schedule) -> None:
     schedule(order=order, reason="not trusted", payload={"secret": 1})
     assert APIClient().get(url, **MINE).json().keys() == {"due_at", "seconds_left", "state", "server_time"}
