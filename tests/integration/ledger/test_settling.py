@@ -145,6 +145,6 @@ def test_statistics_that_miss_due_rows_do_not_make_a_group_read_all_rows_of_its_
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {captured[0]['sql']}")
         plan = "\n".join(line for (line,) in cursor.fetchall())
-    assert "django_delayq_timeout_pkey on django_delayq_timeout" in plan
+    assert "django_delayq_timeout_pkey" in plan  # an index scan, or a bitmap of it
     assert "Seq Scan on django_delayq_timeout" not in plan, plan
-    assert [index.name for index in Timeout._meta.indexes if f" {index.name} on" in plan] == [], plan
+    assert [index.name for index in Timeout._meta.indexes if f" {index.name} " in plan] == [], plan
