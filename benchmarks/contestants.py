@@ -164,7 +164,7 @@ class Contestant:
 
     def close(self) -> None:
         if self.process is not None:
-            with self.process:  # closes its pipes
+            with contextlib.suppress(BrokenPipeError), self.process:  # a dead process has closed one
                 processes.stop(self.process)
 
     def _client(self) -> subprocess.Popen[bytes]:

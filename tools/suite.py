@@ -60,7 +60,7 @@ ROOMS_OF_PYTHON = (
     *("admin", "arming", "commands", "firing", "ledger", "matrix", "metrics"),
     *("rest", "routers", "scheduling", "templates"),
 )
-"""What calls Python and Django directly. Operations and recovery are built on it, and the engine on redis-py alone, of
+"""What calls Python and Django directly. Operations and the sweep are built on it, and the engine on redis-py alone, of
 which one module is enough."""
 NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "connections", "transfer", "urls"))
 """Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""

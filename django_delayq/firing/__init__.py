@@ -8,12 +8,12 @@ In reading order:
     attempt      that transaction: lock, check, mark, call, commit
     members      the timeouts of that transaction and their objects, locked
     rails        the guard rails: what is too late or in shadow mode does not call its handler; the brake counts
-    handler      the call of a handler
+    handler      the call of a handler, what this thread runs meanwhile, and checkpoints for tests
     failures     the second transaction, after a handler raised
 
 Beside them: `time_limits` logs slow handlers, and abandons those that take too long, `overlap` monitors the statements
-of handlers, `unknown` handles policies that are not declared in this process, `state` is what the process has learned,
-`report` the input and output, `log_lines` writes the outcomes to the log, and `checkpoints` are for tests.
+of handlers, `state` is what the process has learned, `report` the input and output, and `log_lines` writes the outcomes
+to the log.
 """
 
 from __future__ import annotations

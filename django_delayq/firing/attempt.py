@@ -15,15 +15,14 @@ from django.db import connections
 from django_delayq import signals
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import settle_dead_attempts
-from django_delayq.firing.handler import call_handler, firing_transaction, guarded
+from django_delayq.firing.handler import Call, call_handler, firing_transaction, guarded, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
 from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
-from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Call, Cost, firing_state
+from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
 from django_delayq.ledger.db_connections import transient_reason

@@ -15,8 +15,7 @@ from django_delayq import clock, signals
 from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.checkpoints import reach
-from django_delayq.firing.handler import firing_transaction
+from django_delayq.firing.handler import firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import Report, ReportBuilder
 from django_delayq.ledger import settling

@@ -1,4 +1,22 @@
-"""Call a handler, sync or async, and contain what it raises."""
+"""Call a handler, sync or async, note what this thread runs meanwhile, and contain what it raises.
+
+A firing passes checkpoints, where tests stop it or kill its process, and long runs are located:
+
+| checkpoint | what is true then |
+| --- | --- |
+| `planned` | the rows are read, nothing is locked |
+| `charged` | the attempt of a suspect is counted and committed |
+| `begun` | the transaction has begun |
+| `locked` | the objects are locked |
+| `checked` | the rows are locked too, and the conditions are known |
+| `marked` | the rows are `fired` in the transaction (with `atomic=False`: `firing`) |
+| `handled` | the handler has returned (with `atomic=False`: after `committed`) |
+| `committed` | the transaction is committed |
+| `settled` | with `atomic=False`: `fired` is committed |
+| `undone` | the handler raised, and its transaction is rolled back |
+| `recorded` | the failed attempt is committed |
+| `reported` | only the acknowledgement in Redis is missing |
+"""
 
 from __future__ import annotations
 
@@ -6,23 +24,161 @@ import asyncio
 import inspect
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.locking import begin_write
 from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 
+if TYPE_CHECKING:
+    from django_delayq.firing.report import ReportBuilder, Work
+
 logger = logging.getLogger("django_delayq.firing")
 T = TypeVar("T")
+
+CHECKPOINTS = (
+    "planned", "charged", "begun", "locked", "checked", "marked",
+    "handled", "committed", "settled", "undone", "recorded", "reported",
+)  # fmt: skip
+
+_hook: Callable[[str], None] | None = None
+
+
+class Abandoned(BaseException):
+    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
+
+    Not an `Exception`, so that a handler does not catch it by mistake.
+    """
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a handler, or of an `on_commit` callback, that is running."""
+
+    timeout_ids: tuple[int, ...] = ()
+    """Its timeouts; empty for a callback, whose transaction is committed."""
+    seen: dict[str, Any] | None = None
+    """Columns of the row if the transaction of the handler rolls back, for `failures.record`."""
+    is_counted: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class RunningWork:
+    """A piece of work that a thread of this process runs now."""
+
+    work: Work
+    began: float = field(default_factory=time.monotonic)
+    checkpoint: str = "planned"
+    call: Call | None = None
+    """What may take only as long as the time limit; None: nothing that does is running."""
+    committed: ReportBuilder | None = None
+    """The report of the transaction whose `on_commit` callbacks are running."""
+    callbacks: deque[Callable[[], None]] = field(default_factory=deque)
+    """Those of them that have not begun."""
+    awaited: Any = None
+    """The awaitable that an async handler returned."""
+    cancel: Callable[[], object] | None = None
+    """Cancel it, from any thread."""
+    thread_ids: set[int] = field(default_factory=set)
+    """The threads that run the work: its own, and the one of the event loop."""
+    is_abandoned: bool = False
+    is_logged: bool = False
+    logged_after: float = 0.0
+    """After how many seconds it was last logged as longer than a lease."""
+    has_begun: bool = False
+    """Whether a handler was called."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def begin(self) -> bool:
+        """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
+        self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
+        return self.has_begun
+
+    @property
+    def timeout_ids(self) -> tuple[int, ...]:
+        """The timeouts of the handler call that is running; empty: none is."""
+        return () if (call := self.call) is None else call.timeout_ids
+
+    def make(self, call: Call, act: Callable[[], T]) -> T:
+        """Return what `act` returns, and note that `call` runs meanwhile. Raise Abandoned if it was abandoned.
+
+        What `act` raises is replaced then: a connection that was cut makes handlers raise errors of the database.
+        """
+        outer, self.call = self.call, call
+        try:
+            return act()
+        finally:
+            with self._lock:
+                self.call = outer
+                is_abandoned = self.is_abandoned
+            if is_abandoned:
+                raise Abandoned
+
+    def abandon(self, limit_seconds: float) -> Call | None:
+        """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
+        with self._lock:
+            if self.call is None or time.monotonic() - self.call.began < limit_seconds:
+                return None
+            self.is_abandoned = True
+            return self.call
+
+    @contextmanager
+    def run_by_this_thread(self) -> Iterator[None]:
+        """Let `interrupt` reach this thread until the block ends. Its number may belong to another one afterwards."""
+        thread = threading.get_ident()
+        self.thread_ids.add(thread)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.thread_ids.discard(thread)
+
+    def interrupt(self, interrupt: Callable[[int], None]) -> None:
+        """Call `interrupt` with the number of each thread that runs the work."""
+        with self._lock:
+            for thread in self.thread_ids:
+                interrupt(thread)
+
+
+@contextmanager
+def tracked(running: RunningWork) -> Iterator[None]:
+    """Register `running` as what this thread runs, until the block ends. May be nested: a handler may fire others."""
+    thread = threading.get_ident()
+    outer, firing_state.running[thread] = firing_state.running.get(thread), running
+    try:
+        with running.run_by_this_thread():
+            yield
+    finally:
+        if outer is None:
+            firing_state.running.pop(thread, None)
+        else:
+            firing_state.running[thread] = outer
+
+
+def reach(checkpoint: str) -> None:
+    """Note that the firing in this thread has reached `checkpoint`, and call the hook of a test."""
+    if (running := firing_state.current) is not None:
+        running.checkpoint = checkpoint
+    if _hook is not None:
+        _hook(checkpoint)
+
+
+def set_hook(hook: Callable[[str], None] | None) -> None:
+    """Call `hook` with the name of every checkpoint that a firing of this process reaches. None removes it."""
+    global _hook  # noqa: PLW0603 - one hook per process, for tests
+    _hook = hook
 
 
 def guarded(act: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
@@ -35,7 +191,7 @@ def guarded(act: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
     except (KeyboardInterrupt, Abandoned):
         raise
     except BaseException as error:  # see above
-        running = firing_state.running.get(threading.get_ident())
+        running = firing_state.current
         if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
             raise Abandoned from error
         failure = error
@@ -83,7 +239,7 @@ def firing_transaction(using: str) -> Iterator[None]:
             # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
             # look like a handler that failed.
             callbacks = deque(_contained(callback) for _, callback, *_ in connection.run_on_commit)
-            if (running := firing_state.running.get(threading.get_ident())) is not None:
+            if (running := firing_state.current) is not None:
                 running.callbacks = callbacks
             connection.run_on_commit = [(set(), partial(run_callbacks, callbacks), True)]
 
@@ -99,7 +255,7 @@ def _contained(callback: Callable[[], Any]) -> Callable[[], None]:
         logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
 
     def act() -> None:
-        running = firing_state.running.get(threading.get_ident())
+        running = firing_state.current
         if running is None:
             callback()
         else:

@@ -10,11 +10,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq.clock import DatabaseNow
-from django_delayq.firing.checkpoints import reach
+from django_delayq.firing.handler import reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
-from django_delayq.firing.unknown import unknown
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.statements import compiled, has_key, key_list
@@ -82,7 +81,7 @@ def plan(
         elif row.run_at > row.database_now + ahead:
             report.again[row.id] = row.run_at
         elif policy is None:
-            report.again[row.id] = unknown.again_at(row.policy, row.id, row.database_now)
+            report.again[row.id] = firing_state.unknown.again_at(row.policy, row.id, row.database_now)
         elif policy.label in stopped:
             report.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
         elif policy.rate and pacing and row.state == Timeout.State.PENDING:

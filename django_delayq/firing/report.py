@@ -15,9 +15,9 @@ from django.conf import settings
 from django.dispatch import Signal
 from django.utils import timezone
 
-from django_delayq.firing.handler import guarded
+from django_delayq.firing.handler import Call, guarded
 from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
-from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, Call, firing_state
+from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.scrubbing import message_of, shown

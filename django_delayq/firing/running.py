@@ -16,24 +16,14 @@ from django_delayq import signals
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt, LostRace
-from django_delayq.firing.checkpoints import reach
 from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record
-from django_delayq.firing.handler import call_handler, firing_transaction, guarded
+from django_delayq.firing.handler import Call, RunningWork, call_handler, firing_transaction, guarded, reach, tracked
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.members import Member
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
-from django_delayq.firing.state import (
-    MAX_GROUP,
-    TRANSIENT_MAX_SECONDS,
-    WORK_SECONDS,
-    Call,
-    RunningWork,
-    firing_state,
-    tracked,
-)
+from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within, time_limit
-from django_delayq.firing.unknown import unknown
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, event, moment
@@ -83,7 +73,7 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     candidates = work.candidates()
     if policy is None:
         now = report.current_time()
-        report.again.update((id, unknown.again_at(work.policy, id, now)) for id in work.ids)
+        report.again.update((id, firing_state.unknown.again_at(work.policy, id, now)) for id in work.ids)
     elif not policy.atomic:
         for candidate in candidates:
             report.add(_fire_non_atomic(policy, candidate, using))

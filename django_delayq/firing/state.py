@@ -1,4 +1,4 @@
-"""What this process learns while it fires: group sizes, backoff, running handlers. Losing it costs time only."""
+"""What this process learns while it fires: group sizes, backoff, unknown policies. Losing it costs time only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ import os
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django_delayq import clock
-from django_delayq.firing.unknown import unknown
+from django_delayq.policies import registry
 
 if TYPE_CHECKING:
-    from django_delayq.firing.report import ReportBuilder, Work
+    from django_delayq.firing.handler import RunningWork
 
 logger = logging.getLogger("django_delayq.firing")
-T = TypeVar("T")
 
 MAX_GROUP: Final = 50
 LOCK_SECONDS: Final = 0.02
@@ -52,6 +48,13 @@ TRANSIENT_MAX_SECONDS: Final = 60.0
 """The longest backoff after a transient database error: the handler may have run unnecessarily."""
 _LOG_INTERVAL_SECONDS: Final = 30.0
 _MAX_BACKOFFS: Final = 10_000
+
+FIRST_UNKNOWN_PAUSE: Final = timedelta(seconds=1)
+MAX_UNKNOWN_PAUSE: Final = timedelta(minutes=1)
+UNKNOWN_EXPECTED_SECONDS: Final = 60.0
+"""How long more unknown rows are expected after one was found for the first time."""
+MAX_UNKNOWN_ROWS: Final = 10_000
+MAX_UNKNOWN_LABELS: Final = 1_000
 
 
 class Cost(NamedTuple):
@@ -205,101 +208,70 @@ class TimeoutBackoff:
                 self._waiting.pop((using, timeout_id), None)
 
 
-class Abandoned(BaseException):
-    """Raised in a thread whose handler took too long: another thread has recorded the attempt, and this one must end.
+class _UnknownRow(NamedTuple):
+    label: str
+    pause: timedelta
+    again_at: datetime
 
-    Not an `Exception`, so that a handler does not catch it by mistake.
+
+class UnknownPolicies:
+    """The labels that this process has found and does not declare, and when to check their rows again.
+
+    During a deployment workers of several releases run side by side. A worker that finds such a row releases it for 1,
+    2, 4 ... 60 seconds, reads only other labels from the ledger, and for a minute reads Redis a little later than a
+    worker that knows the label.
     """
 
+    def __init__(self) -> None:
+        self._rows: dict[int, _UnknownRow] = {}
+        self._labels: set[str] = set()
+        self._found_at = -UNKNOWN_EXPECTED_SECONDS
+        self._lock = threading.Lock()
 
-@dataclass(slots=True)
-class Call:
-    """A call of a handler, or of an `on_commit` callback, that is running."""
+    def again_at(self, label: str, timeout_id: int, now: datetime) -> datetime:
+        """Return when to check a row again that was found `now`, by the database clock."""
+        with self._lock:
+            self._note(label)
+            row = self._rows.pop(timeout_id, None)
+            if row is None:
+                self._found_at = time.monotonic()
+                if len(self._rows) >= MAX_UNKNOWN_ROWS:
+                    self._rows = {id: old for id, old in self._rows.items() if old.again_at + MAX_UNKNOWN_PAUSE > now}
+                if len(self._rows) >= MAX_UNKNOWN_ROWS:
+                    return now + MAX_UNKNOWN_PAUSE
+            pause = FIRST_UNKNOWN_PAUSE if row is None else min(2 * row.pause, MAX_UNKNOWN_PAUSE)
+            self._rows[timeout_id] = _UnknownRow(label, pause, now + pause)
+            return now + pause
 
-    timeout_ids: tuple[int, ...] = ()
-    """Its timeouts; empty for a callback, whose transaction is committed."""
-    seen: dict[str, Any] | None = None
-    """Columns of the row if the transaction of the handler rolls back, for `failures.record`."""
-    is_counted: bool = False
-    began: float = field(default_factory=time.monotonic)
+    def parked_until(self, timeout_id: int) -> datetime | None:
+        """Return what `again_at` returned for the row last; None: this process has not found it."""
+        row = self._rows.get(timeout_id)
+        return None if row is None else row.again_at
 
-
-@dataclass(slots=True)
-class RunningWork:
-    """A piece of work that a thread of this process runs now."""
-
-    work: Work
-    began: float = field(default_factory=time.monotonic)
-    checkpoint: str = "planned"
-    call: Call | None = None
-    """What may take only as long as the time limit; None: nothing that does is running."""
-    committed: ReportBuilder | None = None
-    """The report of the transaction whose `on_commit` callbacks are running."""
-    callbacks: deque[Callable[[], None]] = field(default_factory=deque)
-    """Those of them that have not begun."""
-    awaited: Any = None
-    """The awaitable that an async handler returned."""
-    cancel: Callable[[], object] | None = None
-    """Cancel it, from any thread."""
-    thread_ids: set[int] = field(default_factory=set)
-    """The threads that run the work: its own, and the one of the event loop."""
-    is_abandoned: bool = False
-    is_logged: bool = False
-    logged_after: float = 0.0
-    """After how many seconds it was last logged as longer than a lease."""
-    has_begun: bool = False
-    """Whether a handler was called."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def begin(self) -> bool:
-        """Note that a handler is about to be called. Return False if it must not be: the work's slot is over."""
-        self.has_begun = self.has_begun or time.monotonic() <= self.work.begin_by
-        return self.has_begun
+    def labels(self) -> list[str]:
+        """Return the labels that were found and are still not declared."""
+        known = [label for label in list(self._labels) if registry.get(label) is not None]
+        if known:
+            with self._lock:
+                self._labels.difference_update(known)
+                self._rows = {id: row for id, row in self._rows.items() if row.label not in known}
+        return list(self._labels)
 
     @property
-    def timeout_ids(self) -> tuple[int, ...]:
-        """The timeouts of the handler call that is running; empty: none is."""
-        return () if (call := self.call) is None else call.timeout_ids
+    def are_about(self) -> bool:
+        """Return whether a row was found for the first time within the last minute."""
+        return time.monotonic() - self._found_at < UNKNOWN_EXPECTED_SECONDS
 
-    def make(self, call: Call, act: Callable[[], T]) -> T:
-        """Return what `act` returns, and note that `call` runs meanwhile. Raise Abandoned if it was abandoned.
-
-        What `act` raises is replaced then: a connection that was cut makes handlers raise errors of the database.
-        """
-        outer, self.call = self.call, call
-        try:
-            return act()
-        finally:
-            with self._lock:
-                self.call = outer
-                is_abandoned = self.is_abandoned
-            if is_abandoned:
-                raise Abandoned
-
-    def abandon(self, limit_seconds: float) -> Call | None:
-        """Abandon the call if it has been running for `limit_seconds`, and return it. From then on it cannot end."""
-        with self._lock:
-            if self.call is None or time.monotonic() - self.call.began < limit_seconds:
-                return None
-            self.is_abandoned = True
-            return self.call
-
-    @contextmanager
-    def run_by_this_thread(self) -> Iterator[None]:
-        """Let `interrupt` reach this thread until the block ends. Its number may belong to another one afterwards."""
-        thread = threading.get_ident()
-        self.thread_ids.add(thread)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.thread_ids.discard(thread)
-
-    def interrupt(self, interrupt: Callable[[int], None]) -> None:
-        """Call `interrupt` with the number of each thread that runs the work."""
-        with self._lock:
-            for thread in self.thread_ids:
-                interrupt(thread)
+    def _note(self, label: str) -> None:
+        if label in self._labels or len(self._labels) >= MAX_UNKNOWN_LABELS:
+            return
+        self._labels.add(label)
+        logger.warning(
+            "No timeout policy %r is declared here: its timeouts are left to workers that know it, and checked again "
+            "after 1, 2, 4 ... 60 seconds",
+            label,
+            extra={"event": "policy_unknown", "policy": label},
+        )
 
 
 class FiringState:
@@ -312,6 +284,7 @@ class FiringState:
         slow_logged_at: when a slow handler of a policy was last logged, by label.
         traceback_logged_at: when the traceback of an exception was last logged, by label and class.
         abandoned: the threads whose handlers took too long and have not ended.
+        unknown: the policies of other releases that it has met.
         database_ahead: how far the database clock was ahead of the clock of this process when it was last read.
     """
 
@@ -328,7 +301,12 @@ class FiringState:
         self.abandoned: list[threading.Thread] = []
         self.database_ahead = timedelta(0)
         self._group_sizes: dict[str, GroupSize] = {}
-        unknown.forget_all()
+        self.unknown = UnknownPolicies()
+
+    @property
+    def current(self) -> RunningWork | None:
+        """What this thread runs; None: nothing."""
+        return self.running.get(threading.get_ident())
 
     def note_database(self, now: datetime) -> None:
         """Note that the database clock has just shown `now`."""
@@ -349,18 +327,3 @@ class FiringState:
 
 
 firing_state = FiringState()
-
-
-@contextmanager
-def tracked(running: RunningWork) -> Iterator[None]:
-    """Register `running` as what this thread runs, until the block ends. May be nested: a handler may fire others."""
-    thread = threading.get_ident()
-    outer, firing_state.running[thread] = firing_state.running.get(thread), running
-    try:
-        with running.run_by_this_thread():
-            yield
-    finally:
-        if outer is None:
-            firing_state.running.pop(thread, None)
-        else:
-            firing_state.running[thread] = outer

@@ -35,10 +35,10 @@ from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import persistently, record
-from django_delayq.firing.handler import run_callbacks
+from django_delayq.firing.handler import Abandoned, Call, RunningWork, run_callbacks, tracked
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
-from django_delayq.firing.state import Abandoned, Call, RunningWork, firing_state, tracked
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
 from django_delayq.ledger.scrubbing import PACKAGE, is_user_code

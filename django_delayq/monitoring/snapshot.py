@@ -26,7 +26,7 @@ ALIVE: Final = timedelta(seconds=20)
 """A worker whose last heartbeat is older does not count as running."""
 RECENT: Final = timedelta(hours=24)
 MAX_LAGS: Final = 1_000
-MAX_LATE: Final = 1_000
+MAX_LATE: Final = 100
 """How many rows that were to run more than a day ago are examined; up to `MAX_COUNT` if all of these are recent."""
 HOURS: Final = 24
 

@@ -38,11 +38,11 @@ from django_delayq.ledger.statements import Param, compiled, update
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
-from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.sweep import Sweep, prune, settle_all_expired, turn
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources.switch import Sources
+from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 
 if TYPE_CHECKING:
     from django.db.models.sql import UpdateQuery

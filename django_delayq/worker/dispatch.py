@@ -23,7 +23,7 @@ from django_delayq.firing.report import suits_use_tz
 from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.policies import registry
-from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.sources.ledger import SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
 from django_delayq.worker.sources.switch import Sources

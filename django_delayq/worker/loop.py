@@ -35,7 +35,6 @@ from django_delayq.ledger.db_connections import (
 )
 from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
-from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
 from django_delayq.worker.background import (
@@ -45,6 +44,7 @@ from django_delayq.worker.background import (
     third_of_a_lease,
     warn_of_unknown_queues,
 )
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import DatabaseHealth, RedisHealth
 from django_delayq.worker.sources import Batch

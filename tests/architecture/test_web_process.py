@@ -22,7 +22,6 @@ NEVER = {
     "django_delayq.worker",
     "django_delayq.firing",
     "django_delayq.executors",
-    "django_delayq.recovery",
     "django_delayq.monitoring.doctor",
     "django_delayq.management",
     "django_delayq.testing",

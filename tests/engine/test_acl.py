@@ -14,8 +14,8 @@ from redis.crc import key_slot
 
 from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError
-from django_delayq.recovery.sweep import try_claim_turn
 from django_delayq.redis_clients.clients import WORKER, evicting_policy, make_client
+from django_delayq.worker.sweep import try_claim_turn
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path
 from tests.engine.topologies import SERVICE, Clustered, SentinelProcess, clustered

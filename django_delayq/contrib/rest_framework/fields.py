@@ -19,7 +19,7 @@ from django_delayq.scheduling.queries import Countdown, pending_countdowns
 class Instant(serializers.DateTimeField):
     """A time with its offset, also with `USE_TZ = False`: a browser takes one without it for its own local time."""
 
-    def to_representation(self, value: datetime) -> str | None:
+    def to_representation(self, value: datetime) -> str:
         return super().to_representation(value) if settings.USE_TZ else clock.aware(value).isoformat()
 
 

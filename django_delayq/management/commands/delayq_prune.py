@@ -9,7 +9,7 @@ from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.models import Timeout
-from django_delayq.recovery.sweep import count_old, prune
+from django_delayq.worker.sweep import count_old, prune
 
 logger = logging.getLogger("django_delayq.steering")
 

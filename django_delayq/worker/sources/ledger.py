@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django_delayq.conf import get_settings
 from django_delayq.firing import Work
-from django_delayq.firing.unknown import unknown
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
 from django_delayq.ledger.meters import TURN_SECONDS, Slot
 from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
-from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.sources import Batch, Source
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class LedgerSource(Source):
         """Do the same without waiting for the next second."""
         self._poll_at = time.monotonic() + POLL_SECONDS
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
-        without = [*unknown.labels(), *(label for policy in registry if policy.rate for label in policy.labels)]
+        paced = [label for policy in registry if policy.rate for label in policy.labels]
+        without = [*firing_state.unknown.labels(), *paced]
         if not claiming.is_any_claimable(self._using, self._queues, without):
             return Batch(wait_seconds=POLL_SECONDS)
         claims = self._note(claiming.claim(self._using, self._queues, room, get_settings().lease, without))

@@ -15,8 +15,8 @@ from django_delayq.conf import get_settings
 from django_delayq.delays import counted
 from django_delayq.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
-from django_delayq.firing.unknown import unknown
-from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.firing.state import firing_state
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.sources import Batch, Source
 
 logger = logging.getLogger("django_delayq.worker")
@@ -75,7 +75,7 @@ class RedisSource(Source):
 
     def _check_soon(self, place: tuple[str, int]) -> None:
         """Make the next `take` ask `place`; while unknown policies are about, only after the handicap."""
-        soon = time.monotonic() + HANDICAP_SECONDS if unknown.are_about else 0.0
+        soon = time.monotonic() + HANDICAP_SECONDS if firing_state.unknown.are_about else 0.0
         self._check_at[place] = min(self._check_at[place], soon)
 
     def take(self, room: int) -> Batch:
@@ -103,7 +103,7 @@ class RedisSource(Source):
         """Lease entries of one queue into `deliveries`; return whether it has more. After an error release all."""
         queue = self._engine.queue(*place)
         lease_seconds = get_settings().lease.total_seconds()
-        asked, is_handicapped = time.monotonic(), unknown.are_about
+        asked, is_handicapped = time.monotonic(), firing_state.unknown.are_about
         with self._lock:
             # With a handicap nothing ahead: the check for another entry may come just before the deadline of this one.
             try:

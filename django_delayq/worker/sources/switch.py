@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Final
 
 from django_delayq.exceptions import EngineError
-from django_delayq.firing.unknown import unknown
+from django_delayq.firing.state import firing_state
 from django_delayq.policies import registry
-from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
@@ -68,7 +68,7 @@ class Sources:
             self.ledger.release(others)
             raise
         # While other releases run, one of them may have deferred in Redis what only this worker can fire.
-        self._fairness.note_backlog(batch.is_part or (self._redis is not None and unknown.are_about))
+        self._fairness.note_backlog(batch.is_part or (self._redis is not None and firing_state.unknown.are_about))
         deliveries = batch.deliveries
         if others:  # of two counts the higher one decides whether a timeout is a poison message
             deliveries = {**deliveries, **{id: max(count, deliveries.get(id, 0)) for id, count in others.items()}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from django_delayq.firing import checkpoints
+from django_delayq.firing.handler import CHECKPOINTS
 from tests.e2e.chaos import faults
 from tests.e2e.chaos.databases import Postgres
 from tests.e2e.chaos.run import run
@@ -57,4 +57,4 @@ def test_under_all_faults_every_accepted_timeout_settles_exactly_once(capsys: py
 
 
 def test_the_steps_at_which_workers_die_are_those_of_a_firing() -> None:
-    assert set(faults.STEPS) == set(checkpoints.CHECKPOINTS) - {"undone", "recorded"}
+    assert set(faults.STEPS) == set(CHECKPOINTS) - {"undone", "recorded"}

@@ -11,15 +11,16 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_delayq.firing import checkpoints, settle_expired
+from django_delayq.firing import handler, settle_expired
+from django_delayq.firing.handler import CHECKPOINTS, set_hook
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine
 from tests.integration.firing.conftest import due, fire, make_due, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
-INSIDE = [step for step in checkpoints.CHECKPOINTS if step not in {"charged", "settled", "undone", "recorded"}]
-OUTSIDE = [step for step in checkpoints.CHECKPOINTS if step not in {"charged", "undone", "recorded"}]
+INSIDE = [step for step in CHECKPOINTS if step not in {"charged", "settled", "undone", "recorded"}]
+OUTSIDE = [step for step in CHECKPOINTS if step not in {"charged", "undone", "recorded"}]
 
 
 def killed_at(step: str, row: Timeout, deliveries: int = 1) -> None:
@@ -34,7 +35,7 @@ def killed_at(step: str, row: Timeout, deliveries: int = 1) -> None:
 
 def fire_until(step: str, row: Timeout, deliveries: int) -> None:
     """Fire `row` in this process, which is killed when it reaches `step`."""
-    checkpoints.set_hook(lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == step else None)
+    set_hook(lambda reached: os.kill(os.getpid(), signal.SIGKILL) if reached == step else None)
     fire(row, deliveries=deliveries)
 
 
@@ -97,5 +98,5 @@ def test_a_process_killed_while_it_fires_outside_leaves_at_least_one_effect_with
 
 
 def test_nothing_in_the_environment_stops_a_firing_unless_a_test_installs_it(order: Order) -> None:
-    assert checkpoints._hook is None
+    assert handler._hook is None
     assert fire(due(order)).fired

@@ -15,7 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import checkpoints, plan, run, running
+from django_delayq.firing import plan, run, running
+from django_delayq.firing.handler import set_hook
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire, grouping, state
@@ -29,7 +30,7 @@ FIRED = ("fired", "due")
 def transactions_of(*rows: Timeout) -> int:
     """Fire `rows`; return in how many transactions."""
     steps: list[str] = []
-    checkpoints.set_hook(steps.append)
+    set_hook(steps.append)
     fire(*rows)
     return steps.count("begun")
 

@@ -13,7 +13,8 @@ from django.db.models import Q
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.firing import checkpoints, plan, run
+from django_delayq.firing import plan, run
+from django_delayq.firing.handler import set_hook
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import (
     WAIT,
@@ -135,9 +136,9 @@ def test_a_payment_that_comes_while_a_firing_holds_the_row_learns_that_it_is_too
             payment.start()
             began.set()
 
-    checkpoints.set_hook(look)
+    set_hook(look)
     fire(row)
-    checkpoints.set_hook(None)
+    set_hook(None)
     assert began.is_set()
     payment.join(WAIT)
     assert answers == [False]
@@ -316,7 +317,7 @@ def test_under_repeatable_read_too_the_condition_is_asked_after_the_lock(order: 
         if step == "begun":
             in_another_thread(lambda: Order.objects.update(status="paid"))
 
-    checkpoints.set_hook(pay)
+    set_hook(pay)
     try:
         fire(row)
     finally:

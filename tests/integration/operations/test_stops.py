@@ -30,7 +30,7 @@ from django_delayq.operations import (
 )
 from django_delayq.operations import changes as policy_changes
 from django_delayq.operations.changes import ABANDONED_AFTER
-from django_delayq.recovery.sweep import DEFERRED
+from django_delayq.worker.sweep import DEFERRED
 from tests.integration.operations.conftest import BY, pending
 from tests.testapp.models import Order
 

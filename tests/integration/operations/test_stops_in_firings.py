@@ -16,12 +16,13 @@ from django.db import connection
 from django.utils import timezone
 
 from django_delayq import Retry, clock, get_policy
-from django_delayq.firing import checkpoints, plan, run
+from django_delayq.firing import plan, run
+from django_delayq.firing.handler import set_hook
 from django_delayq.ledger import claiming, controls
 from django_delayq.ledger.settling import can_mark_at_once
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations import hold, pause, resume
-from django_delayq.recovery.sweep import DEFERRED
+from django_delayq.worker.sweep import DEFERRED
 from tests.integration.firing.conftest import another_session, fire, grouping, in_another_thread, needs_row_locks
 from tests.integration.firing.conftest import as_in_a_new_process as no_pace  # noqa: F401 - a fixture
 from tests.integration.operations.conftest import BY
@@ -37,7 +38,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture(autouse=True)
 def nobody_looks_on() -> Iterator[None]:
     yield
-    checkpoints.set_hook(None)
+    set_hook(None)
 
 
 def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
@@ -49,7 +50,7 @@ def at(step: str, act: Callable[[], object], *, time: int = 1) -> None:
         if reached == step and coming[0] == time:
             in_another_thread(act)
 
-    checkpoints.set_hook(look)
+    set_hook(look)
 
 
 def waits(row: Timeout) -> bool:

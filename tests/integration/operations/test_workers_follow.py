@@ -15,12 +15,12 @@ from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, resume, shadow
 from django_delayq.operations.changes import ABANDONED_AFTER
-from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.sweep import Sweep
 from tests.integration.operations.conftest import BY, pending
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker, due_orders, states
@@ -39,7 +39,7 @@ REMIND = "testapp.order.remind"
 def worker(source: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningWorker]:
     """A worker that rechecks a stopped policy once an hour: timeouts that fire earlier were requeued."""
     monkeypatch.setattr(controls, "RECHECK_AFTER", timedelta(hours=1))
-    monkeypatch.setattr("django_delayq.recovery.sweep.DEFERRED", timedelta(hours=1))
+    monkeypatch.setattr("django_delayq.worker.sweep.DEFERRED", timedelta(hours=1))
     settings.DELAYQ = {**settings.DELAYQ, "SWEEP_INTERVAL": timedelta(milliseconds=200)}
     running = RunningWorker(concurrency=2)
     yield running

@@ -18,8 +18,8 @@ import django_delayq as dq
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring import servers
 from django_delayq.policy_options import Brake
-from django_delayq.recovery.sweep import try_claim_turn
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
+from django_delayq.worker.sweep import try_claim_turn
 from tests.support.waiting import wait_until
 from tests.support.workers import RunningWorker
 from tests.testapp.models import Order

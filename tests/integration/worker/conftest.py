@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_delayq.firing.unknown import unknown
+from django_delayq.firing.state import UnknownPolicies, firing_state
 from django_delayq.redis_clients import forget_engine
 from tests.engine.redis_process import RedisProcess
 from tests.support.workers import RunningWorker, StartWorker
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> None:
     """No test inherits which undeclared policies another one has met."""
-    unknown.forget_all()
+    firing_state.unknown = UnknownPolicies()
 
 
 @pytest.fixture

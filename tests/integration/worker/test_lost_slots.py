@@ -17,8 +17,8 @@ from django_delayq import Limits
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.meters import Slot
 from django_delayq.models import Timeout
-from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.worker import dispatch as dispatch_module
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources.ledger import LedgerSource, PacedSource

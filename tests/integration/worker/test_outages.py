@@ -14,8 +14,8 @@ from django_delayq.clock import database_now
 from django_delayq.firing import plan
 from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
-from django_delayq.recovery import sweep
 from django_delayq.redis_clients import forget_engine, get_engine
+from django_delayq.worker import sweep
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states

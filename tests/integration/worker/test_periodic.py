@@ -17,10 +17,10 @@ from django_delayq.arming import sync as sync_module
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
-from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import background
 from django_delayq.worker.background import Background, Job, PeriodicThread
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until

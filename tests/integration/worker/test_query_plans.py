@@ -21,8 +21,8 @@ from django_delayq.ledger import claiming, settling
 from django_delayq.ledger.controls import StopCache
 from django_delayq.models import Timeout
 from django_delayq.monitoring import doctor
-from django_delayq.recovery.sweep import PAGE, Row, page_of
 from django_delayq.worker.background import forgotten_queues
+from django_delayq.worker.sweep import PAGE, Row, page_of
 
 ROWS = int(os.environ.get("DELAYQ_TEST_ROWS", "200000"))
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import TimeoutPolicy, clock
 from django_delayq.models import Timeout
-from django_delayq.recovery.clock_skew import ClockSkew
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.health import RedisHealth
 from django_delayq.worker.sources import switch as module
 from django_delayq.worker.sources.ledger import LedgerSource

@@ -11,16 +11,16 @@ from django.utils import timezone
 
 from django_delayq import TimeoutPolicy
 from django_delayq.firing import plan, run
-from django_delayq.firing import unknown as module
+from django_delayq.firing import state as module
 from django_delayq.firing.report import Work
-from django_delayq.firing.unknown import unknown
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
-from django_delayq.recovery.clock_skew import ClockSkew
-from django_delayq.recovery.sweep import Sweep
 from django_delayq.redis_clients import get_worker_engine
+from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
 from django_delayq.worker.sources.redis import HANDICAP_SECONDS, RedisSource
+from django_delayq.worker.sweep import Sweep
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 
@@ -69,7 +69,7 @@ def test_what_was_met_is_forgotten_when_the_policy_is_declared(stranger: Timeout
     pause_of(stranger)
     pause_of(stranger)
     registry.add(policy)
-    assert unknown.labels() == []
+    assert firing_state.unknown.labels() == []
     assert plan({stranger.pk: 1}, "default")[0] != []
     registry.remove(policy)
     assert pause_of(stranger) == 1
@@ -78,8 +78,8 @@ def test_what_was_met_is_forgotten_when_the_policy_is_declared(stranger: Timeout
 def test_with_very_many_rows_the_others_come_back_after_a_minute(
     stranger: Timeout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_ROWS", 1)
-    unknown.again_at("testapp.order.other", stranger.pk + 1, timezone.now())
+    monkeypatch.setattr(module, "MAX_UNKNOWN_ROWS", 1)
+    firing_state.unknown.again_at("testapp.order.other", stranger.pk + 1, timezone.now())
     assert pause_of(stranger) == 60
 
 
@@ -112,10 +112,10 @@ def test_after_a_minute_without_a_new_one_it_is_as_quick_as_others(
     stranger: Timeout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pause_of(stranger)
-    assert unknown.are_about
-    monkeypatch.setattr(module, "EXPECTED_SECONDS", 0.0)
+    assert firing_state.unknown.are_about
+    monkeypatch.setattr(module, "UNKNOWN_EXPECTED_SECONDS", 0.0)
     pause_of(stranger)
-    assert not unknown.are_about
+    assert not firing_state.unknown.are_about
 
 
 @pytest.mark.usefixtures("with_redis")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq.engine import Engine
-from django_delayq.recovery import sweep
-from django_delayq.recovery.sweep import try_claim_turn
 from django_delayq.redis_clients import forget_engine, get_worker_engine
+from django_delayq.worker import sweep
+from django_delayq.worker.sweep import try_claim_turn
 
 if TYPE_CHECKING:
     import redis

@@ -14,8 +14,8 @@ from django.utils import timezone
 from django_delayq import TimeoutPolicy, clock, operations, reschedule_timeout
 from django_delayq.ledger import settling
 from django_delayq.models import Timeout
-from django_delayq.recovery.sweep import prune
 from django_delayq.testing import fire_due
+from django_delayq.worker.sweep import prune
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks
 from tests.support.workers import due_orders

@@ -9,6 +9,21 @@ worker has died.
 Of many workers, one sweeps at a time: it has the turn. Turns only save work; two workers at once do no harm. A turn is
 never trusted for long: an attacker who can write to Redis can take every turn, and without sweeps timeouts beyond the
 horizon would never be loaded.
+
+| the ledger contains | Redis contains | action, and where if not here |
+| --- | --- | --- |
+| pending, due soon or overdue | no entry | add the entry |
+| pending, due soon or overdue | a later entry | move the entry forward |
+| pending, due soon or overdue | an entry then, earlier, or leased | none: the row is checked in any case |
+| pending, due later than that | anything | none yet; an early entry is checked and released: `dispatch` |
+| pending, due | (unavailable, or no Redis) | claim the row and fire it: `sources.ledger` |
+| firing, expired | anything | count the failed attempt: retried, dead, cancelled or superseded |
+| firing, not expired | anything | none: its worker is running |
+| settled, or no such row | an entry | check and acknowledge it: `dispatch` |
+| settled long ago | | delete the row: `prune` |
+| (an object whose policy requires another ledger) | | update the ledger: `arming.sync` |
+
+Every action may be repeated, and stopped anywhere.
 """
 
 from __future__ import annotations
@@ -29,15 +44,15 @@ from django_delayq.engine import Engine
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing import settle_expired
-from django_delayq.firing.unknown import unknown
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import Stopped, stop_cache
 from django_delayq.ledger.search import SOONEST, Count, Cursor, count, in_state
 from django_delayq.ledger.settling import delete_settled, prunable
 from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
-from django_delayq.recovery.clock_skew import ClockSkew
 from django_delayq.signals import entries_restored
+from django_delayq.worker.clock_skew import ClockSkew
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -211,7 +226,7 @@ class Sweep:
             if has_rate and due_at <= self._deferred_until - DEFERRED:
                 continue
             if policy is None:
-                due_at = unknown.parked_until(row.id) or due_at
+                due_at = firing_state.unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
                 due_at = max(due_at, self._deferred_until)
             # Workers remove entries of policies with a rate shortly before they are due, and defer those of others.
