@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
 
     newest = Timeout.objects.order_by("-id").values_list("pk", flat=True)[0]
     dead = Timeout.objects.filter(state="dead").order_by("-id").values_list("pk", flat=True)[0]
-    detail, steer = "admin:django_delayq_timeout_change", "admin:django_delayq_timeout_steer"
+    detail, operate = "admin:django_delayq_timeout_change", "admin:django_delayq_timeout_operate"
     thousand = ",".join(map(str, Timeout.objects.order_by("-id").values_list("pk", flat=True)[:1000]))
     listed, today = reverse("admin:django_delayq_timeout_changelist"), timezone.localdate()
     days = {
@@ -72,7 +72,7 @@ def pages() -> dict[str, str]:
         **{name: f"{listed}?{query.format(**moments)}" for name, query in LISTS.items()},
         "detail, pending": reverse(detail, args=[newest]),
         "detail, dead": reverse(detail, args=[dead]),
-        "confirmation of 1,000 rows": f"{reverse(steer, args=['cancel'])}?ids={thousand}",
+        "confirmation of 1,000 rows": f"{reverse(operate, args=['cancel'])}?ids={thousand}",
         "policies": reverse("admin:django_delayq_policycontrol_changelist"),
     }
 

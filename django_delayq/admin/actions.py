@@ -52,7 +52,7 @@ def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
     permitted = [name for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)]
     try:
         for name in permitted:
-            reverse(f"{site.name}:django_delayq_timeout_steer", args=[name])
+            reverse(f"{site.name}:django_delayq_timeout_operate", args=[name])
     except NoReverseMatch:
         return set()
     return {f"{name}_timeouts" for name in permitted}
@@ -94,9 +94,9 @@ def shown_timeouts(request: HttpRequest, site: AdminSite) -> QuerySet[Any]:
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
     """Return labels and addresses of the operations that the visitor may do to this row now."""
     here = reverse(f"{site.name}:django_delayq_timeout_change", args=[quote(row.pk)])
-    steer = f"{site.name}:django_delayq_timeout_steer"
+    address = f"{site.name}:django_delayq_timeout_operate"
     return [
-        {"label": str(each.label), "address": f"{reverse(steer, args=[each.name])}?ids={row.pk}&back={here}"}
+        {"label": str(each.label), "address": f"{reverse(address, args=[each.name])}?ids={row.pk}&back={here}"}
         for each in operations_for(request.user, row)
     ]
 
@@ -178,7 +178,7 @@ class TimeoutOperationView(OperationView):
     A list's action passes `ids` and `back`, the address to return to. Otherwise the request has both.
     """
 
-    template_name = "admin/django_delayq/steer.html"
+    template_name = "admin/django_delayq/timeout/operate.html"
     ids: Sequence[int] = ()
     back = ""
     is_confirmed = False
@@ -226,7 +226,7 @@ class TimeoutOperationView(OperationView):
             more=max(0, len(self.ids) - MAX_ROWS_SHOWN),
             expected=expected,
             back=self.back,
-            action=reverse(f"{self.site.name}:django_delayq_timeout_steer", args=[self.operation.name]),
+            action=reverse(f"{self.site.name}:django_delayq_timeout_operate", args=[self.operation.name]),
             **kwargs,
         )
 

@@ -146,7 +146,7 @@ class TimeoutAdmin(LedgerAdmin):
         # Each page of rows is a transaction of its own, with its log, so there must be none around the request.
         operate = TimeoutOperationView.as_view(site=self.admin_site)
         view = transaction.non_atomic_requests(self.admin_site.admin_view(operate))
-        return [path("steer/<slug:operation>/", view, name="django_delayq_timeout_steer"), *super().get_urls()]
+        return [path("operate/<slug:operation>/", view, name="django_delayq_timeout_operate"), *super().get_urls()]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Show the list, with a banner if the brake of a policy has paused it: its timeouts are overdue."""

@@ -72,7 +72,7 @@ def test_versions_hold_no_timeouts_so_that_a_revert_cannot_change_the_ledger(bro
 def test_an_operation_names_the_user_of_the_project_as_its_author(browser: Client, staff: models.Person) -> None:
     models.ImportedDeal.objects.create()
     row = Timeout.objects.get()
-    page = reverse("admin:django_delayq_timeout_steer", args=["cancel"])
+    page = reverse("admin:django_delayq_timeout_operate", args=["cancel"])
     assert browser.post(page, {"ids": row.pk, "confirmed": "yes", "reason": "a storm"}).status_code == 302
     row.refresh_from_db()
     assert row.cause == "hand"

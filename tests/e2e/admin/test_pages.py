@@ -98,7 +98,7 @@ def test_somebody_changes_his_mind(admin: Admin, stock: Stock) -> None:
 
 
 def test_the_keyboard_is_enough(admin: Admin, stock: Stock) -> None:
-    admin.open(f"{LIST}steer/cancel/?ids={stock.pending.pop()[1]}")
+    admin.open(f"{LIST}operate/cancel/?ids={stock.pending.pop()[1]}")
     for _ in range(60):
         if admin.browser.switch_to.active_element.get_attribute("name") == "reason":
             break
@@ -302,7 +302,7 @@ def test_axe_finds_no_serious_fault_on_our_pages(admin: Admin, stock: Stock, wid
         f"{LIST}?q=nothing",
         detail(timeout),
         detail(stock.dead[0][1]),
-        *(f"{LIST}steer/{step}/?ids={timeout}" for step in steps),
+        *(f"{LIST}operate/{step}/?ids={timeout}" for step in steps),
         POLICIES,
         *(f"{POLICIES}{LABEL}/{stop}/" for stop in stops),
         "/admin/django_delayq/policychange/",

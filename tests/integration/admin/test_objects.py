@@ -338,7 +338,7 @@ def test_a_site_without_the_pages_of_timeouts_offers_no_actions(admin_client: Cl
 def test_an_operation_without_a_place_to_return_to_stays_in_its_own_site(admin_client: Client) -> None:
     (order,) = orders(1)
     form = {"ids": order.timeouts.get().pk, "confirmed": "yes", "reason": "asked"}
-    done: Any = admin_client.post("/elsewhere/django_delayq/timeout/steer/cancel/", form)
+    done: Any = admin_client.post("/elsewhere/django_delayq/timeout/operate/cancel/", form)
     assert done.url == "/elsewhere/django_delayq/timeout/"
 
 
