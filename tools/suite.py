@@ -41,13 +41,14 @@ WORDS = tuple(f"{room}/test_{what}" for room in ("admin", "rest") for what in ("
 """Which words a page has: no database, replica or release of Python decides it, so SQLite answers for all."""
 PLANS = tuple(f"{room}/test_query_plans" for room in ("admin", "operations", "rest", "scheduling"))
 NOT_OF_REPLICAS = (
-    *("commands/test_status_and_doctor", "firing/test_crashes", "rest/test_contract"),
+    *("commands/test_status_and_doctor", "firing/test_crashes", "firing/test_pytest_plugin", "rest/test_contract"),
+    *("firing/test_time_limit", "firing/test_time_limit_races"),
     *("matrix/test_conditions", "matrix/test_keys_shown", "matrix/test_keys_swapped_user"),
     *PLANS,
     *WORDS,
 )
 """Forms of conditions, and types of keys on pages, that are all read in one way; query plans and words; tests about
-processes, and requests at random."""
+processes and threads, and requests at random."""
 NOT_OF_PYTHON = (
     *(f"integration/{name}" for name in PLANS),
     *("integration/firing/test_crashes", "integration/matrix/test_keys_swapped_user", "integration/rest/test_contract"),
@@ -66,8 +67,13 @@ NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "co
 """Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""
 NOT_OF_CONNECTIONS = ("executors", "rates", "remote")
 """Tests of workers that mostly wait: of the kinds of connections only the smallest pool can change their results."""
-NOT_OF_MARIADB = ("crashes/test_installation.py", "crashes/test_supervisor.py", "guard_rails", "operations")
-"""Tests of processes whose statements the integration tests run on MariaDB. PostgreSQL and SQLite run these."""
+WORKERS_OF_ONE_DATABASE = (
+    *("crashes/test_installation.py", "crashes/test_supervisor.py"),
+    *("executors", "guard_rails", "operations"),
+)
+"""Tests of processes whose statements the integration tests run on each database: PostgreSQL's stage runs them."""
+NOT_OF_SQLITE = ("fairness",)
+"""Many slow handlers: on SQLite they wait for its only write lock, and not for free threads."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -214,6 +220,10 @@ def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]
     ]
 
 
+def _processes(*names: str) -> list[str]:
+    return [f"tests/e2e/{name}" for name in names]
+
+
 def _ignore(paths: Sequence[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
@@ -234,7 +244,7 @@ def _stages() -> list[Stage]:
             "sqlite",
             "all tests, on SQLite, and a sample of the mutation gate",
             [_computing("tests"), ["python", "tools/mutants.py", "--sample", "6", "--workers", "1"]],
-            _waiting(browser=True),
+            _waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE, *NOT_OF_SQLITE)),
             {"DELAYQ_TEST_DB": "sqlite"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
@@ -255,7 +265,7 @@ def _stages() -> list[Stage]:
 def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> Stage:
     """Return the stage of the tests that touch the database, on a server."""
     ignored = [f"tests/integration/{name}.py" for name in WORDS]
-    processes = [f"tests/e2e/{path}" for path in NOT_OF_MARIADB] if name == "mariadb" else []
+    processes = _processes(*WORKERS_OF_ONE_DATABASE) if name == "mariadb" else []
     # Made-up orders are replayed on each database. Recorded ones need minutes: once, with prepared statements.
     real_orders = [["DELAYQ_TEST_BINDING=server", *REAL_ORDERS]] if name == "postgresql" else []
     return Stage(

@@ -15,7 +15,7 @@ from tests.testapp.models import Order
 
 LIST = "admin:django_delayq_timeout_changelist"
 DETAIL = "admin:django_delayq_timeout_change"
-OPERATE = "admin:django_delayq_timeout_operate"
+OPERATION = "admin:django_delayq_timeout_operate"
 
 
 def stored(pk: int | None = None) -> dict[str, Any]:

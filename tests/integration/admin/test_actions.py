@@ -18,7 +18,7 @@ import django_delayq as dq
 from django_delayq.admin import actions
 from django_delayq.admin.pages import TimeoutAdmin
 from django_delayq.models import Timeout
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATE, stored
+from tests.integration.admin.conftest import DETAIL, LIST, OPERATION, stored
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -46,7 +46,7 @@ def form(rows: list[Timeout], **fields: Any) -> dict[str, Any]:
 
 
 def address(operation: str) -> str:
-    return reverse(OPERATE, args=[operation])
+    return reverse(OPERATION, args=[operation])
 
 
 def told(answer: Any) -> list[str]:
@@ -166,7 +166,7 @@ def test_ids_in_an_address_are_bounded_and_numbers(monkeypatch: pytest.MonkeyPat
 def test_ids_that_are_none_lead_nowhere(admin_client: Client, ids: str) -> None:
     assert admin_client.get(address("cancel"), {"ids": ids}).status_code == 404
     assert admin_client.post(address("cancel"), form([], ids=ids)).status_code == 404
-    assert admin_client.get(reverse(OPERATE, args=["explode"]), {"ids": "1"}).status_code == 404
+    assert admin_client.get(reverse(OPERATION, args=["explode"]), {"ids": "1"}).status_code == 404
 
 
 @pytest.mark.parametrize("selected", ["99999999999999999999", "-1", "0"])

@@ -18,7 +18,7 @@ from django_delayq import operations
 from django_delayq.admin import render
 from django_delayq.models import Timeout
 from django_delayq.scheduling.story import StoryEvent
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATE
+from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
 from tests.unit.test_translations import catalogue, each_language, file_of, placeholders
 from tools.messages import LANGUAGES
 
@@ -34,9 +34,9 @@ LABEL = "testapp.order.remind"
 
 def pages(row: Timeout) -> list[str]:
     """Every address of this admin."""
-    of_timeouts = [f"{reverse(OPERATE, args=[verb])}?ids={row.pk}" for verb in VERBS]
+    operations = [f"{reverse(OPERATION, args=[verb])}?ids={row.pk}" for verb in VERBS]
     operated = [reverse(OPERATE, args=[LABEL, name]) for name in ("pause", "hold", "resume", "delay")]
-    return [reverse(LIST), reverse(DETAIL, args=[row.pk]), reverse(POLICIES), *of_timeouts, *operated]
+    return [reverse(LIST), reverse(DETAIL, args=[row.pk]), reverse(POLICIES), *operations, *operated]
 
 
 def words_of(page: bytes) -> str:

@@ -23,7 +23,7 @@ from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.registry import POLICY_OPERATIONS
 from django_delayq.scheduling.story import EVENT_LABELS
-from tests.integration.admin.conftest import DETAIL, LIST, OPERATE
+from tests.integration.admin.conftest import DETAIL, LIST, OPERATION
 from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import Order
 from tests.testapp.timeouts import remind
@@ -141,7 +141,7 @@ def addresses(rows: list[Timeout]) -> list[str]:
     return [
         *(f"{listed}{asked}" for asked in filters),
         *(reverse(DETAIL, args=[row.pk]) for row in rows),
-        *(f"{reverse(OPERATE, args=[verb])}?ids={ids}" for verb in VERBS),
+        *(f"{reverse(OPERATION, args=[verb])}?ids={ids}" for verb in VERBS),
         *(reverse(OPERATE, args=[UNPAID, name]) for name in POLICY_OPERATIONS),
         reverse(POLICIES),
         reverse("admin:django_delayq_policychange_changelist"),
@@ -182,9 +182,9 @@ def test_where_nothing_is_translated_the_words_are_found(visitor: Client, rows: 
 
 @pytest.mark.usefixtures("nobodys_language")
 def test_every_refusal_of_a_form_asks_for_a_translation(visitor: Client, rows: list[Timeout]) -> None:
-    operate, ids = reverse(OPERATE, args=["postpone"]), ",".join(str(row.pk) for row in rows)
+    operation, ids = reverse(OPERATION, args=["postpone"]), ",".join(str(row.pk) for row in rows)
     forms: list[dict[str, Any]] = [{}, {"at": FAR}, {"at": "#"}, {"at": "2020-01-01T00:00"}, {"amount": "0"}]
-    asked = [(operate, {**form, "ids": ids}) for form in forms]
+    asked = [(operation, {**form, "ids": ids}) for form in forms]
     operations.hold(UNPAID, by="admin:ALICE")
     asked += [(reverse(OPERATE, args=[REMIND, "pause"]), {"until": until}) for until in (FAR, "2020-01-01T00:00", "#")]
     asked += [(reverse(OPERATE, args=[UNPAID, "pause"]), {})]
@@ -204,7 +204,7 @@ def test_every_refusal_of_a_form_asks_for_a_translation(visitor: Client, rows: l
 @pytest.mark.usefixtures("nobodys_language")
 def test_every_answer_to_a_deed_asks_for_a_translation(visitor: Client, rows: list[Timeout]) -> None:
     ids = ",".join(str(row.pk) for row in rows)
-    deeds = [(reverse(OPERATE, args=[verb]), {"ids": f"{ids},99999", "amount": "1"}) for verb in VERBS]
+    deeds = [(reverse(OPERATION, args=[verb]), {"ids": f"{ids},99999", "amount": "1"}) for verb in VERBS]
     operated = [("pause", ""), ("resume", ""), ("resume", "")]
     operated += [(name, "45") for name in ("late", "brake", "shadow", "shadow", "delay")]
     deeds += [(reverse(OPERATE, args=[UNPAID, name]), {**ON, "amount": n, "mode": "recompute"}) for name, n in operated]
