@@ -11,7 +11,7 @@ import pytest
 from django_delayq import Limits, Rate, clock, operations
 from django_delayq.clock import database_now
 from django_delayq.engine import Engine
-from django_delayq.firing import settle_expired
+from django_delayq.firing import Report, settle_expired
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_worker_engine
@@ -289,6 +289,14 @@ def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypa
     monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
     assert sweep.settle_all_expired("default") == 5
     assert not Timeout.objects.filter(state="firing").exists()
+
+
+def test_a_page_of_which_no_row_could_be_settled_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = dict.fromkeys((1, 2), clock.now())
+    pages = iter([Report((), again, untried=(1, 2))])  # a second read would find nothing to return
+    monkeypatch.setattr(sweep, "EXPIRED_PAGE", 2)
+    monkeypatch.setattr(sweep, "settle_expired", lambda using, limit: next(pages))
+    assert sweep.settle_all_expired("default") == 0
 
 
 @needs_row_locks
