@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
-from django_delayq import Limits, Retry, Snooze, operations, schedule_timeout
+from django_delayq import Limits, Retry, Snooze, operations, remote, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.executors import make_executor
+from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
-from django_delayq.remote import RemoteExecutor, fire, outcomes
+from django_delayq.remote import EXTEND_RETRY_SECONDS, RemoteExecutor, fire, outcomes
 from tests.integration.firing.test_outside import raise_busy
 from tests.integration.operations.conftest import as_if
 from tests.support.waiting import wait_until
@@ -221,6 +223,30 @@ def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_runn
     (row,) = due_orders("slow")
     fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
     assert Timeout.objects.get().state == "fired"
+
+
+def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_database_did_not_answer(
+    settings: Settings, declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(seconds=30)}
+    pauses: list[float | None] = []
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return len(pauses) == 4
+
+    def extend(ids: Any, using: str) -> bool:
+        if len(pauses) == 2:
+            raise OperationalError("the server closed the connection")
+        return len(pauses) == 3  # at first a row is locked
+
+    monkeypatch.setattr(remote, "threading", SimpleNamespace(Event=Ended, Thread=threading.Thread))
+    monkeypatch.setattr(remote, "extend_firing", extend)
+    policy = declare(Order, lambda order, timeout: wait_until(lambda: len(pauses) == 4), name="slow", atomic=False)
+    (row,) = due_orders("slow")
+    fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    assert pauses == [10, EXTEND_LOCKED_SECONDS, EXTEND_RETRY_SECONDS, 10]
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
