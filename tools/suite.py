@@ -51,12 +51,13 @@ NOT_OF_REPLICAS = (
 processes and threads, and requests at random."""
 NOT_OF_PYTHON = (
     *(f"integration/{name}" for name in PLANS),
-    *("integration/firing/test_crashes", "integration/matrix/test_keys_swapped_user", "integration/rest/test_contract"),
-    *(f"integration/matrix/test_{name}" for name in ("conditions", "keys_shown")),
+    *("integration/commands/test_status_and_doctor", "integration/rest/test_contract"),
+    *(f"integration/firing/test_{name}" for name in ("brake", "crashes", "time_limit", "time_limit_races")),
+    *(f"integration/matrix/test_{name}" for name in ("conditions", "keys", "keys_shown", "keys_swapped_user")),
     *(f"integration/{name}" for name in WORDS),
 )
-"""Tests of query plans, of words and of processes, forms of conditions and of keys on pages, and requests, commands and
-faults at random: they ran on the other Python."""
+"""Tests of query plans, of words, of processes and of races between threads, forms of conditions and of keys, and
+requests, commands and faults at random: they ran on the other Python."""
 ROOMS_OF_PYTHON = (
     *("admin", "arming", "commands", "firing", "ledger", "matrix", "metrics"),
     *("rest", "routers", "scheduling", "templates"),
@@ -65,6 +66,8 @@ ROOMS_OF_PYTHON = (
 which one module is enough."""
 NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "connections", "transfer", "urls"))
 """Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""
+NOT_OF_MARIADB = ("matrix/test_keys_shown", "rest/test_contract", *WORDS)
+"""Types of keys on pages, and requests at random: they ran on PostgreSQL and SQLite, in the same statements."""
 NOT_OF_CONNECTIONS = ("executors", "rates", "remote")
 """Tests of workers that mostly wait: of the kinds of connections only the smallest pool can change their results."""
 WORKERS_OF_ONE_DATABASE = (
@@ -264,7 +267,7 @@ def _stages() -> list[Stage]:
 
 def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> Stage:
     """Return the stage of the tests that touch the database, on a server."""
-    ignored = [f"tests/integration/{name}.py" for name in WORDS]
+    ignored = [f"tests/integration/{name}.py" for name in (NOT_OF_MARIADB if name == "mariadb" else WORDS)]
     processes = _processes(*WORKERS_OF_ONE_DATABASE) if name == "mariadb" else []
     # Made-up orders are replayed on each database. Recorded ones need minutes: once, with prepared statements.
     real_orders = [["DELAYQ_TEST_BINDING=server", *REAL_ORDERS]] if name == "postgresql" else []
