@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from django_delayq.arming.bulk import ArmingManager as ArmingManager
-    from django_delayq.arming.bulk import ArmingQuerySet as ArmingQuerySet
+    from django_delayq.arming.receivers import ArmingManager as ArmingManager
+    from django_delayq.arming.receivers import ArmingQuerySet as ArmingQuerySet
     from django_delayq.arming.sync import sync_timeouts as sync_timeouts
     from django_delayq.exceptions import DeadlinePassed as DeadlinePassed
     from django_delayq.exceptions import DelayqError as DelayqError
@@ -87,7 +87,7 @@ _NAMES = {
         "timeout_scheduled timeout_skipped"
     ),
     "scheduling.story": "Story explain_timeout",
-    "arming.bulk": "ArmingManager ArmingQuerySet",
+    "arming.receivers": "ArmingManager ArmingQuerySet",
     "arming.sync": "sync_timeouts",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

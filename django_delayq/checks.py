@@ -19,13 +19,13 @@ from django.db.models import Model
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from django_delayq.arming.bulk import ArmingQuerySet
+from django_delayq.arming.receivers import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
+from django_delayq.ledger.history import get_scrubber
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.scrubbing import get_scrubber
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 from django_delayq.policy_rules import ignored_deletion, reads_other_rows, unindexed

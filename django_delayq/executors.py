@@ -19,7 +19,7 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing import Report, Work, log_long_runs, run
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import check_connections, open_connection
-from django_delayq.ledger.scrubbing import shown
+from django_delayq.ledger.history import shown
 from django_delayq.policies import registry
 
 logger = logging.getLogger("django_delayq.worker")

@@ -20,7 +20,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.columns import HAS_KEY, HAS_OWN_QUEUE, HexField, PartialIndex
+from django_delayq.key_types import HAS_KEY, HAS_OWN_QUEUE, HexField, PartialIndex
 
 SLOT_BYTES = 16
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, Un
 from django.apps import apps
 from django.db.models import Model, Q, QuerySet
 
-from django_delayq.delays import check_length, check_moment, shifted
+from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import PolicyError, UnknownPolicy
 from django_delayq.policy_options import Brake, Late, Limits, Rate, Retry
 from django_delayq.policy_rules import check_against_model, check_call, check_declaration

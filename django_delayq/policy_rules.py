@@ -34,7 +34,7 @@ from django.db.models.query import RawQuerySet
 from django.db.models.sql import Query
 from django.utils.translation import gettext as _
 
-from django_delayq.delays import duration_text
+from django_delayq.clock import duration_text
 from django_delayq.exceptions import PolicyError
 from django_delayq.key_types import refusal
 from django_delayq.policy_options import Brake, Late, Limits, Retry

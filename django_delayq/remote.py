@@ -28,9 +28,9 @@ from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections, open_connection
+from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.scrubbing import message_of
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from django_delayq import clock
-from django_delayq.delays import Span, shifted
+from django_delayq.clock import Span, shifted
 from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.firing.failures import TransientFailure, WorkerDied
 from django_delayq.ledger.controls import policy_states

@@ -31,6 +31,7 @@ from tools.newest import find_python
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
+COMPUTING = str(int(WORKERS) + 1)
 IN_THREADS = str(3 * int(WORKERS))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
@@ -206,8 +207,8 @@ class Job:
 
 
 def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
-    """Return the command for tests that compute; with more processes than cores they would get in each other's way."""
-    return ["pytest", "-n", WORKERS, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
+    """Return the command for tests that compute: one more process than cores, because some wait for servers."""
+    return ["pytest", "-n", COMPUTING, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
 def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:

@@ -31,7 +31,7 @@ from django_delayq.arming.row_state import (
 )
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
-from django_delayq.ledger import many, writing
+from django_delayq.ledger import paging, writing
 from django_delayq.ledger.locking import (
     as_it_is,
     lock_in_slot_order,
@@ -310,7 +310,7 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
             of_policy = [each for each in changes.insert if each.policy is policy and not each.kept]
             rounds = {each.pk: (each.since_at, each.due_at) for each in of_policy}
             slots = slots_of(policy, policy.label, rounds, "", using)
-            many.insert_rounds(policy, [(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
+            paging.insert_rounds(policy, [(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
         writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)

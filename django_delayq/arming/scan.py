@@ -1,4 +1,4 @@
-"""Find the objects of a table whose timeouts do not fit the ledger, page by page and without locks."""
+"""Which automatic policies a table has; its objects whose timeouts do not fit, page by page and without locks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,59 @@ from django.db.models.lookups import In, IsNull
 from django_delayq import clock
 from django_delayq.arming.reconcile import Changes, KeptRounds, diff
 from django_delayq.arming.row_state import CLOSING, Rounds, RowState
-from django_delayq.delays import counted
+from django_delayq.clock import counted
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.scrubbing import message_of
+from django_delayq.ledger.history import message_of
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
+from django_delayq.policies import get_policies, registry
+from django_delayq.policy_rules import columns_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from django.db.models import Model
 
     from django_delayq.policies import TimeoutPolicy
 
 PAGE = 500
 S = TypeVar("S")
 T = TypeVar("T")
+
+
+class TablePolicies(NamedTuple):
+    """Automatic policies that depend on the same table."""
+
+    table: type[Model]
+    policies: tuple[TimeoutPolicy[Any], ...]
+    fields: frozenset[str] | None
+    """The names of the fields that decide on arming; None: every save may change the decision."""
+
+
+_by_model: dict[type[Model], list[TablePolicies]] = {}
+_version = -1
+
+
+def policies_by_table(model: type[Model]) -> list[TablePolicies]:
+    """Return the automatic policies that a save of `model` concerns, grouped by table."""
+    global _version  # noqa: PLW0603 - one cache per process, cleared when policies are added or removed
+    if _version != registry.version:
+        _by_model.clear()
+        _version = registry.version
+    found = _by_model.get(model)
+    if found is None:
+        by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
+        for policy in get_policies(model):
+            if policy.is_automatic:
+                by_table.setdefault(policy.concrete_model, []).append(policy)
+        found = _by_model[model] = []
+        for table, policies in by_table.items():
+            read = [columns_read(policy) for policy in policies]
+            known = [fields for fields in read if fields is not None]
+            fields = frozenset[str]().union(*known) if len(known) == len(read) else None
+            found.append(TablePolicies(table, tuple(policies), fields))
+    return found
 
 
 @dataclass(slots=True)

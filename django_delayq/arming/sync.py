@@ -18,15 +18,14 @@ from django.db import Error as DatabaseError
 from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.receivers import policies_by_table
 from django_delayq.arming.reconcile import Changes, arm_many, cancel_of_deleted, changes_of
-from django_delayq.arming.scan import PAGE, Failures, Step, candidates, steps
+from django_delayq.arming.scan import PAGE, Failures, Step, candidates, policies_by_table, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.ledger.history import shown
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.scrubbing import shown
 from django_delayq.ledger.search import Count
 from django_delayq.ledger.subjects import instances, objects_of
 from django_delayq.models import PolicySync, Timeout

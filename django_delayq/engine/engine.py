@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
-from django_delayq.engine.keys import counter_keys, installation_key, queue_keys, shard_of
 from django_delayq.engine.records import (
     MAX_AHEAD_MS,
     MAX_BATCH,
@@ -24,6 +23,10 @@ from django_delayq.engine.records import (
     checked_id,
     checked_lease_ms,
     checked_pair,
+    counter_keys,
+    installation_key,
+    queue_keys,
+    shard_of,
 )
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup

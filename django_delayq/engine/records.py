@@ -1,11 +1,106 @@
-"""The values of the engine, and their bounds, which are checked before anything is sent."""
+"""Every key in Redis, and the values of the engine with their bounds, which are checked before anything is sent.
+
+    delayq:{queue.shard}:z   sorted set   all entries of one queue and shard: id -> score (lua/include/score.lua)
+    delayq:{queue.shard}:n   string       0 to 63, distinguishes leases that end in one millisecond
+    delayq:{queue.shard}:w   channel      the earliest due time in ms, published whenever it moves forward
+    delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
+    ...:foreign:<ms>         any          a key of another type under one of these names, renamed
+    delayq:installation      string       the name of the installation whose workers use this prefix
+    delayq:turn:<work>       string       whose turn a background pass is: `_turn_key` in worker/sweep.py; expires
+
+The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
+from urllib.parse import quote
+from zlib import crc32
+
+
+@dataclass(frozen=True, slots=True)
+class AsideKeys:
+    """The two keys of a queue, and the names to which keys of another application are renamed."""
+
+    entries: str
+    counter: str
+    entries_aside: str
+    counter_aside: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterKeys:
+    """The key of a counter."""
+
+    counter: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """The keys of one queue and shard."""
+
+    entries: str
+    counter: str
+    wake: str
+
+    def aside(self, ms: int) -> AsideKeys:
+        """Return the names to rename foreign keys to; `ms` is only a label."""
+        return AsideKeys(self.entries, self.counter, f"{self.entries}:foreign:{ms}", f"{self.counter}:foreign:{ms}")
+
+
+def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
+    """Return the keys of one shard of a queue. Raises ValueError unless 0 <= shard < shards.
+
+    Prefix and queue name are any strings. Characters of a hash tag are quoted reversibly, so that two names never
+    share a key.
+    """
+    if not 0 <= shard < shards:
+        raise ValueError(f"shard {shard} is not one of {shards}")
+    tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
+    base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
+    return QueueKeys(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
+
+
+def counter_keys(prefix: str, name: str) -> CounterKeys:
+    """Return the key of the counter `name`, any string."""
+    return CounterKeys(f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}")
+
+
+def installation_key(prefix: str) -> str:
+    """Return the key that holds the name of the installation."""
+    return f"{_quoted(prefix, safe=':')}:installation"
+
+
+def shard_of(id: int, shards: int) -> int:
+    """Return the shard of an id. It depends only on the number of shards."""
+    return crc32(b"%d" % id) % shards if shards > 1 else 0
+
+
+def _quoted(text: str, safe: str) -> str:
+    return quote(text, safe=safe, errors="surrogatepass")
+
+
+@lru_cache(maxsize=4096)
+def _shard_tag(queue: str, shard: int, shards: int) -> str:
+    """Return the first tag whose slot is in this shard's range of all slots.
+
+    Plain tags are spread unevenly: eight of them gave three nodes four, two and two shards. All slots are equally
+    likely, so about `shards` tries are needed.
+    """
+    from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot  # here, because web processes without Redis do not load it
+
+    low = shard * REDIS_CLUSTER_HASH_SLOTS // shards
+    high = (shard + 1) * REDIS_CLUSTER_HASH_SLOTS // shards
+    tag, attempt = f"{queue}.{shard}", 0
+    while shards > 1 and not low <= key_slot(tag.encode()) < high:
+        attempt += 1
+        tag = f"{queue}.{shard}.{attempt}"
+    return tag
+
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from django_delayq.engine.keys import AsideKeys, CounterKeys, QueueKeys
+from django_delayq.engine.records import AsideKeys, CounterKeys, QueueKeys
 from django_delayq.exceptions import EngineError, EngineFull, EngineUnavailable
 
 Client: TypeAlias = Redis | RedisCluster

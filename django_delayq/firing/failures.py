@@ -12,8 +12,8 @@ from django.db import IntegrityError
 from django.dispatch import Signal
 
 from django_delayq import clock, signals
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.handler import firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze

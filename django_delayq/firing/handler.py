@@ -36,8 +36,8 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
 from django_delayq.firing.state import firing_state
+from django_delayq.ledger.history import shown
 from django_delayq.ledger.locking import begin_write
-from django_delayq.ledger.scrubbing import shown
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 

@@ -13,9 +13,9 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from django_delayq.delays import brief, counted
+from django_delayq.clock import brief, counted
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.scrubbing import keep_user_frames, message_of, shown
+from django_delayq.ledger.history import keep_user_frames, message_of, shown
 from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")

@@ -14,8 +14,8 @@ from django_delayq.firing.handler import reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
+from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.controls import Stopped, stop_cache
-from django_delayq.ledger.meters import Slot
 from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Timeout
 from django_delayq.policies import registry

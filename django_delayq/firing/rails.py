@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
 
-from django_delayq.clock import database_now, to_ms
-from django_delayq.delays import counted, duration_text
+from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.log_lines import log_shadow
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
+from django_delayq.ledger.claiming import meter
 from django_delayq.ledger.controls import BRAKE_ACTOR, Guards, is_stop_in_force, lock_control, stop_cache
 from django_delayq.ledger.db_connections import transient_reason
-from django_delayq.ledger.history import BRAKED
+from django_delayq.ledger.history import BRAKED, message_of, shown
 from django_delayq.ledger.locking import transaction_of
-from django_delayq.ledger.meters import meter
-from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policy_options import Brake
 from django_delayq.redis_clients import get_engine

@@ -19,8 +19,8 @@ from django_delayq.firing.handler import Call, guarded
 from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger.db_connections import transient_reason
+from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.models import Timeout
 
 logger = logging.getLogger("django_delayq.firing")

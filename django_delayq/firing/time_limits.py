@@ -31,8 +31,8 @@ from typing import Any, Final
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.exceptions import TimeLimitExceeded
 from django_delayq.firing.failures import persistently, record
 from django_delayq.firing.handler import Abandoned, Call, RunningWork, run_callbacks, tracked
@@ -41,7 +41,7 @@ from django_delayq.firing.report import ReportBuilder
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import cut, lend, take_away, take_back
-from django_delayq.ledger.scrubbing import PACKAGE, is_user_code
+from django_delayq.ledger.history import PACKAGE, is_user_code
 from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.firing")

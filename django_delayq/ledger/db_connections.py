@@ -22,8 +22,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
+from django_delayq.clock import counted
 from django_delayq.conf import ConfigError
-from django_delayq.delays import counted
 from django_delayq.dialects import dialect_of
 from django_delayq.exceptions import NotMigrated
 

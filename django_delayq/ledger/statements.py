@@ -26,9 +26,8 @@ from django.db.models import BooleanField, CharField, Expression, F, Func, Q, Qu
 from django.db.models.sql import Query, UpdateQuery
 
 from django_delayq import clock
-from django_delayq.columns import HexField
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import array_of, key_type
+from django_delayq.key_types import HexField, array_of, key_type
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:

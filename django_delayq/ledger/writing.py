@@ -16,9 +16,8 @@ from django_delayq import clock
 from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
-from django_delayq.ledger.many import NEW, ROUND_FIELDS, update_each
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
-from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.paging import NEW, ROUND_FIELDS, chunks, update_each
 from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_rules import MAX_EXTENSIONS

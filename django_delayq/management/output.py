@@ -14,7 +14,7 @@ from typing import Any, Final
 from django.core.management.base import OutputWrapper
 
 from django_delayq import clock
-from django_delayq.delays import duration_text
+from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import PolicyState
 from django_delayq.policy_options import Rate
 

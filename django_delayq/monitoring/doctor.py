@@ -19,9 +19,8 @@ from django.utils import timezone
 
 import django_delayq
 from django_delayq.arming.sync import automatic_policies, count_too_old
-from django_delayq.clock import database_now, to_ms
+from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted, duration_text
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.db_connections import pool_limit, server_limit, unapplied_migrations
 from django_delayq.ledger.installation import ledger_name

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from django.core.checks import CheckMessage, Error, Info, Warning
 
-from django_delayq.clock import database_now, to_ms
+from django_delayq.clock import counted, database_now, to_ms
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.monitoring.snapshot import redis_status

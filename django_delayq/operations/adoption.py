@@ -14,8 +14,8 @@ from typing import Any, Literal
 from django.db.models import Q
 
 from django_delayq import signals
+from django_delayq.clock import counted
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.delays import counted
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import record

@@ -18,16 +18,14 @@ from django.db import connections, transaction
 from django.db.models import F, QuerySet
 from django.utils.translation import gettext as _
 
-from django_delayq.clock import database_now
-from django_delayq.delays import shifted
+from django_delayq.clock import database_now, shifted
 from django_delayq.engine import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import claiming, outbox, paging
 from django_delayq.ledger.controls import is_stop_in_force, lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped, moment
+from django_delayq.ledger.history import clipped, message_of, moment
 from django_delayq.ledger.locking import database_of, for_update, transaction_of
-from django_delayq.ledger.scrubbing import message_of
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor

@@ -20,7 +20,7 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from django_delayq import clock
-from django_delayq.delays import check_length, check_moment, shifted
+from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit

@@ -10,13 +10,11 @@ from django.db.models import F
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
-from django_delayq.clock import database_now
-from django_delayq.delays import DelayArgs, check_length, check_moment, parse_delay, shifted
+from django_delayq.clock import DelayArgs, check_length, check_moment, database_now, parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay, UnknownPolicy
 from django_delayq.ledger import writing
-from django_delayq.ledger.history import clipped, record, record_death
+from django_delayq.ledger.history import clipped, message_of, record, record_death
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.scrubbing import message_of
 from django_delayq.ledger.search import labels_in
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import PolicyChange, Timeout

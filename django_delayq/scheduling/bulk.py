@@ -8,10 +8,10 @@ from django.db import connections
 from django.db.models import QuerySet
 
 from django_delayq import clock
-from django_delayq.delays import parse_delay, shifted
+from django_delayq.clock import parse_delay, shifted
 from django_delayq.exceptions import InvalidDelay, TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
-from django_delayq.ledger import many, writing
+from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import as_it_is, database_of, locking_rows, transaction_of
 from django_delayq.ledger.paging import Page, chunks, each_page
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from django_delayq.delays import Delay, DelayArgs, Span
+    from django_delayq.clock import Delay, DelayArgs, Span
     from django_delayq.models import TimeoutQuerySet
     from django_delayq.scheduling.single import OnConflict
 
@@ -78,7 +78,7 @@ def schedule_timeouts(
                 for object_id in former:
                     writing.relabel_pending(subject_at(resolved, object_id, key, using))
         replace = on_conflict == "replace"
-        return many.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        return paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
 
 
 def _places(
@@ -107,14 +107,14 @@ def _places(
 
 def _lock_and_plan(
     policy: TimeoutPolicy[Any], pks: Sequence[Any], key: str, given: Delay | None, using: str
-) -> list[many.Round]:
+) -> list[paging.Round]:
     """Lock the objects `pks` and return their rounds.
 
     Reads whole objects only for callables, because an instance costs more than everything else.
     """
     in_force = None if given is not None or policy.after is None else read_delay(policy, using)
     now, to_python = clock.now(), root_of_key(policy.model).to_python
-    rounds: list[many.Round] = []
+    rounds: list[paging.Round] = []
     due_at = None if given is None else given.due_from(now)
     # Large pages: to find 500 rows of a table of 50,000, PostgreSQL reads all of it.
     for chunk in chunks(pks, None if connections[using].features.max_query_params else LOCKED_AT_ONCE):
@@ -136,7 +136,7 @@ def _lock_and_plan(
     return rounds
 
 
-def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[many.Round], key: str, using: str) -> list[Any]:
+def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[paging.Round], key: str, using: str) -> list[Any]:
     """Return id, policy and object of the pending rows in the slots of `rounds`, also under former labels.
 
     They need no lock: each caller that inserts or cancels one has locked its object first.

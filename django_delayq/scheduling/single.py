@@ -17,11 +17,11 @@ from django.db import Error as DatabaseError
 
 from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING
-from django_delayq.delays import parse_delay, shifted
+from django_delayq.clock import parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.history import began_at, record_death
+from django_delayq.ledger.history import began_at, record_death, shown
 from django_delayq.ledger.locking import (
     as_it_is,
     lock_in_slot_order,
@@ -32,7 +32,6 @@ from django_delayq.ledger.locking import (
     transaction_of,
 )
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.scrubbing import shown
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from django.db.models import Model
 
-    from django_delayq.delays import Delay, DelayArgs, Span
+    from django_delayq.clock import Delay, DelayArgs, Span
     from django_delayq.ledger.subjects import Subject
     from django_delayq.policies import M, TimeoutPolicy
 

@@ -18,9 +18,8 @@ from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
-from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, moment
+from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, message_of, moment
 from django_delayq.ledger.locking import rows_of
-from django_delayq.ledger.scrubbing import message_of
 from django_delayq.ledger.subjects import Subject, current_round, subject_of
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy

@@ -3,8 +3,7 @@
 loop        the worker: start, main loop, stop
 sources     due entries in Redis or due rows of the ledger -> leased or claimed for this worker
 dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or released
-health      whether Redis and the database work
-clock_skew  how far their clocks differ
+servers     whether Redis and the database work, and how far their clocks differ
 sweep       what Redis should contain, and processes that died -> restored, settled; old rows deleted
 supervisor  several workers, each in a process of its own
 background  leases, heartbeat, sweep, sync and pruning, in two threads

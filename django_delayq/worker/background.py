@@ -32,16 +32,15 @@ from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
+from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.installation import check_prefix
-from django_delayq.ledger.scrubbing import message_of, shown
 from django_delayq.ledger.statements import Param, compiled, update
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
-from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.health import RedisHealth
-from django_delayq.worker.sources.switch import Sources
+from django_delayq.worker.servers import ClockSkew, RedisHealth
+from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 
 if TYPE_CHECKING:

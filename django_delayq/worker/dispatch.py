@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from heapq import heappop, heappush
@@ -14,19 +14,18 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from django_delayq.backoff import Backoff, StateLog
+from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
-from django_delayq.delays import brief, counted
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.planning import Pacing
 from django_delayq.firing.report import suits_use_tz
-from django_delayq.ledger.meters import Slot
-from django_delayq.ledger.scrubbing import message_of, shown
+from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
+from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.ledger import SlotQueue
-from django_delayq.worker.sources.redis import AHEAD_MS
-from django_delayq.worker.sources.switch import Sources
+from django_delayq.worker.sources.redis import AHEAD_MS, Sources
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -129,19 +128,21 @@ class Dispatch:
         """Return for how many seconds nothing is to be submitted, because the executor has refused works."""
         return self._refusals.seconds_left
 
-    def add(self, deliveries: Mapping[int, int], slots: Mapping[int, Slot]) -> None:
+    def add(self, batch: Batch) -> None:
         """Load the rows and plan their works, or resolve them in the sources. Ids that are in flight are skipped.
 
-        Due works are submitted at once, others by `submit_due`. `slots`: when those of policies with a rate may begin.
+        Due works are submitted at once, others by `submit_due`.
 
         Raises:
             django.db.Error: the rows could not be read. None of the ids is in flight.
         """
         # A timeout that an executor has lost counts as one more delivery: a process may have died of it.
-        fresh = {id: count + self._lost.get(id, 0) for id, count in deliveries.items() if id not in self._in_flight}
+        fresh = {
+            id: count + self._lost.get(id, 0) for id, count in batch.deliveries.items() if id not in self._in_flight
+        }
         if not fresh:
             return
-        works, report = plan(fresh, self._using, AHEAD, Pacing(slots, self._sources.paced.note_due))
+        works, report = plan(fresh, self._using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
         self._resolve(report)
         now, arrived = self._skew.now(), time.monotonic()
         count = self.in_flight + sum(len(work.ids) for work in works)

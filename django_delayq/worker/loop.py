@@ -17,8 +17,8 @@ from django.db import Error as DatabaseError
 from django.db import router
 
 from django_delayq import __version__
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError, WrongInstallation
 from django_delayq.executors import Executor, make_executor
@@ -44,12 +44,10 @@ from django_delayq.worker.background import (
     third_of_a_lease,
     warn_of_unknown_queues,
 )
-from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch, Prefetch
-from django_delayq.worker.health import DatabaseHealth, RedisHealth
+from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
 from django_delayq.worker.sources import Batch
-from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
-from django_delayq.worker.sources.switch import Sources
+from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
 
 logger = logging.getLogger("django_delayq.worker")
 T = TypeVar("T")
@@ -281,7 +279,7 @@ class Worker:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            dispatch.add(batch.deliveries, batch.slots)
+            dispatch.add(batch)
         except Exception:
             dispatch.requeue(batch.deliveries)
             raise

@@ -18,8 +18,8 @@ from typing import Any, Final
 from django.db import connections
 
 from django_delayq.backoff import Backoff
+from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
-from django_delayq.delays import duration_text
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.worker.loop import STOP_SIGNALS, Worker
 

@@ -52,7 +52,7 @@ from django_delayq.ledger.statements import Param, compiled
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.signals import entries_restored
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet

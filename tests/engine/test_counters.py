@@ -6,8 +6,7 @@ import pytest
 import redis
 
 from django_delayq.engine import Engine
-from django_delayq.engine.keys import counter_keys
-from django_delayq.engine.records import SLICES
+from django_delayq.engine.records import SLICES, counter_keys
 from django_delayq.engine.scripts import Client
 from django_delayq.exceptions import EngineError
 

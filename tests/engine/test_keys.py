@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from django_delayq.engine import Change, DelayQueue, Engine
-from django_delayq.engine.keys import queue_keys, shard_of
+from django_delayq.engine.records import queue_keys, shard_of
 
 ODD_NAMES = [
     "",

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 import redis
 
-from django_delayq.engine.keys import queue_keys
+from django_delayq.engine.records import queue_keys
 from django_delayq.engine.scripts import COMMANDS, Call, Script, Scripts, packaged_scripts, read_texts
 
 FOLDER = files("django_delayq.engine") / "lua"

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from django_delayq.delays import DelayArgs
+from django_delayq.clock import DelayArgs
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.operations.registry import OPERATIONS, POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation
 

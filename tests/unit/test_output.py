@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.core.management.base import OutputWrapper
 
-from django_delayq.delays import counted, duration_text
+from django_delayq.clock import counted, duration_text
 from django_delayq.ledger.search import Count
 from django_delayq.management.output import Painted, Screen, fold, table
 

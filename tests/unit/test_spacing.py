@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_delayq import Rate
-from django_delayq.ledger.meters import AHEAD_SECONDS, Spacing
+from django_delayq.ledger.claiming import AHEAD_SECONDS, Spacing
 
 PERIODS = st.integers(10, 20_000).map(lambda ms: timedelta(milliseconds=ms))
 CLAIMS = st.lists(

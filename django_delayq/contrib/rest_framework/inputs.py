@@ -21,7 +21,7 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
 from django_delayq import clock
-from django_delayq.delays import UNITS
+from django_delayq.clock import UNITS
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import database_of

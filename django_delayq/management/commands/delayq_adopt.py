@@ -4,9 +4,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.clock import database_now
+from django_delayq.clock import counted, database_now
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.ledger import installation
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django_delayq.delays import duration_text
+from django_delayq.clock import duration_text
 from django_delayq.ledger.controls import GUARDS
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Paint, Painted, guard_of, rate_text, seconds

@@ -5,8 +5,8 @@ from typing import Any
 
 from django.db import router
 
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.management.operating import AskingCommand, actor
 from django_delayq.models import Timeout
 from django_delayq.worker.sweep import count_old, prune

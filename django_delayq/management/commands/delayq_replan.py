@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.delays import counted, duration_text
+from django_delayq.clock import counted, duration_text
 from django_delayq.ledger.controls import policy_state
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count

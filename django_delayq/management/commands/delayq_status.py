@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, router
 
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.delays import counted
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.management.operating import ReportCommand

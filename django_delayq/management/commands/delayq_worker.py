@@ -22,8 +22,8 @@ from django.db import connections
 from django.utils import autoreload
 
 from django_delayq import __version__
+from django_delayq.clock import counted, duration_text
 from django_delayq.conf import MAX_CONCURRENCY, ConfigError, get_settings
-from django_delayq.delays import counted, duration_text
 from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import unapplied_migrations
@@ -32,7 +32,7 @@ from django_delayq.management.options import each, number
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
 from django_delayq.worker import REFUSED, Supervisor, Worker
-from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.servers import RedisHealth
 from django_delayq.worker.supervisor import NUMBER_VARIABLE
 
 logger = logging.getLogger("django_delayq.worker")

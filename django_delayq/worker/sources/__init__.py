@@ -1,7 +1,7 @@
 """Where due timeouts come from: Redis while it works, the ledger while it does not.
 
-`switch.Sources` is both as one. `redis.RedisSource` leases entries, `ledger.LedgerSource` claims rows, and
-`switch.Fairness` claims rows of policies that would wait behind the backlog of another policy. `ledger.PacedSource`
+`redis.Sources` is both as one. `redis.RedisSource` leases entries, `ledger.LedgerSource` claims rows, and
+`redis.Fairness` claims rows of policies that would wait behind the backlog of another policy. `ledger.PacedSource`
 claims rows of policies with a rate.
 """
 
@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from django_delayq.ledger.meters import Slot
+    from django_delayq.ledger.claiming import Slot
 
 
 @dataclass(frozen=True, slots=True)

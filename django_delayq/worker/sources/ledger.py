@@ -23,10 +23,10 @@ from django_delayq.conf import get_settings
 from django_delayq.firing import Work
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
-from django_delayq.ledger.meters import TURN_SECONDS, Slot
+from django_delayq.ledger.claiming import TURN_SECONDS, Slot
 from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources import Batch, Source
 
 if TYPE_CHECKING:

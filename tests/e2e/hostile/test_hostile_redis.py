@@ -14,7 +14,7 @@ import pytest
 from django.db import connections
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.engine.keys import QueueKeys, queue_keys
+from django_delayq.engine.records import QueueKeys, queue_keys
 from django_delayq.models import Timeout, WorkerSeen
 from tests.settings import DB
 from tests.support.processes import effects

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq.engine.keys import queue_keys
+from django_delayq.engine.records import queue_keys
 from tests.conftest import ROOT
 from tests.e2e.races.stage import PATIENCE, Actor, all_answer
 from tests.support.waiting import wait_until

@@ -14,8 +14,8 @@ from django.db import IntegrityError
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.delays import brief
-from django_delayq.ledger.scrubbing import is_user_code
+from django_delayq.clock import brief
+from django_delayq.ledger.history import is_user_code
 from django_delayq.models import Timeout
 from django_delayq.operations import policies
 from tests.integration.firing.conftest import due, fire, grouping

@@ -7,7 +7,7 @@ import threading
 import pytest
 from django.db import connections
 
-from django_delayq.ledger.meters import meter
+from django_delayq.ledger.claiming import meter
 from django_delayq.models import PolicyMeter
 from tests.settings import DB
 

@@ -18,8 +18,7 @@ from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
-from django_delayq.worker.clock_skew import ClockSkew
-from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sweep import Sweep
 from tests.integration.operations.conftest import BY, pending
 from tests.support.waiting import wait_until

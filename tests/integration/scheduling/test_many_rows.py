@@ -15,7 +15,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
-from django_delayq.ledger.many import ROUND_FIELDS, update_each
+from django_delayq.ledger.paging import ROUND_FIELDS, update_each
 from django_delayq.models import Timeout
 from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 

@@ -13,7 +13,7 @@ from django.db import transaction
 from django_delayq import Retry, TimeoutPolicy
 from django_delayq.conf import ConfigError
 from django_delayq.ledger import history
-from django_delayq.ledger.scrubbing import get_scrubber
+from django_delayq.ledger.history import get_scrubber
 from django_delayq.models import Timeout
 from tests.integration.firing.conftest import due, fire
 from tests.testapp.models import Order

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_delayq.ledger.outbox import due_ms_of
-from django_delayq.worker import clock_skew as clocks_module
-from django_delayq.worker.clock_skew import MIN_SAMPLES, TOLERATED_MS, WINDOW_SECONDS, ClockSkew
+from django_delayq.worker import servers as clocks_module
+from django_delayq.worker.servers import MIN_SAMPLES, TOLERATED_MS, WINDOW_SECONDS, ClockSkew
 from tests.support.waiting import Steady
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -15,14 +15,14 @@ from django.db import OperationalError, connection
 
 from django_delayq import Limits
 from django_delayq.firing import Report, Work, run
-from django_delayq.ledger.meters import Slot
+from django_delayq.ledger.claiming import Slot
 from django_delayq.models import Timeout
 from django_delayq.worker import dispatch as dispatch_module
-from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import Dispatch, Prefetch
-from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.servers import ClockSkew, RedisHealth
+from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
-from django_delayq.worker.sources.switch import Sources
+from django_delayq.worker.sources.redis import Sources
 from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, due_orders
@@ -89,7 +89,7 @@ def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(decla
     [id] = overdue(policy, 1)
     executor = Silent()
     dispatch = dispatch_to(executor)
-    dispatch.add({id: 1}, {id: Slot(time.monotonic(), time.monotonic() + 60)})
+    dispatch.add(Batch({id: 1}, slots={id: Slot(time.monotonic(), time.monotonic() + 60)}))
     [(work, done)] = executor.works
     done(work, Report(missed=True))
     wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
@@ -101,7 +101,7 @@ def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(dec
     """Otherwise a worker that stops would wait for them indefinitely."""
     [id] = overdue(declare(Order, name="rated", limits=Limits(rate=RATE)), 1)
     dispatch = dispatch_to(Silent())
-    dispatch.add({id: 1}, {id: Slot(time.monotonic() + 60, time.monotonic() + 90)})
+    dispatch.add(Batch({id: 1}, slots={id: Slot(time.monotonic() + 60, time.monotonic() + 90)}))
     dispatch.release()
     assert dispatch.in_flight == 0
 
@@ -111,11 +111,11 @@ def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(mon
     executor = Silent()
     dispatch = dispatch_to(executor)
     for row in due_orders("remind", 3):
-        dispatch.add({row.pk: 1}, {})
+        dispatch.add(Batch({row.pk: 1}))
         work, done = executor.works[-1]
         done(work, Report(lost=work.ids))
         dispatch.collect()
-    dispatch.add({row.pk: 1}, {})
+    dispatch.add(Batch({row.pk: 1}))
     assert executor.works[-1][0].suspect
 
 

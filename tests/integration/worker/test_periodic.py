@@ -20,8 +20,7 @@ from django_delayq.models import WorkerSeen
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import background
 from django_delayq.worker.background import Background, Job, PeriodicThread
-from django_delayq.worker.clock_skew import ClockSkew
-from django_delayq.worker.health import RedisHealth
+from django_delayq.worker.servers import ClockSkew, RedisHealth
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events

@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import clock, reschedule_timeout
 from django_delayq.ledger import claiming
 from django_delayq.models import Timeout
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
 from tests.e2e.races.sessions import impatient
 from tests.integration.firing.conftest import locking, needs_row_locks

@@ -18,10 +18,10 @@ from django_delayq.firing import Work, plan, run, running
 from django_delayq.firing.planning import Pacing
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import claiming
-from django_delayq.ledger.meters import Slot, meter
+from django_delayq.ledger.claiming import Slot, meter
 from django_delayq.models import PolicyMeter, Timeout
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource, PacedSource, SlotQueue
 from django_delayq.worker.sweep import Sweep
 from tests.integration.firing.conftest import another_session, needs_row_locks

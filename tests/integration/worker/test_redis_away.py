@@ -16,7 +16,7 @@ from django_delayq.checks import check_redis
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_worker_engine
-from django_delayq.worker.health import FIRST_PAUSE_SECONDS, RedisHealth
+from django_delayq.worker.servers import FIRST_PAUSE_SECONDS, RedisHealth
 from django_delayq.worker.sources.ledger import POLL_SECONDS
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS
 from tests.e2e.outages.conftest import once

@@ -14,11 +14,10 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq import TimeoutPolicy, clock
 from django_delayq.models import Timeout
-from django_delayq.worker.clock_skew import ClockSkew
-from django_delayq.worker.health import RedisHealth
-from django_delayq.worker.sources import switch as module
+from django_delayq.worker.servers import ClockSkew, RedisHealth
+from django_delayq.worker.sources import redis as module
 from django_delayq.worker.sources.ledger import LedgerSource
-from django_delayq.worker.sources.switch import MIN_SHARE, Fairness, Sources
+from django_delayq.worker.sources.redis import MIN_SHARE, Fairness, Sources
 from tests.support.workers import due_orders
 from tests.testapp.models import Order
 

@@ -17,7 +17,7 @@ from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
 from django_delayq.worker import sweep
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep, Swept, try_claim_turn
 from tests.integration.firing.conftest import another_session, needs_row_locks
 from tests.support.waiting import wait_until

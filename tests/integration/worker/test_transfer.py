@@ -13,8 +13,8 @@ from django_delayq.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.remote import RemoteExecutor
-from django_delayq.worker.clock_skew import ClockSkew
 from django_delayq.worker.dispatch import MAX_PREFETCH, Prefetch
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.redis import AHEAD_MS, LEAD_MS, MAX_WAIT_SECONDS, RedisSource
 from tests.engine.redis_process import RedisProcess
 

@@ -17,7 +17,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.redis_clients import get_worker_engine
-from django_delayq.worker.clock_skew import ClockSkew
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import LedgerSource
 from django_delayq.worker.sources.redis import HANDICAP_SECONDS, RedisSource
 from django_delayq.worker.sweep import Sweep
