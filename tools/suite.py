@@ -31,8 +31,7 @@ from tools.newest import find_python
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
-COMPUTING = str(int(WORKERS) + 1)
-IN_THREADS = str(3 * int(WORKERS))
+COMPUTING, IN_THREADS = str(int(WORKERS) + 1), str(3 * int(WORKERS))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
