@@ -31,7 +31,7 @@ from tools.newest import find_python
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
-COMPUTING, IN_THREADS = str(int(WORKERS) + 1), str(3 * int(WORKERS))
+IN_THREADS = str(3 * int(WORKERS))
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
@@ -40,24 +40,15 @@ PROCESSES = ("tests/e2e", "tests/shop")
 WORDS = tuple(f"{room}/test_{what}" for room in ("admin", "rest") for what in ("languages", "untranslated"))
 """Which words a page has: no database, replica or release of Python decides it, so SQLite answers for all."""
 PLANS = tuple(f"{room}/test_query_plans" for room in ("admin", "operations", "rest", "scheduling"))
-NOT_OF_REPLICAS = (
-    *("commands/test_status_and_doctor", "firing/test_crashes", "firing/test_pytest_plugin", "rest/test_contract"),
-    *("firing/test_time_limit", "firing/test_time_limit_races"),
-    *("matrix/test_conditions", "matrix/test_keys_shown", "matrix/test_keys_swapped_user"),
+DATABASES_ONLY = (
+    *("commands/test_status_and_doctor", "rest/test_contract"),
+    *(f"firing/test_{name}" for name in ("crashes", "time_limit", "time_limit_races")),
+    *(f"matrix/test_{name}" for name in ("conditions", "keys", "keys_shown", "keys_swapped_user")),
     *PLANS,
     *WORDS,
 )
-"""Forms of conditions, and types of keys on pages, that are all read in one way; query plans and words; tests about
-processes and threads, and requests at random."""
-NOT_OF_PYTHON = (
-    *(f"integration/{name}" for name in PLANS),
-    *("integration/commands/test_status_and_doctor", "integration/rest/test_contract"),
-    *(f"integration/firing/test_{name}" for name in ("brake", "crashes", "time_limit", "time_limit_races")),
-    *(f"integration/matrix/test_{name}" for name in ("conditions", "keys", "keys_shown", "keys_swapped_user")),
-    *(f"integration/{name}" for name in WORDS),
-)
-"""Tests of query plans, of words, of processes and of races between threads, forms of conditions and of keys, and
-requests, commands and faults at random: they ran on the other Python."""
+"""Neither replicas nor a newer Python change them: query plans and words, processes and races between threads, forms of
+conditions and types of keys, and requests, commands and faults at random."""
 ROOMS_OF_PYTHON = (
     *("admin", "arming", "commands", "firing", "ledger", "matrix", "metrics"),
     *("rest", "routers", "scheduling", "templates"),
@@ -68,15 +59,15 @@ NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "co
 """Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""
 NOT_OF_MARIADB = ("matrix/test_keys_shown", "rest/test_contract", *WORDS)
 """Types of keys on pages, and requests at random: they ran on PostgreSQL and SQLite, in the same statements."""
-NOT_OF_CONNECTIONS = ("executors", "rates", "remote")
-"""Tests of workers that mostly wait: of the kinds of connections only the smallest pool can change their results."""
+NOT_OF_THREADS = ("executors", "rates", "remote")
+"""Tests of workers that mostly wait for handlers: replicas and larger pools do not change their results."""
+NOT_OF_CONNECTIONS = (*NOT_OF_THREADS, "installation", "limits", "long_runs", "query_plans", "shares")
+"""Others that no kind of connection changes: they run with the smallest pool."""
 WORKERS_OF_ONE_DATABASE = (
     *("crashes/test_installation.py", "crashes/test_supervisor.py"),
-    *("executors", "guard_rails", "operations"),
+    *("executors", "fairness", "guard_rails", "operations"),
 )
 """Tests of processes whose statements the integration tests run on each database: PostgreSQL's stage runs them."""
-NOT_OF_SQLITE = ("fairness",)
-"""Many slow handlers: on SQLite they wait for its only write lock, and not for free threads."""
 TESTS_FAILED = 1
 """The exit code of pytest after a complete run in which tests failed."""
 UNSTEADY = RESULTS / "unsteady.txt"
@@ -102,6 +93,7 @@ LINT: Sequence[Command] = (
 )
 NO_BROWSER: Command = ("-m", "not browser")
 """Pages are the same on each database."""
+MUTANTS: Command = ("python", "tools/mutants.py", "--sample", "6", "--workers", "1")
 REAL_ORDERS: Command = ("pytest", "-m", "real_orders", "tests/shop")
 
 
@@ -206,8 +198,8 @@ class Job:
 
 
 def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
-    """Return the command for tests that compute: one more process than cores, because some wait for servers."""
-    return ["pytest", "-n", COMPUTING, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
+    """Return the command for tests that compute: with more processes than cores they would get in each other's way."""
+    return ["pytest", "-n", WORKERS, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
 def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
@@ -227,13 +219,17 @@ def _processes(*names: str) -> list[str]:
     return [f"tests/e2e/{name}" for name in names]
 
 
+def _threads(*names: str) -> list[str]:
+    return [f"{THREADS}/test_{name}.py" for name in names]
+
+
 def _ignore(paths: Sequence[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
 def _stages() -> list[Stage]:
     """Return all stages. Their order is that within each lane; the two stages of one server are far from each other."""
-    ignored = [f"tests/{name}.py" for name in NOT_OF_PYTHON]
+    ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
     rooms = ["tests/unit", "tests/engine/test_engine.py", *(f"tests/integration/{room}" for room in ROOMS_OF_PYTHON)]
     newest = _computing(*rooms, options=NO_BROWSER, ignored=ignored)
     return [
@@ -246,8 +242,8 @@ def _stages() -> list[Stage]:
         Stage(
             "sqlite",
             "all tests, on SQLite, and a sample of the mutation gate",
-            [_computing("tests"), ["python", "tools/mutants.py", "--sample", "6", "--workers", "1"]],
-            _waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE, *NOT_OF_SQLITE)),
+            [_computing("tests")],
+            [*_waiting(browser=True, ignored=_processes(*WORKERS_OF_ONE_DATABASE)), MUTANTS],
             {"DELAYQ_TEST_DB": "sqlite"},
         ),
         _on_server("postgresql", "what touches the database, on PostgreSQL", "psycopg"),
@@ -274,8 +270,8 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
     return Stage(
         name,
         words,
-        [_computing("tests/integration", options=NO_BROWSER, ignored=ignored), *real_orders],
-        _waiting(browser=False, ignored=processes),
+        [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
+        [*_waiting(browser=False, ignored=processes), *real_orders],
         {"DELAYQ_TEST_DB": name},
         needs_variable=f"DELAYQ_TEST_{name.upper()}_URL",
         needs_module=module,
@@ -285,12 +281,12 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
 
 def _routers() -> Stage:
     """Return the stage in which a replica that is always stale answers each read that does not name the writer."""
-    ignored = [f"tests/integration/{name}.py" for name in NOT_OF_REPLICAS]
+    ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
     return Stage(
         "routers",
         "decisions and answers behind a replica that is always stale, on SQLite",
         [_computing("tests/integration", options=NO_BROWSER, ignored=ignored)],
-        [["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), THREADS]],
+        [["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), *_ignore(_threads(*NOT_OF_THREADS)), THREADS]],
         {"DELAYQ_TEST_DB": "sqlite", "DELAYQ_TEST_ROUTER": "replica"},
     )
 
@@ -299,7 +295,7 @@ def _connections() -> Stage:
     """Return the stage of workers on real connection pools: in threads of the test, and as processes."""
     processes = ["tests/e2e/crashes", "-k", "not crashes or slept or lost or polled"]
     in_threads = ["pytest", "-n", IN_THREADS, *_ignore(NOT_OF_DATABASES), THREADS]
-    most = [*in_threads, *_ignore([f"{THREADS}/test_{name}.py" for name in NOT_OF_CONNECTIONS])]
+    most = [*in_threads, *_ignore(_threads(*NOT_OF_CONNECTIONS))]
     return Stage(
         "connections",
         "workers with pools of several sizes, with prepared statements, and through PgBouncer",

@@ -26,7 +26,7 @@ schemathesis = pytest.importorskip("schemathesis")
 from schemathesis.checks import CHECKS  # noqa: E402
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(240)]
-EXAMPLES = 15
+EXAMPLES = 10
 # Not among them: that sound parameters are accepted. Filters may contradict each other, which no schema can say.
 PROMISES = [
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
