@@ -2,6 +2,9 @@
 
 A worker that dies with a claim leaves its count behind, so that the row is a poison suspect when it is claimed again.
 A claim decides nothing else: any worker may fire a claimed row, once.
+
+Policies with a rate or a brake have counters that all workers share: one row for each policy and name, written under a
+lock. Those of a rate give out slots, in which timeouts are claimed.
 """
 
 from __future__ import annotations

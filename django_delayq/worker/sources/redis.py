@@ -183,8 +183,8 @@ class RedisSource(Source):
                 leased.lost = max(lost, 0)
 
 
-FIRST_SECONDS: Final = 0.1
-LONGEST_SECONDS: Final = 0.25
+FIRST_CHECK_SECONDS: Final = 0.1
+LONGEST_CHECK_SECONDS: Final = 0.25
 """The time from the start of a backlog to the first check, and between two checks: it grows while they find nothing."""
 MAX_COST: Final = 0.1
 MAX_COST_SECONDS: Final = 1.0
@@ -307,13 +307,13 @@ class Fairness:
         self._ledger = ledger
         self._only = only
         self._check_at = math.inf
-        self._pause = FIRST_SECONDS
+        self._pause = FIRST_CHECK_SECONDS
         self._turn = 0
 
     def note_backlog(self, has_backlog: bool) -> None:
         """Note whether the worker had to leave due timeouts behind."""
         if not has_backlog:
-            self._check_at, self._pause = math.inf, FIRST_SECONDS
+            self._check_at, self._pause = math.inf, FIRST_CHECK_SECONDS
         elif self._check_at == math.inf:
             self._check_at = time.monotonic() + self._pause
 
@@ -341,7 +341,7 @@ class Fairness:
         if found := self._ledger.labels_with_due(underserved)[:budget]:
             share = max(MIN_SHARE, total // len({*in_flight, *found}))
             claims = self._ledger.take_of(dict.fromkeys(found, min(share, max(1, budget // len(found)))))
-        self._pause = FIRST_SECONDS if claims else min(2 * self._pause, LONGEST_SECONDS)
+        self._pause = FIRST_CHECK_SECONDS if claims else min(2 * self._pause, LONGEST_CHECK_SECONDS)
         now = time.monotonic()
         self._check_at = now + max(self._pause, min((now - began) * (1 / MAX_COST - 1), MAX_COST_SECONDS))
         return claims

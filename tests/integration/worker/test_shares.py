@@ -28,8 +28,8 @@ REMIND, LINGER, UNPAID = (f"testapp.order.{name}" for name in ("remind", "linger
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pause between two searches, so that no test has to wait for one."""
-    monkeypatch.setattr(module, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "LONGEST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "FIRST_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LONGEST_CHECK_SECONDS", 0.0)
     monkeypatch.setattr(module, "MAX_COST_SECONDS", 0.0)
 
 
@@ -134,7 +134,7 @@ def test_a_claim_that_lapsed_makes_a_suspect_here_too() -> None:
 
 
 def test_looks_in_vain_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_SECONDS", 3600.0)
+    monkeypatch.setattr(module, "LONGEST_CHECK_SECONDS", 3600.0)
     fairness = behind()
     fairness._pause = 900.0
     assert fairness.take(0, {REMIND: 100}) == {}
