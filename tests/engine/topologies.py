@@ -165,6 +165,9 @@ class Clustered:
         # A node that does not know it yet still considers itself a master.
         wait_until(lambda: [*map(role_of, self.nodes)].count("master") == len(self.masters), seconds=CHANGE_SECONDS)
         wait_until(lambda: all(_state(node)["cluster_state"] == "ok" for node in alive), seconds=CHANGE_SECONDS)
+        # A node that takes it for a replica refuses to give it a slot.
+        id = _id(self.replicas[place])
+        wait_until(lambda: all(_takes_for_master(node, id) for node in alive), seconds=CHANGE_SECONDS)
 
 
 @dataclass
@@ -241,6 +244,12 @@ def _id(server: RedisProcess) -> str:
 def _state(server: RedisProcess) -> dict[str, str]:
     with server.client() as client:
         return {str(name): str(value) for name, value in client.cluster("INFO").items()}
+
+
+def _takes_for_master(node: RedisProcess, id: str) -> bool:
+    with node.client() as client:
+        known: Any = client.execute_command("CLUSTER NODES")
+    return any(other["node_id"] == id and "master" in other["flags"] for other in known.values())
 
 
 def _owns(master: RedisProcess, slot: int) -> bool:

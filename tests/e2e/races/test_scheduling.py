@@ -48,7 +48,7 @@ def deadlines(answers: Collection[dict[str, Any]]) -> list[datetime]:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_transaction"])
 def test_one_slot_scheduled_at_once_by_many_has_one_row(four: list[Actor], inside: bool) -> None:
-    for _ in range(30):
+    for _ in range(20):
         row, answers = all_schedule(four, "replace", inside=inside)
         assert {answer["row"] for answer in answers} == {row.pk}
         assert row.due_at in deadlines(answers)
@@ -56,7 +56,7 @@ def test_one_slot_scheduled_at_once_by_many_has_one_row(four: list[Actor], insid
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_transaction"])
 def test_of_many_who_keep_what_is_there_all_get_the_first_ones_deadline(four: list[Actor], inside: bool) -> None:
-    for _ in range(30):
+    for _ in range(20):
         row, answers = all_schedule(four, "keep", inside=inside)
         assert {answer["row"] for answer in answers} == {row.pk}
         assert set(deadlines(answers)) == {row.due_at}
@@ -64,7 +64,7 @@ def test_of_many_who_keep_what_is_there_all_get_the_first_ones_deadline(four: li
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_transaction"])
 def test_of_many_who_refuse_a_conflict_exactly_one_schedules(four: list[Actor], inside: bool) -> None:
-    for _ in range(30):
+    for _ in range(20):
         row, answers = all_schedule(four, "error", inside=inside)
         won = [answer for answer in answers if "row" in answer]
         assert [answer["row"] for answer in won] == [row.pk]
