@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 IN_THREADS = str(3 * int(WORKERS))
+COMPUTING = str(int(WORKERS) + 1)
+"""One more than there are cores, because each waits for its database now and then. They have a lower priority."""
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
@@ -198,8 +200,8 @@ class Job:
 
 
 def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
-    """Return the command for tests that compute: with more processes than cores they would get in each other's way."""
-    return ["pytest", "-n", WORKERS, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
+    """Return the command for tests that compute."""
+    return ["pytest", "-n", COMPUTING, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
 def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
@@ -301,9 +303,8 @@ def _connections() -> Stage:
         "workers with pools of several sizes, with prepared statements, and through PgBouncer",
         (),
         [
-            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=true", *most],
-            ["DELAYQ_TEST_POOL=2", *in_threads],
-            ["DELAYQ_TEST_POOL=2", "pytest", "-n", "2", *processes],
+            ["DELAYQ_TEST_BINDING=server", "DELAYQ_TEST_POOL=2", *in_threads],
+            ["DELAYQ_TEST_POOL=true", "pytest", "-n", "2", *processes],
             ["DELAYQ_TEST_POOLER=pgbouncer", *most],
             ["DELAYQ_TEST_POOLER=pgbouncer", "pytest", "-n", "2", *processes],
         ],
