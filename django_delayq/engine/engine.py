@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 from weakref import WeakSet
+from zlib import crc32
 
 from django_delayq.engine.records import (
     MAX_AHEAD_MS,
@@ -19,14 +21,12 @@ from django_delayq.engine.records import (
     Lease,
     QueueStats,
     Reserved,
-    batches,
     checked_id,
     checked_lease_ms,
     checked_pair,
-    counter_keys,
+    counter_key,
     installation_key,
     queue_keys,
-    shard_of,
 )
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
@@ -110,18 +110,14 @@ class DelayQueue:
         """
         if ids is None:
             return int(self._one("acknowledge_all", (lease.token,)))
-        members = [checked_id(id) for id in ids]
-        return self._count([Call("acknowledge", self.keys, (lease.token, *batch)) for batch in batches(members)])
+        return self._count(self.calls("acknowledge", ids, lease))
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
         """Make each (id, due ms) that this lease still holds pending again; return how many.
 
         The delivery is not counted.
         """
-        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return self._count(
-            [Call("release", self.keys, (self.keys.wake, lease.token, *_flat(batch))) for batch in batches(pairs)]
-        )
+        return self._count(self.calls("release", entries, lease))
 
     def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
         """Move the entries of this lease to a new one that ends `lease_ms` from now.
@@ -154,23 +150,25 @@ class DelayQueue:
         shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
-    def calls(self, command: str, items: Iterable[Any]) -> list[Call]:
-        """Return the commands of `ensure`, `reschedule` or `remove`, for a round trip over several queues."""
-        if command == "remove":
-            return [Call(command, self.keys, batch) for batch in batches(map(checked_id, items))]
-        head = (self.keys.wake, MAX_LEASE_MS) if command == "ensure" else (self.keys.wake,)
-        pairs = [checked_pair(*pair) for pair in items]
-        return [Call(command, self.keys, (*head, *_flat(batch))) for batch in batches(pairs)]
+    def calls(self, command: str, items: Iterable[Any], lease: Lease | None = None) -> list[Call]:
+        """Return the calls of a command on ids, or on pairs of id and due ms, for a round trip over several queues."""
+        has_pairs = command in ("ensure", "reschedule", "release")
+        words: list[tuple[int | str, ...]] = [
+            checked_pair(*item) if has_pairs else (checked_id(item),) for item in items
+        ]
+        head: list[int | str] = [self.keys.wake] if has_pairs else []
+        if command == "ensure":
+            head.append(MAX_LEASE_MS)
+        if lease is not None:
+            head.append(lease.token)
+        batches = (words[start : start + MAX_BATCH] for start in range(0, len(words), MAX_BATCH))
+        return [Call(command, self.keys, (*head, *chain.from_iterable(batch))) for batch in batches]
 
     def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
         return self._caller.send([Call(command, self.keys, args)])[0]
 
     def _count(self, calls: list[Call]) -> int:
         return sum(self._caller.send(calls))
-
-
-def _flat(pairs: Iterable[tuple[int, str]]) -> list[int | str]:
-    return [word for pair in pairs for word in pair]
 
 
 def _time_or_none(ms: int) -> int | None:
@@ -184,13 +182,15 @@ class Engine:
     until the sweep has added them again.
     """
 
-    def __init__(self, client: Client, *, prefix: str = "delayq", shards: int = 1) -> None:
+    def __init__(
+        self, client: Client, *, prefix: str = "delayq", shards: int = 1, caller: Caller | None = None
+    ) -> None:
         if shards < 1:
             raise ValueError(f"an engine has 1 shard or more, not {shards}")
         self.client = client
         self.prefix = prefix
         self.shards = shards
-        self._caller = Caller(client)
+        self.caller = caller or Caller(client)
         self._queues: dict[tuple[str, int], DelayQueue] = {}
         self._wakeups: WeakSet[Wakeup] = WeakSet()
 
@@ -199,11 +199,12 @@ class Engine:
         found = self._queues.get((name, shard))
         if found is None:
             place: dict[str, Any] = {"prefix": self.prefix, "queue": name, "shard": shard, "shards": self.shards}
-            found = self._queues.setdefault((name, shard), DelayQueue(self.client, **place, caller=self._caller))
+            found = self._queues.setdefault((name, shard), DelayQueue(self.client, **place, caller=self.caller))
         return found
 
     def shard_of(self, id: int) -> int:
-        return shard_of(id, self.shards)
+        """Return the shard of an id. It depends only on the number of shards."""
+        return crc32(b"%d" % id) % self.shards if self.shards > 1 else 0
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Make all changes, in their order for each id, in one round trip over all queues and shards.
@@ -214,7 +215,7 @@ class Engine:
         runs: dict[tuple[str, int], list[tuple[str, list[Any]]]] = {}
         for name, row_id, due_ms, earlier_only in changes:
             kind = "remove" if due_ms is None else "ensure" if earlier_only else "reschedule"
-            of_queue = runs.setdefault((name, shard_of(row_id, self.shards)), [])
+            of_queue = runs.setdefault((name, self.shard_of(row_id)), [])
             if not of_queue or of_queue[-1][0] != kind:  # adjacent changes of one kind are one command
                 of_queue.append((kind, []))
             of_queue[-1][1].append(row_id if due_ms is None else (row_id, due_ms))
@@ -222,7 +223,7 @@ class Engine:
         for place, of_queue in runs.items():
             for kind, items in of_queue:
                 calls += self.queue(*place).calls(kind, items)
-        self._caller.send(calls)
+        self.caller.send(calls)
 
     def count(self, name: str, amount: int, slice_ms: int) -> int:
         """Add to the counter `name`, and return what it has counted in the present slice and the complete ones before.
@@ -230,8 +231,8 @@ class Engine:
         These are `SLICES` slices of `slice_ms` by the clock of the server. After as many without a call the counter
         expires. Raises EngineUnavailable or EngineError; the amount may then have been added.
         """
-        call = Call("count", counter_keys(self.prefix, name), (int(amount), int(slice_ms), SLICES))
-        return int(self._caller.send([call])[0])
+        call = Call("count", (counter_key(self.prefix, name),), (int(amount), int(slice_ms), SLICES))
+        return int(self.caller.send([call])[0])
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""

@@ -13,43 +13,22 @@ The braces are Redis Cluster's hash tag: all keys of one shard share a slot, bec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 from urllib.parse import quote
-from zlib import crc32
 
 
-@dataclass(frozen=True, slots=True)
-class AsideKeys:
-    """The two keys of a queue, and the names to which keys of another application are renamed."""
-
-    entries: str
-    counter: str
-    entries_aside: str
-    counter_aside: str
-
-
-@dataclass(frozen=True, slots=True)
-class CounterKeys:
-    """The key of a counter."""
-
-    counter: str
-
-
-@dataclass(frozen=True, slots=True)
-class QueueKeys:
-    """The keys of one queue and shard."""
+class QueueKeys(NamedTuple):
+    """The keys of one queue and shard, and its channel."""
 
     entries: str
     counter: str
     wake: str
 
-    def aside(self, ms: int) -> AsideKeys:
-        """Return the names to rename foreign keys to; `ms` is only a label."""
-        return AsideKeys(self.entries, self.counter, f"{self.entries}:foreign:{ms}", f"{self.counter}:foreign:{ms}")
+    def aside(self, ms: int) -> tuple[str, str, str, str]:
+        """Return both keys, and the names to rename foreign keys to; `ms` is only a label."""
+        return (self.entries, self.counter, f"{self.entries}:foreign:{ms}", f"{self.counter}:foreign:{ms}")
 
 
 def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
@@ -65,19 +44,14 @@ def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
     return QueueKeys(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
 
 
-def counter_keys(prefix: str, name: str) -> CounterKeys:
+def counter_key(prefix: str, name: str) -> str:
     """Return the key of the counter `name`, any string."""
-    return CounterKeys(f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}")
+    return f"{_quoted(prefix, safe=':')}:count:{_quoted(name, safe=':')}"
 
 
 def installation_key(prefix: str) -> str:
     """Return the key that holds the name of the installation."""
     return f"{_quoted(prefix, safe=':')}:installation"
-
-
-def shard_of(id: int, shards: int) -> int:
-    """Return the shard of an id. It depends only on the number of shards."""
-    return crc32(b"%d" % id) % shards if shards > 1 else 0
 
 
 def _quoted(text: str, safe: str) -> str:
@@ -101,8 +75,6 @@ def _shard_tag(queue: str, shard: int, shards: int) -> str:
         tag = f"{queue}.{shard}.{attempt}"
     return tag
 
-
-T = TypeVar("T")
 
 MAX_BATCH: Final = 1000
 """Members that one script may change: 100,000 would block every client of the server for most of a second."""
@@ -207,10 +179,3 @@ def checked_lease_ms(lease_ms: int) -> int:
     if not 1 <= lease_ms <= MAX_LEASE_MS:
         raise ValueError(f"a lease lasts from 1 ms to 24 hours, not {lease_ms} ms")
     return int(lease_ms)
-
-
-def batches(items: Iterable[T]) -> Iterator[Sequence[T]]:
-    """Yield the items in order, in tuples of at most `MAX_BATCH`."""
-    iterator = iter(items)
-    while batch := tuple(islice(iterator, MAX_BATCH)):
-        yield batch

@@ -1,4 +1,4 @@
-"""The engine of web processes, and its circuit breaker: after a failure no call waits for Redis for a while."""
+"""The circuit breaker of web processes: after a failure no call waits for Redis for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.engine import Engine
 from django_delayq.engine.scripts import Call, Caller, Client
 from django_delayq.exceptions import EngineError, EngineUnavailable
 
@@ -163,22 +162,15 @@ class Breaker:
             self._log.recovered("Redis is available again")
 
 
-class ProducerEngine(Engine):
-    """An engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
+class GuardedCaller(Caller):
+    """The caller of an engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
 
-    `ping` always calls it.
+    Only `Engine.ping` and what calls the client itself are not guarded.
     """
 
-    def __init__(self, client: Client, *, prefix: str, shards: int, breaker: Breaker | None = None) -> None:
-        super().__init__(client, prefix=prefix, shards=shards)
-        self.breaker = breaker or Breaker()
-        self._caller = _GuardedCaller(client, self.breaker)
-
-
-class _GuardedCaller(Caller):
-    def __init__(self, client: Client, breaker: Breaker) -> None:
+    def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._breaker = breaker
+        self.breaker = Breaker()
 
     def send(self, calls: Sequence[Call]) -> list[Any]:
-        return self._breaker.call(partial(super().send, calls))
+        return self.breaker.call(partial(super().send, calls))

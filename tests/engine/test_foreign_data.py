@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from django_delayq.engine import Change, DelayQueue, Engine, Entry
-from django_delayq.engine.scripts import Caller, Scripts, read_texts
+from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineError
 from tests.engine.virtual import VirtualQueue
 
@@ -154,8 +154,8 @@ def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) 
 def test_who_writes_his_type_there_all_the_time_gets_an_error_and_not_a_loop(client: redis.Redis) -> None:
     # Renaming without effect simulates a client that always writes the key again first.
     header = "-- KEYS entries counter entries_aside counter_aside\n-- ARGV\n"
-    scripts = Scripts(read_texts() | {"set_aside": header + "return {}"})
-    queue = DelayQueue(client, caller=Caller(client, scripts))
+    texts = {**read_texts(), "set_aside": header + "return {}"}
+    queue = DelayQueue(client, caller=Caller(client, texts))
     client.set(queue.keys.entries, "mine")
     with pytest.raises(EngineError, match="WRONGTYPE"):
         queue.ensure([(1, 1)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from django_delayq.engine import Change, DelayQueue, Engine
-from django_delayq.engine.records import queue_keys, shard_of
+from django_delayq.engine.records import queue_keys
 
 ODD_NAMES = [
     "",
@@ -39,13 +39,7 @@ def test_every_name_has_its_own_keys_all_in_one_slot(shards: int) -> None:
         for name in ODD_NAMES:
             for shard in range(shards):
                 keys = queue_keys(prefix, name, shard, shards)
-                names = [
-                    keys.entries,
-                    keys.counter,
-                    keys.wake,
-                    keys.aside(1).entries_aside,
-                    keys.aside(1).counter_aside,
-                ]
+                names = [*keys, *keys.aside(1)[2:]]
                 assert len({key_slot(key.encode()) for key in names}) == 1
                 assert all(key.isascii() and key.isprintable() and key.count("{") == 1 for key in names)
                 assert seen.isdisjoint(names)
@@ -72,13 +66,14 @@ def test_shards_are_spread_evenly_over_the_slots(shards: int) -> None:
     assert [slot * shards // 16384 for slot in slots] == list(range(shards))
 
 
-def test_ids_are_spread_over_the_shards_and_stay_there() -> None:
+def test_ids_are_spread_over_the_shards_and_stay_there(client: redis.Redis) -> None:
+    engine = Engine(client, shards=8)
     counts = [0] * 8
     for id in range(1, 8001):
-        counts[shard_of(id, 8)] += 1
+        counts[engine.shard_of(id)] += 1
     assert min(counts) > 900
-    assert [shard_of(id, 8) for id in (1, 2, 3, 2**63 - 1)] == [7, 5, 3, 6]
-    assert {shard_of(id, 1) for id in range(100)} == {0}
+    assert [engine.shard_of(id) for id in (1, 2, 3, 2**63 - 1)] == [7, 5, 3, 6]
+    assert {Engine(client).shard_of(id) for id in range(100)} == {0}
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(1, 1), (-1, 1), (0, 0), (8, 8)])
