@@ -202,6 +202,10 @@ class Engine:
             found = self._queues.setdefault((name, shard), DelayQueue(self.client, **place, caller=self.caller))
         return found
 
+    def queues(self, names: Iterable[str]) -> list[DelayQueue]:
+        """Return every shard of these queues."""
+        return [self.queue(name, shard) for name in names for shard in range(self.shards)]
+
     def shard_of(self, id: int) -> int:
         """Return the shard of an id. It depends only on the number of shards."""
         return crc32(b"%d" % id) % self.shards if self.shards > 1 else 0
@@ -236,10 +240,7 @@ class Engine:
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""
-        channels = [
-            queue_keys(self.prefix, name, shard, self.shards).wake for name in queues for shard in range(self.shards)
-        ]
-        wakeup = Wakeup(self.client, channels)
+        wakeup = Wakeup(self.client, [queue.keys.wake for queue in self.queues(queues)])
         self._wakeups.add(wakeup)
         return wakeup
 

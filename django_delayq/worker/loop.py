@@ -168,7 +168,7 @@ class Worker:
                 while not self._stopping:
                     seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
                     if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
-                        self._sources.check_now()
+                        self._sources.redis.check_now()
             finally:
                 self._end(dispatch, executor, threads)
 
@@ -351,7 +351,7 @@ class Worker:
     def _serve_found_queues(self) -> None:
         while not self._found_queues.empty():
             self.queues += self._found_queues.get()
-            self._sources.serve(self.queues)
+            self._sources.redis.serve(self.queues)
             former, self._wakeup = self._wakeup, self._new_wakeup()
             self._wakeup.start()
             former.close()

@@ -127,9 +127,8 @@ class RedisHealth:
         assert self.engine is not None
         self.engine.ping()
         check_prefix(self.engine)
-        for queue in queues:
-            for shard in range(self.engine.shards):
-                self.engine.queue(queue, shard).probe()
+        for queue in self.engine.queues(queues):
+            queue.probe()
 
     def recovered(self) -> None:
         """Note that Redis works, and contains the due timeouts again."""

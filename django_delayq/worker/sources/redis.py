@@ -53,13 +53,13 @@ class _Leased:
 
 
 class RedisSource(Source):
-    """The source of due timeouts that Redis is. Raises EngineError."""
+    """The source of due timeouts that Redis is; without an engine it has none. Raises EngineError."""
 
-    def __init__(self, engine: Engine, queues: Iterable[str], skew: ClockSkew) -> None:
+    def __init__(self, engine: Engine | None, queues: Iterable[str], skew: ClockSkew) -> None:
         self._engine = engine
         self._skew = skew
         self._lock = threading.RLock()
-        self._check_at: dict[tuple[str, int], float] = {}
+        self._check_at: dict[DelayQueue, float] = {}
         """When to ask each queue and shard next."""
         self._turn = 0
         self._leased: list[_Leased] = []
@@ -67,44 +67,41 @@ class RedisSource(Source):
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
-        for queue in queues:
-            for shard in range(self._engine.shards):
-                self._check_at.setdefault((queue, shard), 0.0)
+        for queue in [] if self._engine is None else self._engine.queues(queues):
+            self._check_at.setdefault(queue, 0.0)
 
     def check_now(self) -> None:
         """Make the next `take` ask every queue."""
-        for place in self._check_at:
-            self._check_soon(place)
+        for queue in self._check_at:
+            self._check_soon(queue)
 
-    def _check_soon(self, place: tuple[str, int]) -> None:
-        """Make the next `take` ask `place`; while unknown policies are about, only after the handicap."""
+    def _check_soon(self, queue: DelayQueue) -> None:
+        """Make the next `take` ask `queue`; while unknown policies are about, only after the handicap."""
         soon = time.monotonic() + HANDICAP_SECONDS if firing_state.unknown.are_about else 0.0
-        self._check_at[place] = min(self._check_at[place], soon)
+        self._check_at[queue] = min(self._check_at[queue], soon)
 
     def take(self, room: int) -> Batch:
         """Ask every queue that may have due entries for an equal part of the room, in turns, and then for more."""
         now = time.monotonic()
-        places = list(self._check_at)
-        self._turn = (self._turn + 1) % max(1, len(places))
-        asked = [place for place in places[self._turn :] + places[: self._turn] if self._check_at[place] <= now]
+        queues = list(self._check_at)
+        self._turn = (self._turn + 1) % max(1, len(queues))
+        asked = [queue for queue in queues[self._turn :] + queues[: self._turn] if self._check_at[queue] <= now]
         deliveries: dict[int, int] = {}
         for _ in range(MAX_ROUNDS):
             if not asked or len(deliveries) >= room:
                 break
             share = max(1, (room - len(deliveries)) // len(asked))
             more = []
-            for place in asked:
-                if len(deliveries) == room:
-                    more.append(place)  # its time to be asked has come and stays so
-                elif self._reserve(place, min(share, room - len(deliveries)), deliveries):
-                    more.append(place)
+            for queue in asked:
+                left = room - len(deliveries)
+                if not left or self._reserve(queue, min(share, left), deliveries):
+                    more.append(queue)  # without room, its time to be asked has come and stays so
             asked = more
         wait = min(self._check_at.values(), default=MAX_WAIT_SECONDS) - time.monotonic()
         return Batch(deliveries, max(0.0, wait), is_part=bool(asked))
 
-    def _reserve(self, place: tuple[str, int], limit: int, deliveries: dict[int, int]) -> bool:
+    def _reserve(self, queue: DelayQueue, limit: int, deliveries: dict[int, int]) -> bool:
         """Lease entries of one queue into `deliveries`; return whether it has more. After an error release all."""
-        queue = self._engine.queue(*place)
         lease_seconds = get_settings().lease.total_seconds()
         asked, is_handicapped = time.monotonic(), firing_state.unknown.are_about
         with self._lock:
@@ -129,7 +126,7 @@ class RedisSource(Source):
         idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
         wait = idle if next_ms is None else min(idle, max(0, next_ms - LEAD_MS - reserved.now_ms) / 1000)
         handicap = HANDICAP_SECONDS if is_handicapped else 0.0
-        self._check_at[place] = time.monotonic() + wait + handicap if wait else 0.0
+        self._check_at[queue] = time.monotonic() + wait + handicap if wait else 0.0
         return not wait
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
@@ -155,7 +152,7 @@ class RedisSource(Source):
                     due = {id: self._skew.redis_ms(due_at) for id, due_at in leased.again.items()}
                     leased.queue.release(leased.lease, due.items())
                     # An entry that is due again already is taken now, not when the current wait ends.
-                    self._check_soon((leased.queue.name, self._engine.shard_of(next(iter(due)))))
+                    self._check_soon(leased.queue)
                     leased.again = {}
             too_old = time.monotonic() - get_settings().lease.total_seconds()
             self._leased = [
@@ -205,20 +202,11 @@ class Sources:
         self, health: RedisHealth, queues: Sequence[str], only: Sequence[str] | None, using: str, skew: ClockSkew
     ) -> None:
         self._health = health
-        self._redis = None if health.engine is None else RedisSource(health.engine, queues, skew)
+        self.redis = RedisSource(health.engine, queues, skew)
         self.ledger = LedgerSource(using, only, skew)
         self._fairness = Fairness(self.ledger, only)
         self.paced = PacedSource(self.ledger)
         self._must_poll = False
-
-    def serve(self, queues: Sequence[str]) -> None:
-        if self._redis is not None:
-            self._redis.serve(queues)
-
-    def check_now(self) -> None:
-        """Make the next `take` ask every queue in Redis."""
-        if self._redis is not None:
-            self._redis.check_now()
 
     def take(self, room: int, in_flight: Mapping[str, int] | None = None, least: int = MIN_SHARE) -> Batch:
         """Lease or claim about `room` due timeouts, and without room up to `least` of underserved policies.
@@ -233,7 +221,9 @@ class Sources:
             self.ledger.release(others)
             raise
         # While other releases run, one of them may have deferred in Redis what only this worker can fire.
-        self._fairness.note_backlog(batch.is_part or (self._redis is not None and firing_state.unknown.are_about))
+        self._fairness.note_backlog(
+            batch.is_part or (self._health.engine is not None and firing_state.unknown.are_about)
+        )
         deliveries = batch.deliveries
         if others:  # of two counts the higher one decides whether a timeout is a poison message
             deliveries = {**deliveries, **{id: max(count, deliveries.get(id, 0)) for id, count in others.items()}}
@@ -241,11 +231,9 @@ class Sources:
         return replace(batch, deliveries=deliveries, wait_seconds=min(batch.wait_seconds, self._fairness.seconds_left))
 
     def _take(self, room: int) -> Batch:
-        if self._redis is None:
-            return self.ledger.take(room)
         if self._health.is_up and not self._must_poll:
             try:
-                batch = self._redis.take(room)
+                batch = self.redis.take(room)
             except EngineError as error:
                 self._lost(error)
             else:
@@ -265,19 +253,16 @@ class Sources:
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         """Note results in both sources, because one timeout may have come from both."""
         self.ledger.resolve(done, again)
-        if self._redis is not None:
-            self._redis.resolve(done, again)
+        self.redis.resolve(done, again)
 
     def flush(self) -> None:
         """Send what `resolve` has noted. While Redis is unavailable its part waits, as long as it is of use."""
-        if self._redis is not None:
-            self._try(self._redis.flush)
+        self._try(self.redis.flush)
         self.ledger.flush()
 
     def extend(self) -> None:
         """Extend all leases and claims that are not resolved to one `LEASE` from now."""
-        if self._redis is not None:
-            self._try(self._redis.extend)
+        self._try(self.redis.extend)
         self.ledger.extend()
 
     def _try(self, call: Callable[[], None]) -> None:
