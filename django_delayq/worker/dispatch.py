@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from heapq import heappop, heappush
 from math import inf
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -20,6 +19,7 @@ from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.planning import Pacing
 from django_delayq.firing.report import suits_use_tz
+from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew
@@ -103,9 +103,10 @@ class Dispatch:
         self._prefetch = prefetch
         prefetch.seconds = getattr(executor, "prefetch_seconds", PREFETCH_SECONDS)
         self._wake = wake
+        self._database_used_at = time.monotonic()
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
-        self._planned: list[tuple[float, int, Work]] = []
-        """A heap of the works that are not due yet."""
+        self._planned = SlotQueue()
+        """The works of policies without a rate that are not due yet."""
         self._in_flight: dict[int, _InFlight] = {}
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
@@ -134,7 +135,7 @@ class Dispatch:
         Due works are submitted at once, others by `submit_due`.
 
         Raises:
-            django.db.Error: the rows could not be read. None of the ids is in flight.
+            django.db.Error: the rows could not be read. They are delivered again in a second.
         """
         # A timeout that an executor has lost counts as one more delivery: a process may have died of it.
         fresh = {
@@ -142,7 +143,13 @@ class Dispatch:
         }
         if not fresh:
             return
-        works, report = plan(fresh, self._using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
+        self._database_used_at = time.monotonic()
+        try:
+            works, report = plan(fresh, self._using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+        except Exception:
+            self._resolve_again(fresh, RETRY_SECONDS)
+            raise
         self._resolve(report)
         now, arrived = self._skew.now(), time.monotonic()
         count = self.in_flight + sum(len(work.ids) for work in works)
@@ -153,21 +160,16 @@ class Dispatch:
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
             self.in_flight_by_policy[work.policy] += len(work.ids)
-            if work.begin_by < inf:
-                self._slots.setdefault(work.policy, SlotQueue()).add(work)
-            else:
-                heappush(self._planned, (work.begin_at, work.ids[0], work))
+            has_rate = work.begin_by < inf
+            queue = self._slots.setdefault(work.policy, SlotQueue()) if has_rate else self._planned
+            queue.add(work)
         self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
 
     def submit_due(self) -> None:
         """Submit the works whose deadline or slot has come, or has nearly come if the executor waits for it."""
-        while self._planned and self._planned[0][0] - self._early_seconds <= time.monotonic():
-            work = heappop(self._planned)[2]
-            if work.ids[0] in self._in_flight:
-                self._submit(work)
-        for queue in self._slots.values():
+        for queue in self._queues():
             for work in queue.ready(self._early_seconds):
                 if work.ids[0] in self._in_flight:
                     self._submit(work)
@@ -177,10 +179,11 @@ class Dispatch:
     @property
     def seconds_left(self) -> float:
         """Return how long it is until the next work that was planned before its deadline or slot is submitted."""
-        first = min((queue.next_at for queue in self._slots.values()), default=inf)
-        if self._planned:
-            first = min(first, self._planned[0][0])
+        first = min(queue.next_at for queue in self._queues())
         return max(0.0, first - self._early_seconds - time.monotonic())
+
+    def _queues(self) -> list[SlotQueue]:
+        return [self._planned, *self._slots.values()]
 
     @property
     def waiting_for_slots(self) -> int:
@@ -205,10 +208,6 @@ class Dispatch:
         self._refusal_log.failed(
             "The executor %s refuses works; they are submitted again soon: %s", self._executor_name, reason
         )
-
-    def requeue(self, deliveries: Iterable[int]) -> None:
-        """Have the sources deliver the ids, which could not be submitted, again in a second."""
-        self._resolve_again((id for id in deliveries if id not in self._in_flight), RETRY_SECONDS)
 
     def collect(self) -> int:
         """Resolve in the sources what has completed since the last call; return how many works that were.
@@ -299,8 +298,8 @@ class Dispatch:
 
         Their delivery is not counted. Return how many.
         """
-        before = time.monotonic() - after_seconds
-        if after_seconds and not any(each.at <= before for each in self._in_flight.values()):
+        before = time.monotonic() - after_seconds if after_seconds else inf
+        if not any(each.at <= before for each in self._in_flight.values()):
             return 0
         withdrawn: list[Work] = []
         try:
@@ -314,20 +313,16 @@ class Dispatch:
                 extra={"event": "executor_failed"},
             )
         if not after_seconds:
-            withdrawn += [work for _, _, work in self._planned]
-            self._planned.clear()
-            for work in [work for queue in self._slots.values() for work in queue.clear()]:
-                self._retry(work.ids, 0)
+            withdrawn += [work for queue in self._queues() for work in queue.clear()]
         released = 0
         for work in withdrawn:
-            if any(id not in self._in_flight for id in work.ids):
-                continue
-            if self._in_flight[work.ids[0]].at > before:
+            held = [id for id in work.ids if id in self._in_flight]
+            if held and self._in_flight[held[0]].at > before:
                 self._submit(work)
-                continue
-            self._prefetch.was_too_large()
-            self._retry(work.ids, 0)
-            released += len(work.ids)
+            elif held:
+                self._prefetch.was_too_large()
+                self._retry(held, 0)
+                released += len(held)
         return released
 
     def abandon(self) -> int:

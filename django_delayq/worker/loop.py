@@ -46,7 +46,6 @@ from django_delayq.worker.background import (
 )
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
-from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
 
 logger = logging.getLogger("django_delayq.worker")
@@ -96,7 +95,7 @@ class Worker:
         self._is_burst = burst
         self._max_timeouts = max_timeouts
         self._stopping = self._hard = False
-        self._began_at = self._database_used_at = self._passed_at = self._progress_at = time.monotonic()
+        self._began_at = self._passed_at = self._progress_at = time.monotonic()
         self._progress = 0
         self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
         self._skew = ClockSkew(self.using)
@@ -249,15 +248,15 @@ class Worker:
             return MAX_WAIT_SECONDS
         self._database.check()
         paced = self._sources.paced.take(self._prefetch.size, dispatch.in_flight_by_policy, left)
-        self._submit(dispatch, paced)
+        dispatch.add(paced)
         left -= len(paced.deliveries)
         room = min(left, self._prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
         batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
-        self._submit(dispatch, batch)
+        dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
         if self._is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
             batch = self._sources.ledger.take_now(room)
-            self._submit(dispatch, batch)
+            dispatch.add(batch)
             if batch.deliveries:
                 return 0.0
             self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
@@ -272,17 +271,6 @@ class Worker:
             words = "%s stuck in handlers beyond their time limit: the worker ends, for its supervisor to restart it"
             logger.error(words, counted(stuck, "thread is", "threads are"), extra={"event": "too_many_stuck"})
             self.stop()
-
-    def _submit(self, dispatch: Dispatch, batch: Batch) -> None:
-        if not batch.deliveries:
-            return
-        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
-        self._database_used_at = time.monotonic()
-        try:
-            dispatch.add(batch)
-        except Exception:
-            dispatch.requeue(batch.deliveries)
-            raise
 
     def _is_burst_over(self, progress: int) -> bool:
         """Return whether no row is due whose policy is declared here and not stopped.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -206,23 +205,24 @@ class PacedSource:
 
 
 class SlotQueue:
-    """The works of one policy in due order, and their slots.
+    """The works of one policy with a rate in due order, and their slots; or all works of policies without one.
 
     A work is bound to a slot when the slot comes. So a slot for which this process is too late delays all works, and
-    does not change their order; in the end a work is left for which there is no slot. For the worker's own thread.
+    does not change their order; in the end a work is left for which there is no slot. Without a rate, the slot of a
+    work begins at its deadline and never ends. For the worker's own thread.
     """
 
     def __init__(self) -> None:
         self._works: list[tuple[float, int, Work]] = []
-        self._slots: deque[Slot] = deque()
+        self._slots: list[Slot] = []
 
     def __len__(self) -> int:
         """Return how many timeouts wait."""
         return sum(len(work.ids) for _, _, work in self._works)
 
     def add(self, work: Work) -> None:
-        """Append a work with its slot."""
-        self._slots.append(Slot(work.begin_at, work.begin_by))
+        """Insert a work with its slot."""
+        heappush(self._slots, Slot(work.begin_at, work.begin_by))
         self.put_back(work)
 
     def put_back(self, work: Work) -> None:
@@ -237,7 +237,7 @@ class SlotQueue:
     def ready(self, early_seconds: float) -> Iterator[Work]:
         """Remove and yield the works whose slot has come or comes within `early_seconds`, with that slot."""
         while self.next_at - early_seconds <= time.monotonic():
-            slot = self._slots.popleft()
+            slot = heappop(self._slots)
             if time.monotonic() <= slot.begin_by:
                 yield replace(heappop(self._works)[2], begin_at=slot.begin_at, begin_by=slot.begin_by)
 

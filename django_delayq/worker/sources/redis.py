@@ -208,12 +208,12 @@ class Sources:
         self.paced = PacedSource(self.ledger)
         self._must_poll = False
 
-    def take(self, room: int, in_flight: Mapping[str, int] | None = None, least: int = MIN_SHARE) -> Batch:
+    def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Batch:
         """Lease or claim about `room` due timeouts, and without room up to `least` of underserved policies.
 
         `in_flight` is how many timeouts the worker has already, by policy.
         """
-        others = self._fairness.take(room, in_flight or {}, least)
+        others = self._fairness.take(room, in_flight, least)
         rest = room - len(others)
         try:
             batch = self._take(rest) if rest > 0 else Batch(is_part=True, wait_seconds=MAX_WAIT_SECONDS)
@@ -221,12 +221,11 @@ class Sources:
             self.ledger.release(others)
             raise
         # While other releases run, one of them may have deferred in Redis what only this worker can fire.
-        self._fairness.note_backlog(
-            batch.is_part or (self._health.engine is not None and firing_state.unknown.are_about)
-        )
-        deliveries = batch.deliveries
-        if others:  # of two counts the higher one decides whether a timeout is a poison message
-            deliveries = {**deliveries, **{id: max(count, deliveries.get(id, 0)) for id, count in others.items()}}
+        may_be_deferred = self._health.engine is not None and firing_state.unknown.are_about
+        self._fairness.note_backlog(batch.is_part or may_be_deferred)
+        # Of two counts the higher one decides whether a timeout is a poison message.
+        counts = {id: max(count, batch.deliveries.get(id, 0)) for id, count in others.items()}
+        deliveries = {**batch.deliveries, **counts}
         # Without room the end of a handler wakes the worker, but all running handlers may be slow.
         return replace(batch, deliveries=deliveries, wait_seconds=min(batch.wait_seconds, self._fairness.seconds_left))
 
