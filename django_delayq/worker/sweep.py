@@ -182,34 +182,25 @@ class Sweep:
             )
 
     def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
-        """Sweep pass after pass until the end of the range, or until a whole pass changed nothing.
+        """Sweep page after page until the end of the range, or until `PASS` rows in a row needed no change.
 
         Then Redis most likely contains the rest, too, and a backlog of 100,000 rows is not read every few seconds.
         The next sweep continues at that place, so that every row is read in the end.
         """
-        total = Swept()
-        place = self._places.get(kind)
-        while True:
-            swept, place = self._pass(start, place, end)
-            total = total.plus(swept)
-            if place is None or not swept.changed:
-                break
-        self._places[kind] = place
-        return total
-
-    def _pass(self, start: datetime | None, place: Row | None, end: datetime) -> tuple[Swept, Row | None]:
-        """Sweep at most `PASS` rows; return the last one, or None at the end of the range."""
+        total, unchanged, place = Swept(), 0, self._places.get(kind)
         if place is not None and start is not None and place.run_at < start:
             place = None
-        swept = Swept()
-        while swept.checked < PASS:
+        while unchanged < PASS:
             page = page_of(self._using, start, place, end)
-            swept = swept.plus(self._ensure(page))
+            swept = self._ensure(page)
             self._between()
-            if len(page) < PAGE:
-                return swept, None
-            place = page[-1]
-        return swept, place
+            total = total.plus(swept)
+            place = page[-1] if len(page) == PAGE else None
+            if place is None:
+                break
+            unchanged = 0 if swept.changed else unchanged + len(page)
+        self._places[kind] = place
+        return total
 
     def _ensure(self, rows: Sequence[Row]) -> Swept:
         settings = get_settings()
