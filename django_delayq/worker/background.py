@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -39,12 +39,13 @@ from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 
 if TYPE_CHECKING:
     from django.db.models.sql import UpdateQuery
+
+    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -198,39 +199,36 @@ class PeriodicThread(threading.Thread):
 class Heartbeat:
     """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed."""
 
-    def __init__(self, using: str, queues: Sequence[str] | None, concurrency: int, skew: ClockSkew) -> None:
-        self._using = using
-        self._skew = skew
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._forgotten_at = -FORGET_SECONDS
         self._row = WorkerSeen(
             id=uuid.uuid4().hex,
             host=socket.gethostname()[:100],
             pid=os.getpid(),
-            queues=None if queues is None else list(queues),
-            concurrency=concurrency,
+            queues=worker.only,
+            concurrency=worker.concurrency,
             version=django_delayq.__version__,
         )
 
-    def beat(self, *, uses_redis: bool, passed_at: float, in_flight: int) -> None:
-        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors.
-
-        `passed_at` is `time.monotonic()` of the last pass of the main loop.
-        """
-        now, row, is_first = self._skew.now(), self._row, self._row.started_at is None
+    def beat(self, in_flight: int) -> None:
+        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors."""
+        worker, row, using, is_first = self._worker, self._row, self._worker.using, self._row.started_at is None
+        now = worker.skew.now()
         if is_first:
             row.started_at = now
-        row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
-        row.uses_redis, row.held, row.stuck_threads = uses_redis, in_flight, firing_state.stuck_threads
-        if is_first or not _beat.execute(self._using, **{name: getattr(row, name) for name in ("pk", *_BEAT)}):
-            row.save(using=self._using, force_insert=True)
+        row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - worker.passed_at)
+        row.uses_redis, row.held, row.stuck_threads = worker.redis.is_up, in_flight, firing_state.stuck_threads
+        if is_first or not _beat.execute(using, **{name: getattr(row, name) for name in ("pk", *_BEAT)}):
+            row.save(using=using, force_insert=True)
         if time.monotonic() - self._forgotten_at >= FORGET_SECONDS:
             self._forgotten_at = time.monotonic()
-            WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
+            WorkerSeen.objects.using(using).filter(seen_at__lt=now - FORGET_AFTER).delete()
 
     def end(self) -> None:
         """Delete the worker's row. If that fails, other workers delete it later."""
         with contextlib.suppress(DatabaseError):
-            WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
+            WorkerSeen.objects.using(self._worker.using).filter(pk=self._row.pk).delete()
 
 
 _BEAT = ("seen_at", "passed_at", "uses_redis", "held", "stuck_threads")
@@ -244,55 +242,33 @@ def _beat(using: str) -> UpdateQuery:
 
 
 class Background:
-    """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time.
+    """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time."""
 
-    `serve` is called with queues that only rows name (None: do not search for them), and `wake` when the worker has
-    a reason to check its sources.
-    """
-
-    def __init__(
-        self,
-        redis: RedisHealth,
-        using: str,
-        skew: ClockSkew,
-        *,
-        serve: Callable[[Sequence[str]], None] | None,
-        known_queues: Sequence[str],
-        wake: Callable[[], None],
-    ) -> None:
-        self._redis = redis
-        self._using = using
-        self._skew = skew
-        self._sweep = None if redis.engine is None else Sweep(redis.engine, using, skew)
-        self._serve = serve
-        self._known_queues = set(known_queues)
-        self._wake = wake
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._redis, self._using = worker, worker.redis, worker.using
+        self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
+        self._known_queues = set(worker.queues)
         self._queues_at = 0.0
         self._news = News(clock.now(), Stopped(), set(), has_expired=False)
-        self._tables, self._sync_seconds = TableSync(using), 0.0
+        self._tables, self._sync_seconds = TableSync(worker.using), 0.0
 
-    def threads(
-        self, sources: Sources, dispatch: Dispatch, heartbeat: Heartbeat | None, passed_at: Callable[[], float]
-    ) -> list[PeriodicThread]:
+    def threads(self, sources: Sources, dispatch: Dispatch) -> list[PeriodicThread]:
         """Return the thread that extends the leases, which ends last, and the others. Each has one connection.
 
-        Without a `heartbeat`, as in a burst, the leases are its only job. `passed_at`: see `Heartbeat.beat`.
+        In a burst the leases are the only job.
         """
         # A process that is suspended for longer than its lease continues. The ledger decides whether it may commit.
         quick = PeriodicThread("quick-jobs")
         quick.jobs.append(leases_job(sources, dispatch, self._using))
-        if heartbeat is None:
+        if self._worker.is_burst:
             return [quick]
 
-        def beat() -> None:
-            heartbeat.beat(uses_redis=self._redis.is_up, passed_at=passed_at(), in_flight=dispatch.in_flight)
-
         def sweep_seconds() -> float:
-            interval = get_settings().sweep_interval.total_seconds()
-            is_away = self._redis.engine is not None and not self._redis.is_up
-            return min(interval, self._redis.probe_seconds) if is_away else interval
+            return min(get_settings().sweep_interval.total_seconds(), self._redis.probe_seconds)
 
-        quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
+        heartbeat = Heartbeat(self._worker)
+        beat = Job("heartbeat", lambda: heartbeat.beat(dispatch.in_flight), HEARTBEAT_SECONDS, at_end=heartbeat.end)
+        quick.jobs.append(beat)
         quick.jobs.append(Job("sweep", lambda: self.sweep(quick.run_urgent), sweep_seconds))
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
@@ -327,7 +303,7 @@ class Background:
             except EngineFull as error:
                 self._redis.failed(error)
             self._redis.recovered()
-            self._wake()
+            self._worker.wake()
         except EngineError as error:
             self._redis.failed(error, was_probe=not was_up)
 
@@ -350,10 +326,9 @@ class Background:
             with turn(self._redis.engine if self._redis.is_up else None, "prune", PRUNE_INTERVAL) as is_ours:
                 if is_ours:
                     prune(self._using, between=between)
-                return
         except EngineError as error:
             self._redis.failed(error)
-        prune(self._using, between=between)
+            prune(self._using, between=between)
 
     def _read_news(self) -> None:
         """Read the database clock, settle the timeouts of workers that died, and requeue those of resumed policies.
@@ -364,21 +339,21 @@ class Background:
         # later than its own time. So compare what is stopped, too, and include the last seconds.
         asked_at, before = time.monotonic(), self._news
         news = self._news = stop_cache.read_news(self._using, before.now - LOOK_BACK)
-        self._skew.note_answer(news.now, asked_at)
+        self._worker.skew.note_answer(news.now, asked_at)
         if news.has_expired:
             settle_all_expired(self._using)
         for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed:
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
-                self._wake()
+                self._worker.wake()
 
     def _find_queues(self) -> None:
-        if self._serve is not None and time.monotonic() >= self._queues_at:
-            found = forgotten_queues(self._using, self._known_queues, self._skew.now())
+        if self._worker.only is None and time.monotonic() >= self._queues_at:
+            found = forgotten_queues(self._using, self._known_queues, self._worker.skew.now())
             self._queues_at = time.monotonic() + QUEUES_SECONDS
             if found:
                 self._known_queues.update(found)
-                self._serve(found)
+                self._worker.found_queues.put(found)
 
 
 def forgotten_queues(using: str, known: Collection[str], now: datetime) -> list[str]:

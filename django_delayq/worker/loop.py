@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import count
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar, cast
@@ -20,7 +21,7 @@ from django_delayq import __version__
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
-from django_delayq.exceptions import EngineError, WrongInstallation
+from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
@@ -37,13 +38,7 @@ from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
-from django_delayq.worker.background import (
-    Background,
-    Heartbeat,
-    PeriodicThread,
-    third_of_a_lease,
-    warn_of_unknown_queues,
-)
+from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
 from django_delayq.worker.dispatch import Dispatch, Prefetch
 from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
@@ -92,17 +87,20 @@ class Worker:
         """After a hard stop: how many timeouts were running then, and are left to other workers."""
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
-        self._is_burst = burst
+        self.is_burst = burst
         self._max_timeouts = max_timeouts
+        self.passed_at = time.monotonic()
+        """When the last pass of the main loop began, by `time.monotonic()`."""
+        self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
+        """For `Background`: queues to serve, too, that only rows name."""
+        self.skew = ClockSkew(self.using)
         self._stopping = self._hard = False
-        self._began_at = self._passed_at = self._progress_at = time.monotonic()
+        self._began_at = self._progress_at = self.passed_at
         self._progress = 0
-        self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
-        self._skew = ClockSkew(self.using)
         self._database = DatabaseHealth(self.using)
         self._limit_concurrency(pool_limit(self.using))
         self.redis = RedisHealth(get_worker_engine(self.using))
-        self._sources = Sources(self.redis, self.queues, self.only, self.using, self._skew)
+        self._sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
         self._wakeup = self._new_wakeup()
 
     def __str__(self) -> str:
@@ -135,41 +133,43 @@ class Worker:
         tables are missing; otherwise the worker waits for them.
         """
         with self._stopping_on_signals():
-            if not self._is_admitted():
-                return
-            if open_connection(self.using) and pool_limit(self.using) is None:
-                with suppress(DatabaseError):
-                    self._limit_concurrency(server_limit(self.using))
-            executor = make_executor(self.using, self.concurrency, self.only)
-            # A completed work is resolved at once, but the sources are checked only if it is time.
-            dispatch = Dispatch(
-                executor,
-                self._sources,
-                self.using,
-                skew=self._skew,
-                prefetch=self._prefetch,
-                wake=lambda: self._wakeup.interrupt(),
-            )
-            serve = self._found_queues.put if self.only is None else None
-            background = Background(
-                self.redis, self.using, self._skew, serve=serve, known_queues=self.queues, wake=self.wake
-            )
-            heartbeat = None if self._is_burst else Heartbeat(self.using, self.only, self.concurrency, self._skew)
-            threads = background.threads(self._sources, dispatch, heartbeat, lambda: self._passed_at)
             try:
-                for thread in threads:
-                    thread.start()
-                self._wakeup.start()
-                worker_started.send_robust(type(self), worker=self)
-                facts = {"queues": self.only, "threads": self.concurrency, "version": __version__}
-                logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
-                self._try(lambda: self._prepare(background))
-                while not self._stopping:
-                    seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
-                    if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
-                        self._sources.redis.check_now()
+                if self._is_admitted():
+                    self._fire()
             finally:
-                self._end(dispatch, executor, threads)
+                if self.redis.engine is not None:
+                    self.redis.engine.close()
+
+    def _fire(self) -> None:
+        if open_connection(self.using) and pool_limit(self.using) is None:
+            with suppress(DatabaseError):
+                self._limit_concurrency(server_limit(self.using))
+        executor = make_executor(self.using, self.concurrency, self.only)
+        # A completed work is resolved at once, but the sources are checked only if it is time.
+        dispatch = Dispatch(
+            executor,
+            self._sources,
+            self.using,
+            skew=self.skew,
+            prefetch=self._prefetch,
+            wake=lambda: self._wakeup.interrupt(),
+        )
+        background = Background(self)
+        threads = background.threads(self._sources, dispatch)
+        try:
+            for thread in threads:
+                thread.start()
+            self._wakeup.start()
+            worker_started.send_robust(type(self), worker=self)
+            facts = {"queues": self.only, "threads": self.concurrency, "version": __version__}
+            logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
+            self._try(lambda: self._prepare(background))
+            while not self._stopping:
+                seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
+                if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
+                    self._sources.redis.check_now()
+        finally:
+            self._end(dispatch, executor, threads)
 
     def _is_admitted(self) -> bool:
         """Wait until the ledger has its tables and is this installation's; return False if stopped first.
@@ -187,23 +187,15 @@ class Worker:
             except DatabaseError as error:
                 if missing := not_migrated(error, self.using):
                     must_wait = True
-                    if self._is_burst:
-                        self._close_redis()
+                    if self.is_burst:
                         raise missing from error
                 if not must_wait:
                     return True  # nothing would be refused
                 self._database.failed(error)
                 self._wakeup.wait(self._database.seconds_left)
-            except WrongInstallation:
-                self._close_redis()
-                raise
             finally:
                 check_connections()
         return not must_wait
-
-    def _close_redis(self) -> None:
-        if self.redis.engine is not None:
-            self.redis.engine.close()
 
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
@@ -220,16 +212,16 @@ class Worker:
             )
 
     def _prepare(self, background: Background) -> None:
-        self._skew.ask_database()
+        self.skew.ask_database()
         if self.only is not None:
             warn_of_unknown_queues(self.only, self.using)
-        if self._is_burst:
+        if self.is_burst:
             background.sync(at_once=True)
             background.sweep_everything()
 
     def _pass(self, dispatch: Dispatch) -> float:
         """Acknowledge completed timeouts, take due ones and submit them; return how many seconds to wait."""
-        self._passed_at = time.monotonic()
+        self.passed_at = time.monotonic()
         if firing_state.abandoned:
             self._check_stuck()
         dispatch.submit_due()
@@ -254,7 +246,7 @@ class Worker:
         batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
         dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
-        if self._is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
+        if self.is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
             batch = self._sources.ledger.take_now(room)
             dispatch.add(batch)
             if batch.deliveries:
@@ -333,12 +325,11 @@ class Worker:
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        self._close_redis()
         dispatch.log_outcomes(time.monotonic() - self._began_at, released=released, aborted=self.abandoned)
 
     def _serve_found_queues(self) -> None:
-        while not self._found_queues.empty():
-            self.queues += self._found_queues.get()
+        while not self.found_queues.empty():
+            self.queues += self.found_queues.get()
             self._sources.redis.serve(self.queues)
             former, self._wakeup = self._wakeup, self._new_wakeup()
             self._wakeup.start()
@@ -350,25 +341,23 @@ class Worker:
         # Without channels only this process wakes the worker.
         return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)
 
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
+    def _stopping_on_signals(self) -> AbstractContextManager[None]:
         """Stop on the first SIGTERM or SIGINT, and abort on the second. Outside the main thread none arrive.
 
         Both need a handler, because process 1 of a container ignores signals by default.
         """
         if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        received = 0
+            return nullcontext()
+        received = count(1)
+        return signal_handlers(dict.fromkeys(STOP_SIGNALS, lambda *_: self.stop(hard=next(received) > 1)))
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            nonlocal received
-            received += 1
-            self.stop(hard=received > 1)
 
-        former: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+@contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Handle these signals until the block ends. For the main thread."""
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -81,8 +81,8 @@ class RedisHealth:
 
     @property
     def probe_seconds(self) -> float:
-        """Return how long to wait before the next `probe`."""
-        return self._backoff.delay
+        """Return how long to wait before the next `probe`; infinite if none is needed."""
+        return math.inf if self.is_up or self.engine is None else self._backoff.delay
 
     def reach(self) -> None:
         """Call Redis, so that it is known at the start whether it answers."""

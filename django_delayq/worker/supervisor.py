@@ -21,7 +21,7 @@ from django_delayq.backoff import Backoff
 from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import NotMigrated, WrongInstallation
-from django_delayq.worker.loop import STOP_SIGNALS, Worker
+from django_delayq.worker.loop import STOP_SIGNALS, Worker, signal_handlers
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -185,15 +185,13 @@ class Supervisor:
         def count(_number: int, _frame: Any) -> None:
             self._signals += 1
 
-        handlers = {**dict.fromkeys(STOP_SIGNALS, count), signal.SIGCHLD: lambda _number, _frame: None}
+        handlers = {**dict.fromkeys(STOP_SIGNALS, count), signal.SIGCHLD: lambda *_: None}
         former_fd = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-        former: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
-            yield woken
+            with signal_handlers(handlers):
+                yield woken
         finally:
             signal.set_wakeup_fd(former_fd)
-            for number, handler in former.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             os.close(woken)
             os.close(waking)
 

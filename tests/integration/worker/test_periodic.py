@@ -17,10 +17,8 @@ from django_delayq.arming import sync as sync_module
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
-from django_delayq.redis_clients import get_engine
-from django_delayq.worker import background
+from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job, PeriodicThread
-from django_delayq.worker.servers import ClockSkew, RedisHealth
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
@@ -184,14 +182,7 @@ def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
         return scan.steps(policy, *rest)
 
     monkeypatch.setattr(sync_module, "steps", steps)
-    jobs = Background(
-        RedisHealth(get_engine("default")),
-        "default",
-        ClockSkew("default"),
-        serve=None,
-        known_queues=[],
-        wake=lambda: None,
-    )
+    jobs = Background(Worker())
     with pytest.raises(OperationalError):
         jobs.sync(at_once=True)
     policies = len(sync_module.automatic_policies("default"))
