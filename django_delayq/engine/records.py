@@ -13,7 +13,6 @@ The braces are Redis Cluster's hash tag: all keys of one shard share a slot, bec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -95,8 +94,7 @@ DUE_UNIT: Final = 1024
 """The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One leased id, and how many of its deliveries have no result, this one included (1 to 15).
 
     2 or more: a process has died, or lost its lease, while it held the entry.
@@ -106,15 +104,13 @@ class Entry:
     deliveries: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """The right to acknowledge, release and extend what one `reserve` returned. Opaque outside the engine."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(NamedTuple):
     """The answer of one `reserve`.
 
     `next_due_ms` is when the queue next has work (a due time, or the expiry of a lease), at or before `now_ms` if
@@ -129,8 +125,7 @@ class Reserved:
     discarded: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStats:
+class QueueStats(NamedTuple):
     """Counts of entries. `due`: those that `reserve` would return now. `leased`: those with a valid lease."""
 
     total: int

@@ -19,21 +19,8 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from redis import Redis
+from redis import exceptions as errors
 from redis.cluster import RedisCluster
-from redis.exceptions import (
-    BusyLoadingError,
-    ClusterError,
-    ConnectionError,
-    MovedError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-    TryAgainError,
-)
 
 from django_delayq.engine.records import QueueKeys
 from django_delayq.exceptions import EngineError, EngineFull, EngineUnavailable
@@ -51,15 +38,14 @@ _PASSING_CODES = re.compile(
 )
 _FULL_CODE = re.compile(r"(?:^|[\s:-])OOM\b")
 _PASSING = (
-    ConnectionError,
-    TimeoutError,
-    BusyLoadingError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ClusterError,
-    TryAgainError,
-    MovedError,
-    RedisClusterException,
+    errors.ConnectionError,
+    errors.TimeoutError,
+    errors.OutOfMemoryError,
+    errors.ReadOnlyError,
+    errors.ClusterError,
+    errors.TryAgainError,
+    errors.MovedError,
+    errors.RedisClusterException,
     OSError,
 )
 
@@ -113,9 +99,7 @@ class Caller:
         with translated(self.client):
             replies = self.run(calls)
             for _ in range(_CLEARINGS):
-                blocked = [
-                    i for i, reply in enumerate(replies) if isinstance(reply, RedisError) and "WRONGTYPE" in str(reply)
-                ]
+                blocked = [i for i, reply in enumerate(replies) if _is_wrong_type(reply)]
                 if not blocked:
                     break
                 again = [calls[i] for i in blocked]
@@ -135,7 +119,7 @@ class Caller:
         """
         replies = self._send(calls, "EVALSHA")
         for i, reply in enumerate(replies):
-            if isinstance(reply, NoScriptError):
+            if isinstance(reply, errors.NoScriptError):
                 return replies[:i] + self._send(calls[i:], "EVAL")
         return replies
 
@@ -149,7 +133,7 @@ class Caller:
         if len(commands) == 1:
             try:
                 return [client.execute_command(*commands[0])]
-            except ResponseError as error:
+            except errors.ResponseError as error:
                 return [error]
         # Not a transaction: each command is atomic by itself, and MULTI cannot span the nodes of a cluster.
         with client.pipeline(transaction=False) as pipeline:
@@ -176,6 +160,10 @@ class Caller:
                     self.log_once("foreign_key", keys.entries, "A key of another application was renamed to %s", names)
 
 
+def _is_wrong_type(reply: object) -> bool:
+    return isinstance(reply, errors.RedisError) and "WRONGTYPE" in str(reply)
+
+
 @contextmanager
 def translated(client: Client) -> Iterator[None]:
     """Raise every error of Redis as `EngineUnavailable` (retry later) or `EngineError`, with its cause.
@@ -184,15 +172,15 @@ def translated(client: Client) -> Iterator[None]:
     """
     try:
         yield
-    except (RedisError, RedisClusterException, OSError) as error:
+    except (errors.RedisError, errors.RedisClusterException, OSError) as error:
         message = str(error).rstrip(".")
         if not isinstance(error, _PASSING) and not _PASSING_CODES.search(message):
             raise EngineError(f"Redis refused: {error}") from error
-        if (isinstance(error, ReadOnlyError) or "READONLY" in message) and isinstance(client, Redis):
+        if (isinstance(error, errors.ReadOnlyError) or "READONLY" in message) and isinstance(client, Redis):
             # The server has become a replica. Connections to it still work, so a client behind a moving address would
             # ask it indefinitely. Those in use belong to other threads.
             client.connection_pool.disconnect(inuse_connections=False)
-        is_full = isinstance(error, OutOfMemoryError) or _FULL_CODE.search(message)
-        if isinstance(error, ClusterError) and "TTL" in message:  # too many redirections or retries
+        is_full = isinstance(error, errors.OutOfMemoryError) or _FULL_CODE.search(message)
+        if isinstance(error, errors.ClusterError) and "TTL" in message:  # too many redirections or retries
             message = "a slot of the cluster is being moved to another node"
         raise (EngineFull if is_full else EngineUnavailable)(f"Redis is not available: {message}") from error
