@@ -62,13 +62,9 @@ class RedisHealth:
 
     def __init__(self, engine: Engine | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
-        self.is_up = engine is not None
-        """Whether Redis may be used."""
-        self.is_full = False
-        """Whether due timeouts may be missing from Redis although it is up."""
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._full_at = 0.0
+        self._full_at = -math.inf
         self._backoff = Backoff(
             FIRST_PAUSE_SECONDS,
             LONGEST_PAUSE_SECONDS,
@@ -78,6 +74,16 @@ class RedisHealth:
         )
         self._outages = StateLog(logger, "redis_away", "redis_back")
         self._shortages = StateLog(logger, "redis_full", "redis_has_room")
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether Redis may be used."""
+        return self.engine is not None and not self._backoff.is_failing
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether due timeouts may be missing from Redis although it is up."""
+        return self._monotonic() - self._full_at <= ROOM_SECONDS
 
     @property
     def probe_seconds(self) -> float:
@@ -100,8 +106,7 @@ class RedisHealth:
         if not isinstance(error, EngineFull):
             self.lost(error)
         else:
-            with self._lock:
-                self.is_full, self._full_at = True, self._monotonic()
+            self._full_at = self._monotonic()
             self._shortages.failed("%s. Timeouts that it has no room for are read from the ledger", error)
         if was_probe:
             with self._lock:
@@ -111,7 +116,6 @@ class RedisHealth:
         """Note that Redis is unavailable. It is not used until a probe succeeds."""
         with self._lock:
             if self.is_up:
-                self.is_up = False
                 self._backoff.failed()
         is_foreign = isinstance(error, ForeignEngine)
         level = logging.ERROR if is_foreign else logging.WARNING
@@ -133,17 +137,13 @@ class RedisHealth:
     def recovered(self) -> None:
         """Note that Redis works, and contains the due timeouts again."""
         with self._lock:
-            self.is_up = True
             self._backoff.succeeded()
         self._outages.recovered("Redis is back, and wakes this worker again")
 
     def accepted(self) -> None:
         """Note that Redis has accepted everything that a sweep sent."""
-        with self._lock:
-            if not self.is_full or self._monotonic() - self._full_at <= ROOM_SECONDS:
-                return
-            self.is_full = False
-        self._shortages.recovered("Redis has room again")
+        if not self.is_full:
+            self._shortages.recovered("Redis has room again")
 
 
 class DatabaseHealth:
@@ -209,19 +209,17 @@ class ClockSkew:
         self._database = _Offset(monotonic)
         self._redis = _Offset(monotonic)
 
-    def ask_database(self) -> datetime:
-        """Return the time of the database.
+    def ask_database(self) -> None:
+        """Query the time of the database, several times while it is not known, or may have been set.
 
-        While its clock is not known, or may have been set, it is queried several times: one answer will be fast.
+        One answer will be fast.
         """
-        now = clock.now()
         for _ in range(QUERIES):
-            asked = self._monotonic()
-            now = database_now(self._using)
-            self._database.note(_ms(now), late_ms=1000 * (self._monotonic() - asked))
+            asked_at = self._monotonic()
+            now_ms = _ms(database_now(self._using))
+            self._database.note(now_ms, late_ms=1000 * (self._monotonic() - asked_at))
             if self._database.is_steady:
                 break
-        return now
 
     def note_database(self, now: datetime) -> None:
         """Note that the database clock showed `now`, at this time or earlier."""
