@@ -289,13 +289,13 @@ def count_old(using: str) -> Count:
     return count(prunable(using, before))
 
 
-def prune(using: str, older_than: timedelta | None = None, between: Callable[[], object] = lambda: None) -> int:
-    """Delete rows that were settled, and due, longer than `older_than` ago (default: `RETENTION`); return how many.
+def prune(using: str, between: Callable[[], object] = lambda: None) -> int:
+    """Delete rows that were settled, and due, longer than `RETENTION` ago; return how many.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again. Each page is a transaction of its own, and `between` is called between two of them.
     """
-    before = database_now(using) - (get_settings().retention if older_than is None else older_than)
+    before = database_now(using) - get_settings().retention
     deleted = 0
     start: datetime | None = None
     while True:
