@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.clock import brief, counted
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
@@ -22,10 +22,12 @@ from django_delayq.firing.report import suits_use_tz
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
-from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.ledger import SlotQueue
-from django_delayq.worker.sources.redis import AHEAD_MS, Sources
+from django_delayq.worker.sources.redis import AHEAD_MS
+
+if TYPE_CHECKING:
+    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -41,13 +43,13 @@ WEIGHT: Final = 0.5
 
 
 class Prefetch:
-    """How many timeouts a worker reserves in advance: as many as it completes in `seconds`, half a second by default.
+    """How many timeouts a worker reserves in advance: as many as it completes in `seconds`.
 
     That is a thousand fast ones, or one for each thread if handlers take minutes. Other workers get the rest.
     """
 
-    def __init__(self, concurrency: int) -> None:
-        self.seconds = PREFETCH_SECONDS
+    def __init__(self, concurrency: int, seconds: float = PREFETCH_SECONDS) -> None:
+        self._seconds = seconds
         self._least = concurrency
         self._size = float(FIRST_PREFETCH * concurrency)
 
@@ -57,7 +59,7 @@ class Prefetch:
 
     def completed(self, in_flight: int, seconds: float) -> None:
         """Note that a timeout took `seconds`, and that `in_flight` were in flight when it came, itself included."""
-        wanted = in_flight * self.seconds / max(seconds, 0.001)
+        wanted = in_flight * self._seconds / max(seconds, 0.001)
         self._size += WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
 
     def was_too_large(self) -> None:
@@ -79,30 +81,14 @@ class _InFlight(NamedTuple):
 
 
 class Dispatch:
-    """Between the sources and the executor. For the worker's own thread.
+    """Between the sources of a worker and its executor. For the worker's own thread."""
 
-    `wake` is called, in any thread, when there is something to `collect`.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        sources: Sources,
-        using: str,
-        *,
-        skew: ClockSkew,
-        prefetch: Prefetch,
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, worker: Worker, executor: Executor) -> None:
+        self._worker, self._sources, self._skew = worker, worker.sources, worker.skew
         self._executor = executor
         self._early_seconds = getattr(executor, "early_seconds", 0.0)
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
-        self._sources = sources
-        self._using = using
-        self._skew = skew
-        self._prefetch = prefetch
-        prefetch.seconds = getattr(executor, "prefetch_seconds", PREFETCH_SECONDS)
-        self._wake = wake
+        self.prefetch = Prefetch(worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
         self._database_used_at = time.monotonic()
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
         self._planned = SlotQueue()
@@ -146,7 +132,7 @@ class Dispatch:
         check_connections(idle_seconds=time.monotonic() - self._database_used_at)
         self._database_used_at = time.monotonic()
         try:
-            works, report = plan(fresh, self._using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+            works, report = plan(fresh, self._worker.using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
         except Exception:
             self._resolve_again(fresh, RETRY_SECONDS)
             raise
@@ -248,7 +234,7 @@ class Dispatch:
                     "The executor %s accepts works again", self._executor_name, level=logging.INFO
                 )
             first = self._remove([*done, *again])
-            self._prefetch.completed(first.load, time.monotonic() - first.at)
+            self.prefetch.completed(first.load, time.monotonic() - first.at)
             fired, again_later = sum(id in report.fired for id in done), len(again.keys() - set(report.untried))
             self.outcomes.update(fired=fired, skipped_or_dead=len(done) - fired, to_be_tried_again=again_later)
             self.worked_on += len(done) + again_later
@@ -320,7 +306,7 @@ class Dispatch:
             if held and self._in_flight[held[0]].at > before:
                 self._submit(work)
             elif held:
-                self._prefetch.was_too_large()
+                self.prefetch.was_too_large()
                 self._retry(held, 0)
                 released += len(held)
         return released
@@ -339,20 +325,9 @@ class Dispatch:
             if (policy := registry.get(each.work.policy)) is not None and not policy.atomic
         ]
 
-    def log_outcomes(self, seconds: float, **others: int) -> None:
-        """Log at INFO how many timeouts had which outcome in `seconds`, and the numbers `others`."""
-        counts = {**self.outcomes, **others}
-        words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-        logger.info(
-            "The worker has stopped after %s: %s",
-            brief(seconds),
-            words or "nothing was due",
-            extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
-        )
-
     def _done(self, work: Work, report: Report) -> None:
         self._finished.put((work, report))
-        self._wake()
+        self._worker.interrupt()
 
     def _remove(self, ids: Sequence[int]) -> _InFlight:
         removed = [self._in_flight.pop(id) for id in ids]

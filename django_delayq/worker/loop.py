@@ -18,7 +18,7 @@ from django.db import Error as DatabaseError
 from django.db import router
 
 from django_delayq import __version__
-from django_delayq.clock import counted
+from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
 from django_delayq.engine import Wakeup
 from django_delayq.exceptions import EngineError
@@ -39,7 +39,7 @@ from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
 from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
-from django_delayq.worker.dispatch import Dispatch, Prefetch
+from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
 
@@ -88,7 +88,7 @@ class Worker:
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
         self.is_burst = burst
-        self._max_timeouts = max_timeouts
+        self._max_timeouts = sys.maxsize if max_timeouts is None else max_timeouts
         self.passed_at = time.monotonic()
         """When the last pass of the main loop began, by `time.monotonic()`."""
         self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
@@ -100,7 +100,7 @@ class Worker:
         self._database = DatabaseHealth(self.using)
         self._limit_concurrency(pool_limit(self.using))
         self.redis = RedisHealth(get_worker_engine(self.using))
-        self._sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
+        self.sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
         self._wakeup = self._new_wakeup()
 
     def __str__(self) -> str:
@@ -125,6 +125,10 @@ class Worker:
         """Make the worker check its sources now. For any thread, and for signal handlers."""
         self._wakeup.wake()
 
+    def interrupt(self) -> None:
+        """Make the worker resolve what has completed; it checks its sources only if it is time. For any thread."""
+        self._wakeup.interrupt()
+
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
@@ -145,17 +149,9 @@ class Worker:
             with suppress(DatabaseError):
                 self._limit_concurrency(server_limit(self.using))
         executor = make_executor(self.using, self.concurrency, self.only)
-        # A completed work is resolved at once, but the sources are checked only if it is time.
-        dispatch = Dispatch(
-            executor,
-            self._sources,
-            self.using,
-            skew=self.skew,
-            prefetch=self._prefetch,
-            wake=lambda: self._wakeup.interrupt(),
-        )
+        dispatch = Dispatch(self, executor)
         background = Background(self)
-        threads = background.threads(self._sources, dispatch)
+        threads = background.threads(dispatch)
         try:
             for thread in threads:
                 thread.start()
@@ -167,7 +163,7 @@ class Worker:
             while not self._stopping:
                 seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
-                    self._sources.redis.check_now()
+                    self.sources.redis.check_now()
         finally:
             self._end(dispatch, executor, threads)
 
@@ -202,7 +198,6 @@ class Worker:
         wanted = self.concurrency
         if limit is not None and get_settings().executor is None:  # another executor has connections of its own
             self.concurrency = limit.threads(wanted)
-        self._prefetch = Prefetch(self.concurrency)
         if limit is not None and self.concurrency < wanted:
             logger.warning(
                 "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
@@ -227,33 +222,30 @@ class Worker:
         dispatch.submit_due()
         dispatch.collect()
         dispatch.release(after_seconds=third_of_a_lease())
-        self._sources.flush()
+        self.sources.flush()
         self._serve_found_queues()
         if wait := self._database.seconds_left or dispatch.refused_for:
             return wait
-        left = sys.maxsize  # how many more may be taken before `max_timeouts` is reached
-        if self._max_timeouts is not None:
-            left = self._max_timeouts - dispatch.worked_on
-            self._stopping = self._stopping or left <= 0
-            left -= dispatch.in_flight
+        self._stopping = self._stopping or dispatch.worked_on >= self._max_timeouts
+        left = self._max_timeouts - dispatch.worked_on - dispatch.in_flight
         if left <= 0:
             return MAX_WAIT_SECONDS
         self._database.check()
-        paced = self._sources.paced.take(self._prefetch.size, dispatch.in_flight_by_policy, left)
+        paced = self.sources.paced.take(dispatch.prefetch.size, dispatch.in_flight_by_policy, left)
         dispatch.add(paced)
         left -= len(paced.deliveries)
-        room = min(left, self._prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
-        batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
+        room = min(left, dispatch.prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
+        batch = self.sources.take(room, dispatch.in_flight_by_policy, left)
         dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
         if self.is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
-            batch = self._sources.ledger.take_now(room)
+            batch = self.sources.ledger.take_now(room)
             dispatch.add(batch)
             if batch.deliveries:
                 return 0.0
             self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
             return BURST_CHECK_SECONDS
-        return min(batch.wait_seconds, self._sources.paced.seconds_left)
+        return min(batch.wait_seconds, self.sources.paced.seconds_left)
 
     def _check_stuck(self) -> None:
         """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
@@ -304,7 +296,7 @@ class Worker:
             thread.stop()
         dispatch.collect()
         released = dispatch.release()
-        self._try(self._sources.flush)
+        self._try(self.sources.flush)
         if dispatch.in_flight and not self._hard:
             running, facts = counted(dispatch.in_flight, "running timeout"), {"running": dispatch.in_flight}
             logger.info("The worker completes %s, then stops", running, extra={"event": "worker_stopping", **facts})
@@ -312,11 +304,11 @@ class Worker:
             self._wakeup.wait(MAX_WAIT_SECONDS)
             if dispatch.collect():
                 released += dispatch.release()  # a work that has missed its slot would wait for another one
-                self._try(self._sources.flush)
+                self._try(self.sources.flush)
         keeper.stop()
         if self._hard:
             self.abandoned = dispatch.abandon()
-            self._try(self._sources.flush)
+            self._try(self.sources.flush)
         try:
             executor.close(wait=not self._hard)
         except Exception as error:  # noqa: BLE001 - a class of the project, which must not keep the worker from ending
@@ -325,12 +317,20 @@ class Worker:
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        dispatch.log_outcomes(time.monotonic() - self._began_at, released=released, aborted=self.abandoned)
+        seconds = time.monotonic() - self._began_at
+        counts = {**dispatch.outcomes, "released": released, "aborted": self.abandoned}
+        words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+        logger.info(
+            "The worker has stopped after %s: %s",
+            brief(seconds),
+            words or "nothing was due",
+            extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
+        )
 
     def _serve_found_queues(self) -> None:
         while not self.found_queues.empty():
             self.queues += self.found_queues.get()
-            self._sources.redis.serve(self.queues)
+            self.sources.redis.serve(self.queues)
             former, self._wakeup = self._wakeup, self._new_wakeup()
             self._wakeup.start()
             former.close()
