@@ -98,7 +98,7 @@ class DelayQueue:
         return Reserved(
             lease=Lease(token) if ids else None,
             entries=tuple(Entry(int(id), count) for id, count in zip(ids, deliveries, strict=True)),
-            next_due_ms=_time_or_none(next_ms),
+            next_due_ms=next_ms if next_ms >= 0 else None,
             now_ms=now_ms,
             discarded=discarded,
         )
@@ -139,7 +139,7 @@ class DelayQueue:
     def stats(self) -> QueueStats:
         """Return counts of entries, at a cost that does not depend on them."""
         total, leased, due, next_ms, now_ms = self._one("stats")
-        return QueueStats(total, leased, due, _time_or_none(next_ms), now_ms)
+        return QueueStats(total, leased, due, next_ms if next_ms >= 0 else None, now_ms)
 
     def peek(self, limit: int = 100) -> list[tuple[int, int]]:
         """Return the first `limit` (at most 500) entries as (id, due ms or lease expiry), by time."""
@@ -169,10 +169,6 @@ class DelayQueue:
 
     def _count(self, calls: list[Call]) -> int:
         return sum(self._caller.send(calls))
-
-
-def _time_or_none(ms: int) -> int | None:
-    return None if ms < 0 else ms
 
 
 class Engine:

@@ -17,7 +17,7 @@ from django.db import router
 from django_delayq.conf import get_settings
 
 if TYPE_CHECKING:
-    from django_delayq.engine import Engine
+    from django_delayq.engine.engine import Engine
 
 logger = logging.getLogger("django_delayq.connections")
 
@@ -49,7 +49,7 @@ def _new_engine(using: str) -> Engine | None:
     settings, prefix = get_settings(), _prefix_of(using)
     if prefix is None:
         return None
-    from django_delayq.engine import Engine
+    from django_delayq.engine.engine import Engine
     from django_delayq.redis_clients.breaker import GuardedCaller
     from django_delayq.redis_clients.clients import PRODUCER, make_client
 
@@ -67,7 +67,7 @@ def get_worker_engine(using: str) -> Engine | None:
     settings, prefix = get_settings(), _prefix_of(using)
     if prefix is None:
         return None
-    from django_delayq.engine import Engine
+    from django_delayq.engine.engine import Engine
     from django_delayq.redis_clients.clients import WORKER, make_client
 
     return Engine(make_client(settings.redis, WORKER), prefix=prefix, shards=settings.shards)

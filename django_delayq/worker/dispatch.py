@@ -103,12 +103,15 @@ class Dispatch:
         self.in_flight_by_policy: Counter[str] = Counter()
         self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_tried_again": 0})
         """How many timeouts of completed works had which outcome; one that is tried again counts each time."""
-        self.worked_on = 0
-        """How many timeouts of completed works were passed to handlers or need none."""
 
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def worked_on(self) -> int:
+        """Return how many timeouts of completed works were passed to handlers, or need none."""
+        return self.outcomes.total()
 
     @property
     def refused_for(self) -> float:
@@ -237,7 +240,6 @@ class Dispatch:
             self.prefetch.completed(first.load, time.monotonic() - first.at)
             fired, again_later = sum(id in report.fired for id in done), len(again.keys() - set(report.untried))
             self.outcomes.update(fired=fired, skipped_or_dead=len(done) - fired, to_be_tried_again=again_later)
-            self.worked_on += len(done) + again_later
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))

@@ -20,7 +20,7 @@ from django.db import router
 from django_delayq import __version__
 from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
-from django_delayq.engine import Wakeup
+from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError
 from django_delayq.executors import Executor, make_executor
 from django_delayq.firing.state import firing_state
@@ -306,9 +306,8 @@ class Worker:
                 released += dispatch.release()  # a work that has missed its slot would wait for another one
                 self._try(self.sources.flush)
         keeper.stop()
-        if self._hard:
-            self.abandoned = dispatch.abandon()
-            self._try(self.sources.flush)
+        self.abandoned = dispatch.abandon()
+        self._try(self.sources.flush)
         try:
             executor.close(wait=not self._hard)
         except Exception as error:  # noqa: BLE001 - a class of the project, which must not keep the worker from ending

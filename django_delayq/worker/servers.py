@@ -22,7 +22,7 @@ from django_delayq import clock
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import database_now
 from django_delayq.dialects import dialect_of
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.history import message_of, shown

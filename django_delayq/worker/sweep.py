@@ -40,7 +40,7 @@ from weakref import WeakKeyDictionary
 from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing import settle_expired

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import SLICES, counter_key
 from django_delayq.engine.scripts import Client
 from django_delayq.exceptions import EngineError

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from django_delayq.engine import Change, DelayQueue, Engine
-from django_delayq.engine.records import queue_keys
+from django_delayq.engine.engine import DelayQueue, Engine
+from django_delayq.engine.records import Change, queue_keys
 
 ODD_NAMES = [
     "",

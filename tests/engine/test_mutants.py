@@ -15,7 +15,7 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from django_delayq.engine import DelayQueue
+from django_delayq.engine.engine import DelayQueue
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve

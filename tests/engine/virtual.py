@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_delayq.engine import DelayQueue
+from django_delayq.engine.engine import DelayQueue
 from django_delayq.engine.scripts import Caller, read_texts
 
 START_MS = 1_700_000_000_000

@@ -14,7 +14,8 @@ from typing import Final
 
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.engine import DelayQueue, Engine, Lease
+from django_delayq.engine.engine import DelayQueue, Engine
+from django_delayq.engine.records import Lease
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
 from django_delayq.policies import registry

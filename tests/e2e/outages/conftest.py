@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connection
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.redis_clients import forget_engine, get_engine
 from django_delayq.redis_clients.breaker import Breaker, GuardedCaller
 from tests.support.waiting import wait_until

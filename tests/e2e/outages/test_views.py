@@ -22,7 +22,8 @@ from django.test import AsyncClient, Client
 from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.engine import Change, Engine
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
 from tests.conftest import ROOT

@@ -15,7 +15,8 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from django_delayq.conf import ConfigError
-from django_delayq.engine import Change, Engine
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.redis_clients.breaker import GuardedCaller

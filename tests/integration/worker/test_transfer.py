@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq import clock
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.remote import RemoteExecutor
