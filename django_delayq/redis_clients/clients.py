@@ -120,21 +120,18 @@ def _maxmemory_policies(client: Any) -> list[str]:
 
 def make_client(source: Any, timeouts: Timeouts) -> Client:
     """Return the client of a setting. Opens no connection. Raises ConfigError if the setting is invalid."""
-    if callable(source):
-        return _lazy(lambda: _from_callable(source, timeouts))
-    if "://" in source:
+    if isinstance(source, str) and "://" in source:
         return _client_of_url(source, timeouts)
-    if source in caches.settings:
+    if isinstance(source, str) and source in caches.settings:
         return _copy(_client_of_alias(source), timeouts)
-    return _lazy(lambda: _from_callable(_imported(source), timeouts))
+    factory = source if callable(source) else _imported(source)
+    return _lazy(lambda: _from_callable(factory, timeouts))
 
 
 def check_source(source: Any) -> None:
     """Check a setting without calling a server or a function of the project. Raises ConfigError if it is invalid."""
-    if isinstance(source, str) and "://" in source:
+    if isinstance(source, str) and source not in caches.settings:
         make_client(source, WORKER)
-    elif isinstance(source, str) and source not in caches.settings:
-        _imported(source)
 
 
 def _client_of_alias(alias: str) -> Any:
