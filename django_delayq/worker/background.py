@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
@@ -185,9 +186,8 @@ class PeriodicThread(threading.Thread):
         """
         check_connections()
         running = self._running
-        if threading.current_thread() is self and running is not None:
-            self._run_due(self.jobs[: self.jobs.index(running)])
-            self._running = running
+        self._run_due([*takewhile(lambda job: job is not running, self.jobs)])
+        self._running = running
 
     def _run_due(self, jobs: list[Job]) -> None:
         """Run those of `jobs` that are due. After each run the first one has priority again."""
@@ -278,10 +278,10 @@ class Background:
         ]
         return [quick, slow]
 
-    def sweep(self, between: Between = check_connections) -> None:
+    def sweep(self, between: Between = check_connections, *, everything: bool = False) -> None:
         """Sweep if it is this worker's turn. If Redis is unavailable, probe it, and sweep everything once it is back.
 
-        Raises the database's errors.
+        `everything`: sweep everything, without waiting for a turn. Raises the database's errors.
         """
         self._read_news()
         self._find_queues()
@@ -291,7 +291,7 @@ class Background:
         try:
             if was_up:
                 check_prefix(self._redis.engine)
-                self._sweep.run_once(between=between)
+                self._sweep.run_once(everything=everything, between=between)
                 self._redis.accepted()
                 return
             self._redis.probe(self._known_queues)
@@ -303,13 +303,6 @@ class Background:
             self._worker.wake()
         except EngineError as error:
             self._redis.failed(error, was_probe=not was_up)
-
-    def sweep_everything(self) -> None:
-        """Sweep everything, for a worker that does not wait for its turn. Raises EngineError too."""
-        settle_all_expired(self._using)
-        self._find_queues()
-        if self._sweep is not None and self._redis.is_up:
-            self._sweep.run_once(everything=True)
 
     def sync(self, between: Between = check_connections, *, at_once: bool = False) -> float:
         """Update the ledger from the tables of automatic policies: a slice, or with `at_once` all policies.

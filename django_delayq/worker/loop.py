@@ -95,8 +95,8 @@ class Worker:
         """For `Background`: queues to serve, too, that only rows name."""
         self.skew = ClockSkew(self.using)
         self._stopping = self._hard = False
-        self._began_at = self._progress_at = self.passed_at
-        self._progress = 0
+        self._began_at = self.passed_at
+        self._progress = 0, self.passed_at
         self._database = DatabaseHealth(self.using)
         self._limit_concurrency(pool_limit(self.using))
         self.redis = RedisHealth(get_worker_engine(self.using))
@@ -195,10 +195,10 @@ class Worker:
 
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
-        wanted = self.concurrency
-        if limit is not None and get_settings().executor is None:  # another executor has connections of its own
-            self.concurrency = limit.threads(wanted)
-        if limit is not None and self.concurrency < wanted:
+        if limit is None or get_settings().executor is not None:  # another executor has connections of its own
+            return
+        wanted, self.concurrency = self.concurrency, limit.threads(self.concurrency)
+        if self.concurrency < wanted:
             logger.warning(
                 "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
                 limit.shortage(wanted),
@@ -212,7 +212,7 @@ class Worker:
             warn_of_unknown_queues(self.only, self.using)
         if self.is_burst:
             background.sync(at_once=True)
-            background.sweep_everything()
+            background.sweep(everything=True)
 
     def _pass(self, dispatch: Dispatch) -> float:
         """Acknowledge completed timeouts, take due ones and submit them; return how many seconds to wait."""
@@ -256,16 +256,16 @@ class Worker:
             logger.error(words, counted(stuck, "thread is", "threads are"), extra={"event": "too_many_stuck"})
             self.stop()
 
-    def _is_burst_over(self, progress: int) -> bool:
+    def _is_burst_over(self, worked_on: int) -> bool:
         """Return whether no row is due whose policy is declared here and not stopped.
 
         Due timeouts that cannot be fired now, because others lock their object or fire them, are waited for as long
         as there is progress, and for some seconds more. Raises the database's errors.
         """
         now = time.monotonic()
-        if progress != self._progress:
-            self._progress, self._progress_at = progress, now
-        if now - self._progress_at > BURST_IDLE_SECONDS:
+        if worked_on != self._progress[0]:
+            self._progress = worked_on, now
+        if now - self._progress[1] > BURST_IDLE_SECONDS:
             return True
         labels = {label for policy in get_policies() for label in policy.labels}
         labels -= set(stop_cache.confirmed(self.using).all_labels())
