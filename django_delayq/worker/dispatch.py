@@ -22,8 +22,7 @@ from django_delayq.firing.report import suits_use_tz
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
-from django_delayq.worker.sources import Batch
-from django_delayq.worker.sources.ledger import SlotQueue
+from django_delayq.worker.sources.ledger import Batch, SlotQueue
 from django_delayq.worker.sources.redis import AHEAD_MS
 
 if TYPE_CHECKING:
@@ -228,8 +227,7 @@ class Dispatch:
         if refused:
             self._refused("it answered so")
             self._retry(refused, self.refused_for)
-        if lost:
-            self._lose(lost)
+        self._lose(lost)
         if done or again:
             if not self.refused_for:
                 self._refusals.succeeded()
@@ -252,13 +250,12 @@ class Dispatch:
         if getattr(self._executor, "keeps_leases", False):
             return 0
         before = time.monotonic() - get_settings().lease.total_seconds()
-        expired = [id for id, each in self._in_flight.items() if each.at <= before]
-        if expired:
-            self._lose(expired)
-        return len(expired)
+        return self._lose([id for id, each in self._in_flight.items() if each.at <= before])
 
-    def _lose(self, ids: Sequence[int]) -> None:
-        """Have `ids`, which may still be running, delivered again when their lease would have ended."""
+    def _lose(self, ids: Sequence[int]) -> int:
+        """Have `ids`, which may still run, delivered again when their lease would have ended; return how many."""
+        if not ids:
+            return 0
         logger.warning(
             "The executor %s did not report the outcome of %s: submitted again after a lease",
             self._executor_name,
@@ -271,6 +268,7 @@ class Dispatch:
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
             self._retry([id], self._in_flight[id].at + lease - time.monotonic())
+        return len(ids)
 
     def _retry(self, ids: Sequence[int], seconds: float) -> None:
         """Have those of `ids` that are in flight delivered again after some seconds. This delivery is not counted.

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import heappop, heappush
 from math import inf
@@ -26,7 +26,6 @@ from django_delayq.ledger.claiming import TURN_SECONDS, Slot
 from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources import Batch, Source
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -40,12 +39,26 @@ PREPARATION_SECONDS: Final = 0.02
 """What a worker needs from the end of a claim until its threads can begin, on a machine that is not busy."""
 
 
-class LedgerSource(Source):
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Timeouts that a source has leased or claimed for this worker.
+
+    `deliveries`: how often each id was delivered. `wait_seconds`: how long to wait before the next `take`.
+    `is_part`: more timeouts are due than there was room for. `slots`: when those of policies with a rate may begin.
+    """
+
+    deliveries: Mapping[int, int] = field(default_factory=dict)
+    wait_seconds: float = 0.0
+    is_part: bool = False
+    slots: Mapping[int, Slot] = field(default_factory=dict)
+
+
+class LedgerSource:
     """A source of due timeouts that needs only the ledger. Raises the database's errors."""
 
     def __init__(self, using: str, queues: Sequence[str] | None, skew: ClockSkew) -> None:
         self._using = using
-        self._queues = queues
+        self.queues = queues
         self._skew = skew
         self._lock = threading.Lock()
         self._poll_at = 0.0
@@ -65,9 +78,9 @@ class LedgerSource(Source):
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
         paced = [label for policy in registry if policy.rate for label in policy.labels]
         without = [*firing_state.unknown.labels(), *paced]
-        if not claiming.is_any_claimable(self._using, self._queues, without):
+        if not claiming.is_any_claimable(self._using, self.queues, without):
             return Batch(wait_seconds=POLL_SECONDS)
-        claims = self._note(claiming.claim(self._using, self._queues, room, get_settings().lease, without))
+        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease, without))
         if len(claims) < room:
             return Batch(claims, POLL_SECONDS)
         self._poll_at = 0.0
@@ -75,17 +88,17 @@ class LedgerSource(Source):
 
     def labels_with_due(self, labels: Sequence[str]) -> list[str]:
         """Return those of `labels` whose policies have rows that are due and not claimed."""
-        return claiming.labels_with_claimable(self._using, self._queues, labels)
+        return claiming.labels_with_claimable(self._using, self.queues, labels)
 
     def take_of(self, limits: Mapping[str, int]) -> Mapping[int, int]:
         """Claim at most so many due rows of each label; return their deliveries."""
-        return self._note(claiming.claim_each(self._using, self._queues, limits, get_settings().lease))
+        return self._note(claiming.claim_each(self._using, self.queues, limits, get_settings().lease))
 
     def take_in_slots(self, policy: TimeoutPolicy[Any], limit: int, preparation: float) -> claiming.Granted | None:
         """Claim due rows of a policy with a rate: see `claiming.claim_in_slots`."""
         lease = get_settings().lease
         granted = claiming.claim_in_slots(
-            policy, self._using, self._queues, limit=limit, seconds=lease, preparation=preparation
+            policy, self._using, self.queues, limit=limit, seconds=lease, preparation=preparation
         )
         if granted is not None:
             self._note(granted.claimed)

@@ -14,14 +14,12 @@ from typing import Final
 
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.engine.engine import DelayQueue, Engine
-from django_delayq.engine.records import Lease
+from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources import Batch, Source
-from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
+from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -53,7 +51,7 @@ class _Leased:
     again: dict[int, datetime] = field(default_factory=dict)
 
 
-class RedisSource(Source):
+class RedisSource:
     """The source of due timeouts that Redis is; without an engine it has none. Raises EngineError."""
 
     def __init__(self, engine: Engine | None, queues: Iterable[str], skew: ClockSkew) -> None:
@@ -205,7 +203,7 @@ class Sources:
         self._health = health
         self.redis = RedisSource(health.engine, queues, skew)
         self.ledger = LedgerSource(using, only, skew)
-        self._fairness = Fairness(self.ledger, only)
+        self._fairness = Fairness(self.ledger)
         self.paced = PacedSource(self.ledger)
         self._must_poll = False
 
@@ -285,12 +283,11 @@ class Fairness:
     policies are underserved: they have due timeouts, but few of them in this worker. It claims some of these, the
     longest due first. Redis is not informed: an entry that is still there is found settled when its turn comes.
 
-    `only` names the queues (None: all). For the worker's own thread.
+    For the worker's own thread.
     """
 
-    def __init__(self, ledger: LedgerSource, only: Sequence[str] | None) -> None:
+    def __init__(self, ledger: LedgerSource) -> None:
         self._ledger = ledger
-        self._only = only
         self._check_at = math.inf
         self._pause = FIRST_CHECK_SECONDS
         self._turn = 0
@@ -333,8 +330,8 @@ class Fairness:
 
     def _labels(self) -> Sequence[tuple[str, str]]:
         """Return pairs of a served policy and one of its labels, in turns at most as many as one query may ask for."""
-        served = [policy for policy in registry if self._only is None or policy.queue in self._only]
-        served = [policy for policy in served if policy.rate is None]
+        only = self._ledger.queues
+        served = [policy for policy in registry if policy.rate is None and (only is None or policy.queue in only)]
         pairs = [(policy.label, label) for policy in served for label in policy.labels]
         self._turn = (self._turn + MAX_LABELS) % max(1, len(pairs)) if len(pairs) > MAX_LABELS else 0
         return (pairs[self._turn :] + pairs[: self._turn])[:MAX_LABELS]

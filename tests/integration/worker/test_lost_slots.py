@@ -21,8 +21,7 @@ from django_delayq.worker import Worker
 from django_delayq.worker import dispatch as dispatch_module
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources import Batch
-from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
+from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
 from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, due_orders
