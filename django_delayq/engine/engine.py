@@ -5,32 +5,94 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 from zlib import crc32
 
-from django_delayq.engine.records import (
-    MAX_AHEAD_MS,
-    MAX_BATCH,
-    MAX_LEASE_MS,
-    MAX_PEEK,
-    NO_LEASE,
-    SLICES,
-    Change,
-    Entry,
-    Lease,
-    QueueStats,
-    Reserved,
-    checked_id,
-    checked_lease_ms,
-    checked_pair,
-    counter_key,
-    installation_key,
-    queue_keys,
-)
+from django_delayq.engine.records import MAX_DUE_MS, MAX_ID, SLICES, Change, counter_key, installation_key, queue_keys
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError, EngineFull
+
+MAX_BATCH: Final = 1000
+"""Members that one script may change: 100,000 would block every client of the server for most of a second."""
+MAX_PEEK: Final = 500
+MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
+"""`ensure` overrides a lease that ends later: it is a forgery, or the clock was set back."""
+NO_LEASE: Final = 2**52
+"""The token of a lease that ended in 1970, which no worker has."""
+MAX_AHEAD_MS: Final = 1000
+DUE_UNIT: Final = 1024
+"""The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""
+
+
+class Entry(NamedTuple):
+    """One leased id, and how many of its deliveries have no result, this one included (1 to 15).
+
+    2 or more: a process has died, or lost its lease, while it held the entry.
+    """
+
+    id: int
+    deliveries: int
+
+
+class Lease(NamedTuple):
+    """The right to acknowledge, release and extend what one `reserve` returned. Opaque outside the engine."""
+
+    token: int
+
+
+class Reserved(NamedTuple):
+    """The answer of one `reserve`.
+
+    `next_due_ms` is when the queue next has work (a due time, or the expiry of a lease), at or before `now_ms` if
+    more is due already, and None if the queue is empty. Both times are the server's, so their difference is the
+    time to wait, whatever the clock of the worker. `lease` is None if and only if `entries` is empty.
+    """
+
+    lease: Lease | None
+    entries: tuple[Entry, ...]
+    next_due_ms: int | None
+    now_ms: int
+    discarded: int
+
+
+class QueueStats(NamedTuple):
+    """Counts of entries. `due`: those that `reserve` would return now. `leased`: those with a valid lease."""
+
+    total: int
+    leased: int
+    due: int
+    next_due_ms: int | None
+    now_ms: int
+
+
+def checked_id(id: int) -> str:
+    """Return the id as a member in Redis. Raises ValueError outside [1, 2**63), TypeError for other types than int."""
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise TypeError(f"an entry's id is an int, not {id!r}")
+    if not 0 < id <= MAX_ID:
+        raise ValueError(f"an entry's id is in [1, 2**63), not {id}")
+    return str(id)
+
+
+def checked_pair(id: int, due_ms: int) -> tuple[int, str]:
+    """Return score and member of a pending entry.
+
+    Raises ValueError outside [0, 2**42) ms, TypeError for other types than int.
+    """
+    if not isinstance(due_ms, int) or isinstance(due_ms, bool):
+        raise TypeError(f"a due time is an int of milliseconds since 1970, rounded up by the caller, not {due_ms!r}")
+    if not 0 <= due_ms <= MAX_DUE_MS:
+        raise ValueError(f"a due time is in [0, 2**42) milliseconds since 1970, not {due_ms}")
+    return due_ms * DUE_UNIT, checked_id(id)
+
+
+def checked_lease_ms(lease_ms: int) -> int:
+    """Return the lease time. Raises ValueError outside [1 ms, 24 h]."""
+    if not 1 <= lease_ms <= MAX_LEASE_MS:
+        raise ValueError(f"a lease lasts from 1 ms to 24 hours, not {lease_ms} ms")
+    return int(lease_ms)
 
 
 class DelayQueue:

@@ -15,8 +15,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import django_delayq
-from django_delayq.engine.engine import DelayQueue, Engine
-from django_delayq.engine.records import Change, Entry
+from django_delayq.engine.engine import DelayQueue, Engine, Entry
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.redis_process import RedisProcess, binaries
 from tools.servers import free_port
@@ -156,8 +156,8 @@ def test_the_engine_needs_no_django() -> None:
                 if name.split(".")[0] == "django":
                     raise ImportError("no Django here")
         sys.meta_path.insert(0, NoDjango())
-        from django_delayq.engine.engine import DelayQueue, Engine
-        from django_delayq.engine.records import Change, Entry, Lease, QueueStats, Reserved
+        from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease, QueueStats, Reserved
+        from django_delayq.engine.records import Change
         from django_delayq.engine.wakeup import Wakeup
         from django_delayq.engine.scripts import read_texts
         assert read_texts()

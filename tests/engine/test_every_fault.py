@@ -13,8 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine.engine import Engine
-from django_delayq.engine.records import Change, Entry, Lease
+from django_delayq.engine.engine import Engine, Entry, Lease
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import digest_and_keys, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy

@@ -10,8 +10,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine.engine import DelayQueue, Engine
-from django_delayq.engine.records import Change, Entry, Lease
+from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.fault_proxy import FaultProxy

@@ -7,8 +7,8 @@ import logging
 import pytest
 import redis
 
-from django_delayq.engine.engine import DelayQueue, Engine
-from django_delayq.engine.records import Change, Entry
+from django_delayq.engine.engine import DelayQueue, Engine, Entry
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineError
 from tests.engine.virtual import VirtualQueue

@@ -14,8 +14,8 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_delayq.engine.engine import DelayQueue, Engine
-from django_delayq.engine.records import Change, Entry, Lease
+from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import Client
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
