@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 from zlib import crc32
 
-from django_delayq.engine.records import MAX_DUE_MS, MAX_ID, SLICES, Change, counter_key, installation_key, queue_keys
+from django_delayq.engine.records import MAX_DUE_MS, MAX_ID, SLICES, Change, QueueKeys, counter_key, installation_key
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError, EngineFull
@@ -106,19 +106,10 @@ class DelayQueue:
     Every method raises EngineUnavailable or EngineError, and may be repeated.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        prefix: str = "delayq",
-        queue: str = "default",
-        shard: int = 0,
-        shards: int = 1,
-        caller: Caller | None = None,
-    ) -> None:
-        self.name = queue
-        self.keys = queue_keys(prefix, queue, shard, shards)
-        self._caller = caller or Caller(client)
+    def __init__(self, caller: Caller, name: str, keys: QueueKeys) -> None:
+        self.name = name
+        self.keys = keys
+        self._caller = caller
 
     def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
         """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
@@ -256,8 +247,8 @@ class Engine:
         """Return a shard of a queue, always the same object. Raises ValueError unless 0 <= shard < shards."""
         found = self._queues.get((name, shard))
         if found is None:
-            place: dict[str, Any] = {"prefix": self.prefix, "queue": name, "shard": shard, "shards": self.shards}
-            found = self._queues.setdefault((name, shard), DelayQueue(self.client, **place, caller=self.caller))
+            keys = QueueKeys.of(self.prefix, name, shard, self.shards)
+            found = self._queues.setdefault((name, shard), DelayQueue(self.caller, name, keys))
         return found
 
     def queues(self, names: Iterable[str]) -> list[DelayQueue]:

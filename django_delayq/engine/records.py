@@ -25,22 +25,22 @@ class QueueKeys(NamedTuple):
     counter: str
     wake: str
 
+    @classmethod
+    def of(cls, prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
+        """Return the keys of one shard of a queue. Raises ValueError unless 0 <= shard < shards.
+
+        Prefix and queue name are any strings. Characters of a hash tag are quoted reversibly, so that two names never
+        share a key.
+        """
+        if not 0 <= shard < shards:
+            raise ValueError(f"shard {shard} is not one of {shards}")
+        tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
+        base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
+        return cls(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
+
     def aside(self, ms: int) -> tuple[str, str, str, str]:
         """Return both keys, and the names to rename foreign keys to; `ms` is only a label."""
         return (self.entries, self.counter, f"{self.entries}:foreign:{ms}", f"{self.counter}:foreign:{ms}")
-
-
-def queue_keys(prefix: str, queue: str, shard: int, shards: int) -> QueueKeys:
-    """Return the keys of one shard of a queue. Raises ValueError unless 0 <= shard < shards.
-
-    Prefix and queue name are any strings. Characters of a hash tag are quoted reversibly, so that two names never
-    share a key.
-    """
-    if not 0 <= shard < shards:
-        raise ValueError(f"shard {shard} is not one of {shards}")
-    tag = _shard_tag(_quoted(queue, safe=""), shard, shards)
-    base = f"{_quoted(prefix, safe=':')}:{{{tag}}}"
-    return QueueKeys(entries=f"{base}:z", counter=f"{base}:n", wake=f"{base}:w")
 
 
 def counter_key(prefix: str, name: str) -> str:

@@ -15,7 +15,7 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from django_delayq.engine.engine import DelayQueue
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve
@@ -176,6 +176,6 @@ def test_a_command_that_does_not_begin_with_a_removal_is_caught(client: redis.Re
     texts = mutated(f"{name}.lua", "redis.call('ZREM', KEYS[1], '')", "0" if name == "reserve" else "local _ = 0")
     try:
         with pytest.raises(EngineUnavailable):
-            test_faults.drain_at_full_memory(client, DelayQueue(client, caller=Caller(client, texts)))
+            test_faults.drain_at_full_memory(client, Engine(client, caller=Caller(client, texts)).queue("default", 0))
     finally:
         client.config_set("maxmemory", 0)

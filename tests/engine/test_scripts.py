@@ -8,13 +8,13 @@ from importlib.resources import files
 import pytest
 import redis
 
-from django_delayq.engine.records import queue_keys
+from django_delayq.engine.records import QueueKeys
 from django_delayq.engine.scripts import Call, Caller, digest_and_keys, read_texts
 
 FOLDER = files("django_delayq.engine") / "lua"
 TEXTS = read_texts()
 COMMANDS = sorted(TEXTS)
-KEYS = queue_keys("delayq", "default", 0, 1)
+KEYS = QueueKeys.of("delayq", "default", 0, 1)
 
 
 def raw(name: str) -> str:
@@ -87,7 +87,7 @@ def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Re
 
 def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.Redis) -> None:
     client.set(KEYS.entries, "mine")
-    other = queue_keys("delayq", "other", 0, 1)
+    other = QueueKeys.of("delayq", "other", 0, 1)
     replies = Caller(client).run([Call("remove", other, ("1",)), Call("remove", KEYS, ("1",))])
     assert replies[0] == 0
     assert isinstance(replies[1], redis.ResponseError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_delayq.engine.engine import DelayQueue
+from django_delayq.engine.engine import DelayQueue, Engine
 from django_delayq.engine.scripts import Caller, read_texts
 
 START_MS = 1_700_000_000_000
@@ -39,7 +39,7 @@ class VirtualQueue:
 
     def through(self, client: Any) -> DelayQueue:
         """Return the same queue and clock with another client."""
-        return DelayQueue(client, queue=self._name, caller=Caller(client, self._texts))
+        return Engine(client, caller=Caller(client, self._texts)).queue(self._name, 0)
 
     def set_clock(self, ms: int) -> None:
         """Set the clock to `ms`, and to the most microseconds within that millisecond."""
