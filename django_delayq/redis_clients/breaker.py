@@ -63,9 +63,8 @@ class Breaker:
     out of memory fails and works in turns. Thread-safe.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, limit_seconds: float = LIMIT_SECONDS) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
         self._backoff = Backoff(
             FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jitter=0, steady_seconds=LONGEST_PAUSE_SECONDS, monotonic=clock
@@ -84,7 +83,7 @@ class Breaker:
     def call(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, or raise its exception, which opens the breaker.
 
-        Raises EngineUnavailable after `limit_seconds`, and immediately while the breaker is open.
+        Raises EngineUnavailable after `LIMIT_SECONDS`, and immediately while the breaker is open.
         """
         with self._lock:
             is_refused = self.is_open
@@ -110,10 +109,10 @@ class Breaker:
 
     def _within_limit(self, work: Callable[[], T]) -> T:
         future = call_in_thread(work)
-        wait([future], self._limit_seconds)
+        wait([future], LIMIT_SECONDS)
         if not future.done():
             future.add_done_callback(self._answered_late)
-            raise EngineUnavailable(f"Redis is not available: no answer for {self._limit_seconds:g} seconds")
+            raise EngineUnavailable(f"Redis is not available: no answer for {LIMIT_SECONDS:g} seconds")
         return future.result()
 
     def _answered_late(self, future: Future[Any]) -> None:

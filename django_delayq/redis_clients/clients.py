@@ -282,8 +282,7 @@ def _options(url: str) -> dict[str, Any]:
         options: dict[str, Any] = parse_redis_url(url)  # type: ignore[no-untyped-call]
     except ValueError:
         # Not "from error": its message may contain a part of the URL, such as the password.
-        what = "cannot be read (special characters in user or password must be quoted: @ is %40)"
-        raise _wrong(what) from None
+        raise _wrong("cannot be read (special characters in user or password must be quoted: @ is %40)") from None
     options.pop("max_connections", None)  # an option of pools, not of connections
     return options
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from math import inf
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import counted
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
+T = TypeVar("T")
 
 RETRY_SECONDS: Final = 1.0
 MAX_LOST: Final = 10_000
@@ -287,17 +289,7 @@ class Dispatch:
         before = time.monotonic() - after_seconds if after_seconds else inf
         if not any(each.at <= before for each in self._in_flight.values()):
             return 0
-        withdrawn: list[Work] = []
-        try:
-            withdrawn += self._executor.withdraw()
-        except Exception as error:
-            logger.warning(
-                "The executor %s failed in withdraw(): %s",
-                self._executor_name,
-                message_of(error),
-                exc_info=shown(error),
-                extra={"event": "executor_failed"},
-            )
+        withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []
         if not after_seconds:
             withdrawn += [work for queue in self._queues() for work in queue.clear()]
         released = 0
@@ -310,6 +302,19 @@ class Dispatch:
                 self._retry(held, 0)
                 released += len(held)
         return released
+
+    def close(self, *, wait: bool) -> None:
+        """Close the executor, which must not keep the worker from ending."""
+        self._try("close", partial(self._executor.close, wait=wait))
+
+    def _try(self, name: str, call: Callable[[], T]) -> T | None:
+        """Return the result of a method of the executor, a class of the project; after an error log it."""
+        try:
+            return call()
+        except Exception as error:
+            words, facts = "The executor %s failed in %s(): %s", {"event": "executor_failed"}
+            logger.warning(words, self._executor_name, name, message_of(error), exc_info=shown(error), extra=facts)
+            return None
 
     def abandon(self) -> int:
         """Leave running timeouts to other workers; return how many. For a process that is about to end."""

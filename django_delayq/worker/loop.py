@@ -22,7 +22,7 @@ from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError
-from django_delayq.executors import Executor, make_executor
+from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
@@ -148,8 +148,7 @@ class Worker:
         if open_connection(self.using) and pool_limit(self.using) is None:
             with suppress(DatabaseError):
                 self._limit_concurrency(server_limit(self.using))
-        executor = make_executor(self.using, self.concurrency, self.only)
-        dispatch = Dispatch(self, executor)
+        dispatch = Dispatch(self, make_executor(self.using, self.concurrency, self.only))
         background = Background(self)
         threads = background.threads(dispatch)
         try:
@@ -165,7 +164,7 @@ class Worker:
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                     self.sources.redis.check_now()
         finally:
-            self._end(dispatch, executor, threads)
+            self._end(dispatch, threads)
 
     def _is_admitted(self) -> bool:
         """Wait until the ledger has its tables and is this installation's; return False if stopped first.
@@ -286,7 +285,7 @@ class Worker:
             check_connections()
         return None
 
-    def _end(self, dispatch: Dispatch, executor: Executor, threads: Sequence[PeriodicThread]) -> None:
+    def _end(self, dispatch: Dispatch, threads: Sequence[PeriodicThread]) -> None:
         """Stop: release what others can fire, wait for running handlers, then close everything else.
 
         The leases are extended until the last handler has ended, so that no other worker fires its timeouts.
@@ -308,10 +307,7 @@ class Worker:
         keeper.stop()
         self.abandoned = dispatch.abandon()
         self._try(self.sources.flush)
-        try:
-            executor.close(wait=not self._hard)
-        except Exception as error:  # noqa: BLE001 - a class of the project, which must not keep the worker from ending
-            logger.warning("The executor could not be closed: %s", error, extra={"event": "executor_failed"})
+        dispatch.close(wait=not self._hard)
         self._wakeup.close()
         for thread in threads:
             if thread.is_alive():

@@ -150,9 +150,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Note the processes that have ended, and when each is started again."""
-        for process in self._processes:
-            if not process.pid:
-                continue
+        for process in [each for each in self._processes if each.pid]:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
             if not pid:
                 continue
