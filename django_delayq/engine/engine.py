@@ -4,33 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import chain
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
+from zlib import crc32
 
-from django_delayq.engine.records import (
-    MAX_AHEAD_MS,
-    MAX_BATCH,
-    MAX_LEASE_MS,
-    MAX_PEEK,
-    NO_LEASE,
-    SLICES,
-    Change,
-    Entry,
-    Lease,
-    QueueStats,
-    Reserved,
-    batches,
-    checked_id,
-    checked_lease_ms,
-    checked_pair,
-    counter_keys,
-    installation_key,
-    queue_keys,
-    shard_of,
-)
+from django_delayq.engine.records import MAX_DUE_MS, MAX_ID, SLICES, Change, QueueKeys, counter_key, installation_key
 from django_delayq.engine.scripts import Call, Caller, Client, translated
 from django_delayq.engine.wakeup import Wakeup
 from django_delayq.exceptions import EngineError, EngineFull
+
+MAX_BATCH: Final = 1000
+"""Members that one script may change: 100,000 would block every client of the server for most of a second."""
+MAX_PEEK: Final = 500
+MAX_LEASE_MS: Final = 24 * 60 * 60 * 1000
+"""`ensure` overrides a lease that ends later: it is a forgery, or the clock was set back."""
+NO_LEASE: Final = 2**52
+"""The token of a lease that ended in 1970, which no worker has."""
+MAX_AHEAD_MS: Final = 1000
+DUE_UNIT: Final = 1024
+"""The value of one millisecond in a score (`lua/include/score.lua` describes the layout)."""
+
+
+class Entry(NamedTuple):
+    """One leased id, and how many of its deliveries have no result, this one included (1 to 15).
+
+    2 or more: a process has died, or lost its lease, while it held the entry.
+    """
+
+    id: int
+    deliveries: int
+
+
+class Lease(NamedTuple):
+    """The right to acknowledge, release and extend what one `reserve` returned. Opaque outside the engine."""
+
+    token: int
+
+
+class Reserved(NamedTuple):
+    """The answer of one `reserve`.
+
+    `next_due_ms` is when the queue next has work (a due time, or the expiry of a lease), at or before `now_ms` if
+    more is due already, and None if the queue is empty. Both times are the server's, so their difference is the
+    time to wait, whatever the clock of the worker. `lease` is None if and only if `entries` is empty.
+    """
+
+    lease: Lease | None
+    entries: tuple[Entry, ...]
+    next_due_ms: int | None
+    now_ms: int
+    discarded: int
+
+
+class QueueStats(NamedTuple):
+    """Counts of entries. `due`: those that `reserve` would return now. `leased`: those with a valid lease."""
+
+    total: int
+    leased: int
+    due: int
+    next_due_ms: int | None
+    now_ms: int
+
+
+def checked_id(id: int) -> str:
+    """Return the id as a member in Redis. Raises ValueError outside [1, 2**63), TypeError for other types than int."""
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise TypeError(f"an entry's id is an int, not {id!r}")
+    if not 0 < id <= MAX_ID:
+        raise ValueError(f"an entry's id is in [1, 2**63), not {id}")
+    return str(id)
+
+
+def checked_pair(id: int, due_ms: int) -> tuple[int, str]:
+    """Return score and member of a pending entry.
+
+    Raises ValueError outside [0, 2**42) ms, TypeError for other types than int.
+    """
+    if not isinstance(due_ms, int) or isinstance(due_ms, bool):
+        raise TypeError(f"a due time is an int of milliseconds since 1970, rounded up by the caller, not {due_ms!r}")
+    if not 0 <= due_ms <= MAX_DUE_MS:
+        raise ValueError(f"a due time is in [0, 2**42) milliseconds since 1970, not {due_ms}")
+    return due_ms * DUE_UNIT, checked_id(id)
+
+
+def checked_lease_ms(lease_ms: int) -> int:
+    """Return the lease time. Raises ValueError outside [1 ms, 24 h]."""
+    if not 1 <= lease_ms <= MAX_LEASE_MS:
+        raise ValueError(f"a lease lasts from 1 ms to 24 hours, not {lease_ms} ms")
+    return int(lease_ms)
 
 
 class DelayQueue:
@@ -44,19 +106,10 @@ class DelayQueue:
     Every method raises EngineUnavailable or EngineError, and may be repeated.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        prefix: str = "delayq",
-        queue: str = "default",
-        shard: int = 0,
-        shards: int = 1,
-        caller: Caller | None = None,
-    ) -> None:
-        self.name = queue
-        self.keys = queue_keys(prefix, queue, shard, shards)
-        self._caller = caller or Caller(client)
+    def __init__(self, caller: Caller, name: str, keys: QueueKeys) -> None:
+        self.name = name
+        self.keys = keys
+        self._caller = caller
 
     def ensure(self, entries: Iterable[tuple[int, int]]) -> int:
         """Add each (id, due ms), or move a pending entry forward; return how many were added or moved.
@@ -98,7 +151,7 @@ class DelayQueue:
         return Reserved(
             lease=Lease(token) if ids else None,
             entries=tuple(Entry(int(id), count) for id, count in zip(ids, deliveries, strict=True)),
-            next_due_ms=_time_or_none(next_ms),
+            next_due_ms=next_ms if next_ms >= 0 else None,
             now_ms=now_ms,
             discarded=discarded,
         )
@@ -110,18 +163,14 @@ class DelayQueue:
         """
         if ids is None:
             return int(self._one("acknowledge_all", (lease.token,)))
-        members = [checked_id(id) for id in ids]
-        return self._count([Call("acknowledge", self.keys, (lease.token, *batch)) for batch in batches(members)])
+        return self._count(self.calls("acknowledge", ids, lease))
 
     def release(self, lease: Lease, entries: Iterable[tuple[int, int]]) -> int:
         """Make each (id, due ms) that this lease still holds pending again; return how many.
 
         The delivery is not counted.
         """
-        pairs = [checked_pair(id, due_ms) for id, due_ms in entries]
-        return self._count(
-            [Call("release", self.keys, (self.keys.wake, lease.token, *_flat(batch))) for batch in batches(pairs)]
-        )
+        return self._count(self.calls("release", entries, lease))
 
     def extend(self, lease: Lease, lease_ms: int) -> tuple[Lease, int]:
         """Move the entries of this lease to a new one that ends `lease_ms` from now.
@@ -143,7 +192,7 @@ class DelayQueue:
     def stats(self) -> QueueStats:
         """Return counts of entries, at a cost that does not depend on them."""
         total, leased, due, next_ms, now_ms = self._one("stats")
-        return QueueStats(total, leased, due, _time_or_none(next_ms), now_ms)
+        return QueueStats(total, leased, due, next_ms if next_ms >= 0 else None, now_ms)
 
     def peek(self, limit: int = 100) -> list[tuple[int, int]]:
         """Return the first `limit` (at most 500) entries as (id, due ms or lease expiry), by time."""
@@ -154,27 +203,25 @@ class DelayQueue:
         shown = [(int(id), int(ms)) for id, ms in zip(flat[::2], flat[1::2], strict=True)]
         return sorted(shown, key=lambda pair: pair[1])[:limit]
 
-    def calls(self, command: str, items: Iterable[Any]) -> list[Call]:
-        """Return the commands of `ensure`, `reschedule` or `remove`, for a round trip over several queues."""
-        if command == "remove":
-            return [Call(command, self.keys, batch) for batch in batches(map(checked_id, items))]
-        head = (self.keys.wake, MAX_LEASE_MS) if command == "ensure" else (self.keys.wake,)
-        pairs = [checked_pair(*pair) for pair in items]
-        return [Call(command, self.keys, (*head, *_flat(batch))) for batch in batches(pairs)]
+    def calls(self, command: str, items: Iterable[Any], lease: Lease | None = None) -> list[Call]:
+        """Return the calls of a command on ids, or on pairs of id and due ms, for a round trip over several queues."""
+        has_pairs = command in ("ensure", "reschedule", "release")
+        words: list[tuple[int | str, ...]] = [
+            checked_pair(*item) if has_pairs else (checked_id(item),) for item in items
+        ]
+        head: list[int | str] = [self.keys.wake] if has_pairs else []
+        if command == "ensure":
+            head.append(MAX_LEASE_MS)
+        if lease is not None:
+            head.append(lease.token)
+        batches = (words[start : start + MAX_BATCH] for start in range(0, len(words), MAX_BATCH))
+        return [Call(command, self.keys, (*head, *chain.from_iterable(batch))) for batch in batches]
 
     def _one(self, command: str, args: tuple[int, ...] = ()) -> Any:
         return self._caller.send([Call(command, self.keys, args)])[0]
 
     def _count(self, calls: list[Call]) -> int:
         return sum(self._caller.send(calls))
-
-
-def _flat(pairs: Iterable[tuple[int, str]]) -> list[int | str]:
-    return [word for pair in pairs for word in pair]
-
-
-def _time_or_none(ms: int) -> int | None:
-    return None if ms < 0 else ms
 
 
 class Engine:
@@ -184,13 +231,15 @@ class Engine:
     until the sweep has added them again.
     """
 
-    def __init__(self, client: Client, *, prefix: str = "delayq", shards: int = 1) -> None:
+    def __init__(
+        self, client: Client, *, prefix: str = "delayq", shards: int = 1, caller: Caller | None = None
+    ) -> None:
         if shards < 1:
             raise ValueError(f"an engine has 1 shard or more, not {shards}")
         self.client = client
         self.prefix = prefix
         self.shards = shards
-        self._caller = Caller(client)
+        self.caller = caller or Caller(client)
         self._queues: dict[tuple[str, int], DelayQueue] = {}
         self._wakeups: WeakSet[Wakeup] = WeakSet()
 
@@ -198,12 +247,17 @@ class Engine:
         """Return a shard of a queue, always the same object. Raises ValueError unless 0 <= shard < shards."""
         found = self._queues.get((name, shard))
         if found is None:
-            place: dict[str, Any] = {"prefix": self.prefix, "queue": name, "shard": shard, "shards": self.shards}
-            found = self._queues.setdefault((name, shard), DelayQueue(self.client, **place, caller=self._caller))
+            keys = QueueKeys.of(self.prefix, name, shard, self.shards)
+            found = self._queues.setdefault((name, shard), DelayQueue(self.caller, name, keys))
         return found
 
+    def queues(self, names: Iterable[str]) -> list[DelayQueue]:
+        """Return every shard of these queues."""
+        return [self.queue(name, shard) for name in names for shard in range(self.shards)]
+
     def shard_of(self, id: int) -> int:
-        return shard_of(id, self.shards)
+        """Return the shard of an id. It depends only on the number of shards."""
+        return crc32(b"%d" % id) % self.shards if self.shards > 1 else 0
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Make all changes, in their order for each id, in one round trip over all queues and shards.
@@ -214,7 +268,7 @@ class Engine:
         runs: dict[tuple[str, int], list[tuple[str, list[Any]]]] = {}
         for name, row_id, due_ms, earlier_only in changes:
             kind = "remove" if due_ms is None else "ensure" if earlier_only else "reschedule"
-            of_queue = runs.setdefault((name, shard_of(row_id, self.shards)), [])
+            of_queue = runs.setdefault((name, self.shard_of(row_id)), [])
             if not of_queue or of_queue[-1][0] != kind:  # adjacent changes of one kind are one command
                 of_queue.append((kind, []))
             of_queue[-1][1].append(row_id if due_ms is None else (row_id, due_ms))
@@ -222,7 +276,7 @@ class Engine:
         for place, of_queue in runs.items():
             for kind, items in of_queue:
                 calls += self.queue(*place).calls(kind, items)
-        self._caller.send(calls)
+        self.caller.send(calls)
 
     def count(self, name: str, amount: int, slice_ms: int) -> int:
         """Add to the counter `name`, and return what it has counted in the present slice and the complete ones before.
@@ -230,15 +284,12 @@ class Engine:
         These are `SLICES` slices of `slice_ms` by the clock of the server. After as many without a call the counter
         expires. Raises EngineUnavailable or EngineError; the amount may then have been added.
         """
-        call = Call("count", counter_keys(self.prefix, name), (int(amount), int(slice_ms), SLICES))
-        return int(self._caller.send([call])[0])
+        call = Call("count", (counter_key(self.prefix, name),), (int(amount), int(slice_ms), SLICES))
+        return int(self.caller.send([call])[0])
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
         """Return a wakeup, not yet started, for every shard of these queues."""
-        channels = [
-            queue_keys(self.prefix, name, shard, self.shards).wake for name in queues for shard in range(self.shards)
-        ]
-        wakeup = Wakeup(self.client, channels)
+        wakeup = Wakeup(self.client, [queue.keys.wake for queue in self.queues(queues)])
         self._wakeups.add(wakeup)
         return wakeup
 

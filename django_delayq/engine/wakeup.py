@@ -116,12 +116,16 @@ class Wakeup:
         stop.close()
 
     def _read(self, connection: Any, stop: socket.socket) -> None:
+        """Read messages until `close`, which writes to the other end of `stop`."""
+        poll = select.poll()
+        poll.register(connection._sock, select.POLLIN)
+        poll.register(stop, select.POLLIN)
         asked = False
         while not self._closed.is_set():
             if connection.can_read(timeout=0):
                 asked = False
                 self._receive(connection.read_response(push_request=True))
-            elif _has_data(connection, stop):
+            elif poll.poll(PULSE_SECONDS * 1000):
                 continue
             elif asked:
                 raise ConnectionError("no answer to PING")
@@ -141,14 +145,6 @@ class Wakeup:
             self.wake()
         elif kind == "message":
             self.wake()
-
-
-def _has_data(connection: Any, stop: socket.socket) -> bool:
-    """Block until the server or `stop` sends something; return False after `PULSE_SECONDS`."""
-    poll = select.poll()
-    poll.register(connection._sock, select.POLLIN)
-    poll.register(stop, select.POLLIN)
-    return bool(poll.poll(PULSE_SECONDS * 1000))
 
 
 def _new_connection(client: Client) -> Any:

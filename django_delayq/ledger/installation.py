@@ -16,7 +16,7 @@ from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallati
 from django_delayq.models import Installation, PolicySync, WorkerSeen
 
 if TYPE_CHECKING:
-    from django_delayq.engine import Engine
+    from django_delayq.engine.engine import Engine
 
 logger = logging.getLogger("django_delayq.worker")
 ROW_ID: Final = 1

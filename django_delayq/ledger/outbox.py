@@ -21,8 +21,7 @@ from django.db import connections, transaction
 from django_delayq import clock
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.engine import Change
-from django_delayq.engine.records import MAX_DUE_MS
+from django_delayq.engine.records import MAX_DUE_MS, Change
 from django_delayq.exceptions import EngineError
 from django_delayq.models import Timeout
 from django_delayq.policies import registry

@@ -19,7 +19,7 @@ from django.db.models import F, QuerySet
 from django.utils.translation import gettext as _
 
 from django_delayq.clock import database_now, shifted
-from django_delayq.engine import Change
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import DelayqError, InvalidDelay
 from django_delayq.ledger import claiming, outbox, paging
 from django_delayq.ledger.controls import is_stop_in_force, lock_control, read_delay, stop_cache

@@ -17,17 +17,16 @@ from django.db import router
 from django_delayq.conf import get_settings
 
 if TYPE_CHECKING:
-    from django_delayq.engine import Engine
-    from django_delayq.redis_clients.breaker import ProducerEngine
+    from django_delayq.engine.engine import Engine
 
 logger = logging.getLogger("django_delayq.connections")
 
 _lock = threading.Lock()
-_shared: dict[str, ProducerEngine | None] = {}
+_shared: dict[str, Engine | None] = {}
 """The engines of this process's web requests, by the database of the ledger (None: this ledger does without Redis)."""
 
 
-def get_engine(using: str) -> ProducerEngine | None:
+def get_engine(using: str) -> Engine | None:
     """Return the engine for scheduling in database `using`: one per process, shared by its threads.
 
     None: there is no Redis, or this ledger has no prefix in it (see `_prefix_of`). The engines of several databases
@@ -46,16 +45,17 @@ def get_engine(using: str) -> ProducerEngine | None:
             return _shared[using]
 
 
-def _new_engine(using: str) -> ProducerEngine | None:
-    settings = get_settings()
-    if settings.redis is None or (prefix := _prefix_of(using)) is None:
+def _new_engine(using: str) -> Engine | None:
+    settings, prefix = get_settings(), _prefix_of(using)
+    if prefix is None:
         return None
-    from django_delayq.redis_clients.breaker import ProducerEngine
+    from django_delayq.engine.engine import Engine
+    from django_delayq.redis_clients.breaker import GuardedCaller
     from django_delayq.redis_clients.clients import PRODUCER, make_client
 
-    for other in filter(None, _shared.values()):
-        return ProducerEngine(other.client, prefix=prefix, shards=settings.shards, breaker=other.breaker)
-    return ProducerEngine(make_client(settings.redis, PRODUCER), prefix=prefix, shards=settings.shards)
+    other = next(filter(None, _shared.values()), None)
+    caller = other.caller if other else GuardedCaller(make_client(settings.redis, PRODUCER))
+    return Engine(caller.client, prefix=prefix, shards=settings.shards, caller=caller)
 
 
 def get_worker_engine(using: str) -> Engine | None:
@@ -64,22 +64,25 @@ def get_worker_engine(using: str) -> Engine | None:
     None as for `get_engine`. It is not shared, because closing an engine stops its wake-ups: two workers of one
     process would end each other. Opens no connection. Raises ConfigError as `get_engine`.
     """
-    settings = get_settings()
-    if settings.redis is None or (prefix := _prefix_of(using)) is None:
+    settings, prefix = get_settings(), _prefix_of(using)
+    if prefix is None:
         return None
-    from django_delayq.engine import Engine
+    from django_delayq.engine.engine import Engine
     from django_delayq.redis_clients.clients import WORKER, make_client
 
     return Engine(make_client(settings.redis, WORKER), prefix=prefix, shards=settings.shards)
 
 
 def _prefix_of(using: str) -> str | None:
-    """Return the prefix of the ledger in database `using`; if it has none, log a warning and return None.
+    """Return the prefix of the ledger in database `using`; None without Redis, and with a warning if it has none.
 
     A single prefix belongs to the ledger that the routers choose. Another one must not use it, because the ids of two
     ledgers overlap: a worker would remove the entries of the other ledger as settled.
     """
-    prefix = get_settings().prefix
+    settings = get_settings()
+    if settings.redis is None:
+        return None
+    prefix = settings.prefix
     if isinstance(prefix, str):
         prefix = {router.db_for_write(apps.get_model("django_delayq", "Timeout")): prefix}
     if using not in prefix:

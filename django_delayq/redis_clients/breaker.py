@@ -1,4 +1,4 @@
-"""The engine of web processes, and its circuit breaker: after a failure no call waits for Redis for a while."""
+"""The circuit breaker of web processes: after a failure no call waits for Redis for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.engine import Engine
 from django_delayq.engine.scripts import Call, Caller, Client
 from django_delayq.exceptions import EngineError, EngineUnavailable
 
@@ -64,9 +63,8 @@ class Breaker:
     out of memory fails and works in turns. Thread-safe.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, limit_seconds: float = LIMIT_SECONDS) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
         self._backoff = Backoff(
             FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, jitter=0, steady_seconds=LONGEST_PAUSE_SECONDS, monotonic=clock
@@ -85,7 +83,7 @@ class Breaker:
     def call(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, or raise its exception, which opens the breaker.
 
-        Raises EngineUnavailable after `limit_seconds`, and immediately while the breaker is open.
+        Raises EngineUnavailable after `LIMIT_SECONDS`, and immediately while the breaker is open.
         """
         with self._lock:
             is_refused = self.is_open
@@ -111,10 +109,10 @@ class Breaker:
 
     def _within_limit(self, work: Callable[[], T]) -> T:
         future = call_in_thread(work)
-        wait([future], self._limit_seconds)
+        wait([future], LIMIT_SECONDS)
         if not future.done():
             future.add_done_callback(self._answered_late)
-            raise EngineUnavailable(f"Redis is not available: no answer for {self._limit_seconds:g} seconds")
+            raise EngineUnavailable(f"Redis is not available: no answer for {LIMIT_SECONDS:g} seconds")
         return future.result()
 
     def _answered_late(self, future: Future[Any]) -> None:
@@ -163,22 +161,15 @@ class Breaker:
             self._log.recovered("Redis is available again")
 
 
-class ProducerEngine(Engine):
-    """An engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
+class GuardedCaller(Caller):
+    """The caller of an engine whose calls fail at once, without calling Redis, while its circuit breaker is open.
 
-    `ping` always calls it.
+    Only `Engine.ping` and what calls the client itself are not guarded.
     """
 
-    def __init__(self, client: Client, *, prefix: str, shards: int, breaker: Breaker | None = None) -> None:
-        super().__init__(client, prefix=prefix, shards=shards)
-        self.breaker = breaker or Breaker()
-        self._caller = _GuardedCaller(client, self.breaker)
-
-
-class _GuardedCaller(Caller):
-    def __init__(self, client: Client, breaker: Breaker) -> None:
+    def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self._breaker = breaker
+        self.breaker = Breaker()
 
     def send(self, calls: Sequence[Call]) -> list[Any]:
-        return self._breaker.call(partial(super().send, calls))
+        return self.breaker.call(partial(super().send, calls))

@@ -16,12 +16,11 @@ contain a password.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from concurrent.futures import wait
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import redis
 from django.core.cache import caches
@@ -101,11 +100,11 @@ def evicting_policy(client: Client) -> str | None:
     The policies for volatile keys do not, as entries do not expire. Also return None if Redis refuses, or does not
     answer within a quarter of a second.
     """
-    future = call_in_thread(partial(_maxmemory_policies, client))
-    wait([future], LIMIT_SECONDS)
-    if not future.done() or isinstance(future.exception(), EngineError):
+    try:
+        policies = call_in_thread(partial(_maxmemory_policies, client)).result(LIMIT_SECONDS)
+    except (EngineError, TimeoutError):
         return None
-    return next((policy for policy in future.result() if policy.startswith("allkeys-")), None)
+    return next((policy for policy in policies if policy.startswith("allkeys-")), None)
 
 
 def _maxmemory_policies(client: Any) -> list[str]:
@@ -121,38 +120,18 @@ def _maxmemory_policies(client: Any) -> list[str]:
 
 def make_client(source: Any, timeouts: Timeouts) -> Client:
     """Return the client of a setting. Opens no connection. Raises ConfigError if the setting is invalid."""
-    if callable(source):
-        return _lazy(lambda: _from_callable(source, timeouts))
-    if "://" not in source and source in caches.settings:
+    if isinstance(source, str) and "://" in source:
+        return _client_of_url(source, timeouts)
+    if isinstance(source, str) and source in caches.settings:
         return _copy(_client_of_alias(source), timeouts)
-    if "://" not in source:
-        return _lazy(lambda: _from_callable(_imported(source), timeouts))
-    address = parse_url(source)
-    if isinstance(address, ClusterAddress):
-        return _lazy(lambda: _cluster_client(address, timeouts))
-    options = {**timeouts.options(address.options), "max_connections": MAX_CONNECTIONS}
-    if isinstance(address, ServerAddress):
-        return redis.Redis.from_pool(redis.ConnectionPool(address.connection_class, **options))
-    sentinel_options = timeouts.options(address.sentinel_options, share=len(address.sentinels))
-    manager = Sentinel(address.sentinels, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
-    pool = SentinelConnectionPool(address.service, manager, **options)  # type: ignore[no-untyped-call]
-    return redis.Redis.from_pool(pool)
+    factory = source if callable(source) else _imported(source)
+    return _lazy(lambda: _from_callable(factory, timeouts))
 
 
 def check_source(source: Any) -> None:
     """Check a setting without calling a server or a function of the project. Raises ConfigError if it is invalid."""
-    if isinstance(source, str) and "://" in source:
-        parse_url(source)
-    elif isinstance(source, str) and source not in caches.settings:
-        _imported(source)
-
-
-def _cluster_client(address: ClusterAddress, timeouts: Timeouts) -> RedisCluster:
-    options = timeouts.options(address.options, share=len(address.nodes))
-    if redis.VERSION < (6,):  # later versions take it from retry, and warn about this
-        options["cluster_error_retry_attempts"] = 0
-    nodes = [ClusterNode(host, port) for host, port in address.nodes]  # type: ignore[no-untyped-call]
-    return RedisCluster(startup_nodes=nodes, **options)
+    if isinstance(source, str) and source not in caches.settings:
+        make_client(source, WORKER)
 
 
 def _client_of_alias(alias: str) -> Any:
@@ -215,61 +194,32 @@ def _lazy(make: Callable[[], Client]) -> Client:
     return cast("Client", SimpleLazyObject(make))
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """One server."""
-
-    connection_class: type[Any]
-    options: dict[str, Any] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SentinelAddress:
-    """A service, and the sentinels that know its master. `sentinel_options` are for connections to the sentinels."""
-
-    sentinels: tuple[tuple[str, int], ...]
-    service: str
-    options: dict[str, Any] = field(repr=False)
-    sentinel_options: dict[str, Any] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterAddress:
-    """A cluster, by some of its nodes."""
-
-    nodes: tuple[tuple[str, int], ...]
-    options: dict[str, Any] = field(repr=False)
-
-
-Address: TypeAlias = ServerAddress | SentinelAddress | ClusterAddress
-
-
-def parse_url(url: str) -> Address:
-    """Return the address that `url` contains. Raises ConfigError if it does not match the grammar above.
+def _client_of_url(url: str, timeouts: Timeouts) -> Client:
+    """Return the client of `url`. Raises ConfigError if it does not match the grammar above.
 
     Options in the query (`?ssl_cert_reqs=none&socket_timeout=1`) are those of redis-py's connections. Sentinels
     with a login of their own have `sentinel_username` and `sentinel_password`.
     """
     scheme = url.partition("://")[0]
     if scheme in {"redis", "rediss", "unix"}:
-        return _server(url, scheme)
+        return _server_client(url, scheme, timeouts)
     match = _SEVERAL.fullmatch(url)
     if match is None:
         raise _wrong("has an unknown scheme or form")
     login = "" if match["login"] is None else f"{match['login']}@"
     options = _options(f"{match['scheme']}://{login}placeholder/{match['query'] or ''}")
     del options["host"]
-    tls = options.pop("connection_class", None) is not None
-    if tls:
+    if options.pop("connection_class", None) is not None:
         options["ssl"] = True
     if match["kind"] == "sentinel":
-        return _sentinel(match, options, SSLConnection if tls else Connection)
+        return _sentinel_client(match, options, timeouts)
     if (match["path"] or "/") != "/" or "db" in options:
         raise _wrong("has a database number, but a cluster has only one database")
-    return ClusterAddress(_hosts(match["hosts"], REDIS_PORT), options)
+    nodes = _hosts(match["hosts"], REDIS_PORT)
+    return _lazy(lambda: _cluster_client(nodes, options, timeouts))
 
 
-def _server(url: str, scheme: str) -> ServerAddress:
+def _server_client(url: str, scheme: str, timeouts: Timeouts) -> redis.Redis:
     path = url.partition("://")[2].partition("?")[0].partition("/")[2]
     if scheme != "unix" and not _DB.fullmatch(path):
         raise _wrong("has something after its host that is not a database number")
@@ -278,10 +228,11 @@ def _server(url: str, scheme: str) -> ServerAddress:
         raise _wrong("has no path to a socket")
     connection_class = options.pop("connection_class", Connection)
     _check_options(connection_class, options)
-    return ServerAddress(connection_class, options)
+    pool = redis.ConnectionPool(connection_class, MAX_CONNECTIONS, **timeouts.options(options))
+    return redis.Redis.from_pool(pool)
 
 
-def _sentinel(match: re.Match[str], options: dict[str, Any], connection_class: type[Any]) -> SentinelAddress:
+def _sentinel_client(match: re.Match[str], options: dict[str, Any], timeouts: Timeouts) -> redis.Redis:
     service, _, db = (match["path"] or "").strip("/").partition("/")
     if not service:
         raise _wrong("has no service name after its sentinels")
@@ -289,11 +240,26 @@ def _sentinel(match: re.Match[str], options: dict[str, Any], connection_class: t
         raise _wrong("has something after its service that is not a database number")
     if db:
         options["db"] = int(db)
-    login = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    sentinel_options = {name: value for name, value in options.items() if name.startswith(("ssl", "socket_"))}
+    for name in ("username", "password"):
+        if (value := options.pop(f"sentinel_{name}", None)) is not None:
+            sentinel_options[name] = value
+    connection_class = SSLConnection if "ssl" in options else Connection
     _check_options(connection_class, {name: value for name, value in options.items() if name != "ssl"})
-    shared = {name: value for name, value in options.items() if name.startswith(("ssl", "socket_"))}
-    logged_in = {name: value for name, value in login.items() if value is not None}
-    return SentinelAddress(_hosts(match["hosts"], SENTINEL_PORT), service, options, {**shared, **logged_in})
+    sentinels = _hosts(match["hosts"], SENTINEL_PORT)
+    sentinel_options = timeouts.options(sentinel_options, share=len(sentinels))
+    manager = Sentinel(sentinels, sentinel_kwargs=sentinel_options)  # type: ignore[no-untyped-call]
+    options = {**timeouts.options(options), "max_connections": MAX_CONNECTIONS}
+    pool = SentinelConnectionPool(service, manager, **options)  # type: ignore[no-untyped-call]
+    return redis.Redis.from_pool(pool)
+
+
+def _cluster_client(hosts: Sequence[tuple[str, int]], options: dict[str, Any], timeouts: Timeouts) -> RedisCluster:
+    options = timeouts.options(options, share=len(hosts))
+    if redis.VERSION < (6,):  # later versions take it from retry, and warn about this
+        options["cluster_error_retry_attempts"] = 0
+    nodes = [ClusterNode(host, port) for host, port in hosts]  # type: ignore[no-untyped-call]
+    return RedisCluster(startup_nodes=nodes, **options)
 
 
 def _check_options(connection_class: type[Any], options: dict[str, Any]) -> None:
@@ -304,11 +270,11 @@ def _check_options(connection_class: type[Any], options: dict[str, Any]) -> None
         raise _wrong("has an option after its ? that redis-py does not know, or an invalid value of one") from None
 
 
-def _hosts(text: str, default_port: int) -> tuple[tuple[str, int], ...]:
+def _hosts(text: str, default_port: int) -> list[tuple[str, int]]:
     found = [_HOST.fullmatch(part.strip()) for part in text.split(",")]
     if not all(found):
         raise _wrong("has a host that is not written as host:port")
-    return tuple((match["host"].strip("[]"), int(match["port"] or default_port)) for match in found if match)
+    return [(match["host"].strip("[]"), int(match["port"] or default_port)) for match in found if match]
 
 
 def _options(url: str) -> dict[str, Any]:
@@ -316,8 +282,7 @@ def _options(url: str) -> dict[str, Any]:
         options: dict[str, Any] = parse_redis_url(url)  # type: ignore[no-untyped-call]
     except ValueError:
         # Not "from error": its message may contain a part of the URL, such as the password.
-        what = "cannot be read (special characters in user or password must be quoted: @ is %40)"
-        raise _wrong(what) from None
+        raise _wrong("cannot be read (special characters in user or password must be quoted: @ is %40)") from None
     options.pop("max_connections", None)  # an option of pools, not of connections
     return options
 

@@ -13,9 +13,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
@@ -34,23 +35,21 @@ from django_delayq.ledger.controls import News, Stopped, stop_cache
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.installation import check_prefix
-from django_delayq.ledger.statements import Param, compiled, update
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
 from django_delayq.worker.dispatch import Dispatch
-from django_delayq.worker.servers import ClockSkew, RedisHealth
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 
 if TYPE_CHECKING:
-    from django.db.models.sql import UpdateQuery
+    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 30.0
-HEARTBEAT_SECONDS: Final = 5.0
+HEARTBEAT: Final = timedelta(seconds=5)
 FORGET_AFTER: Final = timedelta(hours=1)
 """Rows of workers that were killed are shown as missing for this long, and are then deleted by other workers."""
 FORGET_SECONDS: Final = 60.0
@@ -71,28 +70,39 @@ def third_of_a_lease() -> float:
 class Job:
     """A periodic job, and the time of its next run. For one thread.
 
-    `work` is called every `seconds` (a callable is called each time), also at the start if it `is_immediate`, and
-    `at_end` when the thread ends. A failure never ends the job. It is logged once while errors of the same kind follow,
-    and the job is run again after 1, 2, 4 ... 30 seconds, or its own interval if that is longer; or up to `longest`.
+    `work` is called for the first time after `begins_in` seconds, and returns how many seconds later it is to be called
+    again. `at_end` is called when the thread ends. A failure never ends the job. It is logged once while errors of the
+    same kind follow, and the job is run again after 1, 2, 4 ... `longest` seconds.
     """
 
     def __init__(
         self,
         name: str,
-        work: Callable[[], object],
-        seconds: float | Callable[[], float],
+        work: Callable[[], float],
         *,
-        is_immediate: bool = True,
+        begins_in: float = 0.0,
         at_end: Callable[[], object] = lambda: None,
-        longest: float | None = None,
+        longest: float = LONGEST_RETRY_SECONDS,
     ) -> None:
         self.name = f"delayq-{name}"
         self.at_end = at_end
         self._work = work
-        self._seconds = seconds
-        self._backoff = Backoff(FIRST_RETRY_SECONDS, longest or max(self._interval(), LONGEST_RETRY_SECONDS))
+        self._backoff = Backoff(FIRST_RETRY_SECONDS, longest)
         self._log = StateLog(logger, "duty_failed", "duty_back", duty=self.name)
-        self._due_at = time.monotonic() + (0 if is_immediate else self._interval())
+        self._due_at = time.monotonic() + begins_in
+
+    @classmethod
+    def every(
+        cls, interval: timedelta, name: str, work: Callable[[], object], at_end: Callable[[], object] = lambda: None
+    ) -> Job:
+        """Return a job that runs once in each interval; after many failures, not more often."""
+        seconds = interval.total_seconds()
+
+        def run() -> float:
+            work()
+            return seconds
+
+        return cls(name, run, at_end=at_end, longest=max(seconds, LONGEST_RETRY_SECONDS))
 
     @property
     def seconds_left(self) -> float:
@@ -107,6 +117,7 @@ class Job:
             failure = self._attempt()
         if failure is not None:
             self._backoff.failed()
+            self._due_at = self._backoff.retry_at
             if not isinstance(failure, EngineError):  # `RedisHealth` logs an outage of Redis
                 self._log.failed(
                     "%s failed and is tried again: %s",
@@ -119,33 +130,26 @@ class Job:
             self._backoff.succeeded()
             self._log.recovered("%s works again", self.name, level=logging.INFO)
         check_connections(error=failure)
-        self._due_at = self._backoff.retry_at if failure else time.monotonic() + self._interval()
 
     def _attempt(self) -> Exception | None:
         try:
-            self._work()
+            seconds = self._work()
         except Exception as error:  # noqa: BLE001 - the other jobs need this thread
             return error
+        self._due_at = time.monotonic() + seconds
         return None
-
-    def _interval(self) -> float:
-        return float(self._seconds() if callable(self._seconds) else self._seconds)
 
 
 def leases_job(sources: Sources, dispatch: Dispatch, using: str) -> Job:
     """Return the job that extends all leases of the worker, and those of locked rows soon again."""
-    are_extended = True
 
-    def extend() -> None:
-        nonlocal are_extended
+    def extend() -> float:
         sources.extend()
         are_extended = extend_firing(dispatch.firing_non_atomic(), using)
-
-    def seconds() -> float:
         return third_of_a_lease() if are_extended else min(third_of_a_lease(), EXTEND_LOCKED_SECONDS)
 
     # Leases must not expire after an outage that is shorter than they are.
-    return Job("leases", extend, seconds, is_immediate=False, longest=min(third_of_a_lease(), 5.0))
+    return Job("leases", extend, begins_in=third_of_a_lease(), longest=min(third_of_a_lease(), 5.0))
 
 
 class PeriodicThread(threading.Thread):
@@ -182,9 +186,8 @@ class PeriodicThread(threading.Thread):
         """
         check_connections()
         running = self._running
-        if threading.current_thread() is self and running is not None:
-            self._run_due(self.jobs[: self.jobs.index(running)])
-            self._running = running
+        self._run_due([*takewhile(lambda job: job is not running, self.jobs)])
+        self._running = running
 
     def _run_due(self, jobs: list[Job]) -> None:
         """Run those of `jobs` that are due. After each run the first one has priority again."""
@@ -198,117 +201,87 @@ class PeriodicThread(threading.Thread):
 class Heartbeat:
     """The worker's row in the ledger. A thread of its own writes it, so that a main loop that hangs is noticed."""
 
-    def __init__(self, using: str, queues: Sequence[str] | None, concurrency: int, skew: ClockSkew) -> None:
-        self._using = using
-        self._skew = skew
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._rows = WorkerSeen.objects.using(worker.using)
         self._forgotten_at = -FORGET_SECONDS
-        self._row = WorkerSeen(
-            id=uuid.uuid4().hex,
-            host=socket.gethostname()[:100],
-            pid=os.getpid(),
-            queues=None if queues is None else list(queues),
-            concurrency=concurrency,
-            version=django_delayq.__version__,
-        )
+        self._facts: dict[str, Any] = {
+            "id": uuid.uuid4().hex,
+            "host": socket.gethostname()[:100],
+            "pid": os.getpid(),
+            "queues": worker.only,
+            "concurrency": worker.concurrency,
+            "version": django_delayq.__version__,
+        }
 
-    def beat(self, *, uses_redis: bool, passed_at: float, in_flight: int) -> None:
-        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors.
-
-        `passed_at` is `time.monotonic()` of the last pass of the main loop.
-        """
-        now, row, is_first = self._skew.now(), self._row, self._row.started_at is None
-        if is_first:
-            row.started_at = now
-        row.seen_at, row.passed_at = now, now - timedelta(seconds=time.monotonic() - passed_at)
-        row.uses_redis, row.held, row.stuck_threads = uses_redis, in_flight, firing_state.stuck_threads
-        if is_first or not _beat.execute(self._using, **{name: getattr(row, name) for name in ("pk", *_BEAT)}):
-            row.save(using=self._using, force_insert=True)
+    def beat(self, in_flight: int) -> None:
+        """Write the worker's row, and delete rows of workers that ended long ago. Raises the database's errors."""
+        now = self._worker.skew.now()
+        self._facts.setdefault("started_at", now)
+        news: dict[str, Any] = {
+            "seen_at": now,
+            "passed_at": now - timedelta(seconds=time.monotonic() - self._worker.passed_at),
+            "uses_redis": self._worker.redis.is_up,
+            "held": in_flight,
+            "stuck_threads": firing_state.stuck_threads,
+        }
+        if not self._rows.filter(pk=self._facts["id"]).update(**news):
+            self._rows.create(**self._facts, **news)
         if time.monotonic() - self._forgotten_at >= FORGET_SECONDS:
             self._forgotten_at = time.monotonic()
-            WorkerSeen.objects.using(self._using).filter(seen_at__lt=now - FORGET_AFTER).delete()
+            self._rows.filter(seen_at__lt=now - FORGET_AFTER).delete()
 
     def end(self) -> None:
         """Delete the worker's row. If that fails, other workers delete it later."""
         with contextlib.suppress(DatabaseError):
-            WorkerSeen.objects.using(self._using).filter(pk=self._row.pk).delete()
-
-
-_BEAT = ("seen_at", "passed_at", "uses_redis", "held", "stuck_threads")
-
-
-@compiled
-def _beat(using: str) -> UpdateQuery:
-    field: Any = WorkerSeen._meta.get_field
-    row = WorkerSeen.objects.using(using).filter(pk=Param(field("id"), "pk"))
-    return update(row, **{name: Param(field(name)) for name in _BEAT})
+            self._rows.filter(pk=self._facts["id"]).delete()
 
 
 class Background:
-    """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time.
+    """The sweep, the sync and the pruning of one worker. Each method may be called by one thread at a time."""
 
-    `serve` is called with queues that only rows name (None: do not search for them), and `wake` when the worker has
-    a reason to check its sources.
-    """
-
-    def __init__(
-        self,
-        redis: RedisHealth,
-        using: str,
-        skew: ClockSkew,
-        *,
-        serve: Callable[[Sequence[str]], None] | None,
-        known_queues: Sequence[str],
-        wake: Callable[[], None],
-    ) -> None:
-        self._redis = redis
-        self._using = using
-        self._skew = skew
-        self._sweep = None if redis.engine is None else Sweep(redis.engine, using, skew)
-        self._serve = serve
-        self._known_queues = set(known_queues)
-        self._wake = wake
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._redis, self._using = worker, worker.redis, worker.using
+        self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
+        self._known_queues = set(worker.queues)
         self._queues_at = 0.0
         self._news = News(clock.now(), Stopped(), set(), has_expired=False)
-        self._tables, self._sync_seconds = TableSync(using), 0.0
+        self._tables = TableSync(worker.using)
 
-    def threads(
-        self, sources: Sources, dispatch: Dispatch, heartbeat: Heartbeat | None, passed_at: Callable[[], float]
-    ) -> list[PeriodicThread]:
+    def threads(self, dispatch: Dispatch) -> list[PeriodicThread]:
         """Return the thread that extends the leases, which ends last, and the others. Each has one connection.
 
-        Without a `heartbeat`, as in a burst, the leases are its only job. `passed_at`: see `Heartbeat.beat`.
+        In a burst the leases are the only job.
         """
         # A process that is suspended for longer than its lease continues. The ledger decides whether it may commit.
         quick = PeriodicThread("quick-jobs")
-        quick.jobs.append(leases_job(sources, dispatch, self._using))
-        if heartbeat is None:
+        quick.jobs.append(leases_job(self._worker.sources, dispatch, self._using))
+        if self._worker.is_burst:
             return [quick]
 
-        def beat() -> None:
-            heartbeat.beat(uses_redis=self._redis.is_up, passed_at=passed_at(), in_flight=dispatch.in_flight)
+        def sweep() -> float:
+            self.sweep(quick.run_urgent)
+            return min(get_settings().sweep_interval.total_seconds(), self._redis.probe_seconds)
 
-        def sweep_seconds() -> float:
-            interval = get_settings().sweep_interval.total_seconds()
-            is_away = self._redis.engine is not None and not self._redis.is_up
-            return min(interval, self._redis.probe_seconds) if is_away else interval
-
-        quick.jobs.append(Job("heartbeat", beat, HEARTBEAT_SECONDS, at_end=heartbeat.end))
-        quick.jobs.append(Job("sweep", lambda: self.sweep(quick.run_urgent), sweep_seconds))
+        heartbeat = Heartbeat(self._worker)
+        beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight), heartbeat.end)
+        quick.jobs += [beat, Job("sweep", sweep)]
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
         slow = PeriodicThread("slow-jobs")
         moves = partial(continue_moves, self._using, left_alone=ABANDONED_AFTER)
-        moves_seconds = min(6 * get_settings().sweep_interval, ABANDONED_AFTER).total_seconds()
-        slow.jobs.append(Job("moves", moves, moves_seconds))
-        slow.jobs.append(Job("missed-moves", partial(move_missed, self._using), MISSED_EVERY.total_seconds()))
-        slow.jobs.append(Job("sync", lambda: self.sync(slow.run_urgent), lambda: self._sync_seconds))
-        slow.jobs.append(Job("prune", lambda: self._prune(slow.run_urgent), PRUNE_INTERVAL.total_seconds()))
+        slow.jobs += [
+            Job.every(min(6 * get_settings().sweep_interval, ABANDONED_AFTER), "moves", moves),
+            Job.every(MISSED_EVERY, "missed-moves", partial(move_missed, self._using)),
+            Job("sync", lambda: self.sync(slow.run_urgent)),
+            Job.every(PRUNE_INTERVAL, "prune", lambda: self._prune(slow.run_urgent)),
+        ]
         return [quick, slow]
 
-    def sweep(self, between: Between = check_connections) -> None:
+    def sweep(self, between: Between = check_connections, *, everything: bool = False) -> None:
         """Sweep if it is this worker's turn. If Redis is unavailable, probe it, and sweep everything once it is back.
 
-        Raises the database's errors.
+        `everything`: sweep everything, without waiting for a turn. Raises the database's errors.
         """
         self._read_news()
         self._find_queues()
@@ -318,7 +291,7 @@ class Background:
         try:
             if was_up:
                 check_prefix(self._redis.engine)
-                self._sweep.run_once(between=between)
+                self._sweep.run_once(everything=everything, between=between)
                 self._redis.accepted()
                 return
             self._redis.probe(self._known_queues)
@@ -327,33 +300,25 @@ class Background:
             except EngineFull as error:
                 self._redis.failed(error)
             self._redis.recovered()
-            self._wake()
+            self._worker.wake()
         except EngineError as error:
             self._redis.failed(error, was_probe=not was_up)
 
-    def sweep_everything(self) -> None:
-        """Sweep everything, for a worker that does not wait for its turn. Raises EngineError too."""
-        settle_all_expired(self._using)
-        self._find_queues()
-        if self._sweep is not None and self._redis.is_up:
-            self._sweep.run_once(everything=True)
-
-    def sync(self, between: Between = check_connections, *, at_once: bool = False) -> None:
+    def sync(self, between: Between = check_connections, *, at_once: bool = False) -> float:
         """Update the ledger from the tables of automatic policies: a slice, or with `at_once` all policies.
 
-        Raises the database's errors.
+        Return how many seconds later the next slice is due. Raises the database's errors.
         """
-        self._sync_seconds = self._tables.run(between, at_once=at_once)
+        return self._tables.run(between, at_once=at_once)
 
     def _prune(self, between: Between) -> None:
         try:
             with turn(self._redis.engine if self._redis.is_up else None, "prune", PRUNE_INTERVAL) as is_ours:
                 if is_ours:
                     prune(self._using, between=between)
-                return
         except EngineError as error:
             self._redis.failed(error)
-        prune(self._using, between=between)
+            prune(self._using, between=between)
 
     def _read_news(self) -> None:
         """Read the database clock, settle the timeouts of workers that died, and requeue those of resumed policies.
@@ -364,21 +329,21 @@ class Background:
         # later than its own time. So compare what is stopped, too, and include the last seconds.
         asked_at, before = time.monotonic(), self._news
         news = self._news = stop_cache.read_news(self._using, before.now - LOOK_BACK)
-        self._skew.note_answer(news.now, asked_at)
+        self._worker.skew.note_answer(news.now, asked_at)
         if news.has_expired:
             settle_all_expired(self._using)
         for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed:
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
-                self._wake()
+                self._worker.wake()
 
     def _find_queues(self) -> None:
-        if self._serve is not None and time.monotonic() >= self._queues_at:
-            found = forgotten_queues(self._using, self._known_queues, self._skew.now())
+        if self._worker.only is None and time.monotonic() >= self._queues_at:
+            found = forgotten_queues(self._using, self._known_queues, self._worker.skew.now())
             self._queues_at = time.monotonic() + QUEUES_SECONDS
             if found:
                 self._known_queues.update(found)
-                self._serve(found)
+                self._worker.found_queues.put(found)
 
 
 def forgotten_queues(using: str, known: Collection[str], now: datetime) -> list[str]:

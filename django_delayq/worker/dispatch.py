@@ -8,26 +8,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from heapq import heappop, heappush
+from functools import partial
 from math import inf
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from django_delayq.backoff import Backoff, StateLog
-from django_delayq.clock import brief, counted
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.planning import Pacing
 from django_delayq.firing.report import suits_use_tz
+from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
-from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources import Batch
-from django_delayq.worker.sources.ledger import SlotQueue
-from django_delayq.worker.sources.redis import AHEAD_MS, Sources
+from django_delayq.worker.sources.ledger import Batch, SlotQueue
+from django_delayq.worker.sources.redis import AHEAD_MS
+
+if TYPE_CHECKING:
+    from django_delayq.worker.loop import Worker
 
 logger = logging.getLogger("django_delayq.worker")
+T = TypeVar("T")
 
 RETRY_SECONDS: Final = 1.0
 MAX_LOST: Final = 10_000
@@ -41,13 +44,13 @@ WEIGHT: Final = 0.5
 
 
 class Prefetch:
-    """How many timeouts a worker reserves in advance: as many as it completes in `seconds`, half a second by default.
+    """How many timeouts a worker reserves in advance: as many as it completes in `seconds`.
 
     That is a thousand fast ones, or one for each thread if handlers take minutes. Other workers get the rest.
     """
 
-    def __init__(self, concurrency: int) -> None:
-        self.seconds = PREFETCH_SECONDS
+    def __init__(self, concurrency: int, seconds: float = PREFETCH_SECONDS) -> None:
+        self._seconds = seconds
         self._least = concurrency
         self._size = float(FIRST_PREFETCH * concurrency)
 
@@ -57,7 +60,7 @@ class Prefetch:
 
     def completed(self, in_flight: int, seconds: float) -> None:
         """Note that a timeout took `seconds`, and that `in_flight` were in flight when it came, itself included."""
-        wanted = in_flight * self.seconds / max(seconds, 0.001)
+        wanted = in_flight * self._seconds / max(seconds, 0.001)
         self._size += WEIGHT * (min(wanted, MAX_PREFETCH) - self._size)
 
     def was_too_large(self) -> None:
@@ -79,33 +82,18 @@ class _InFlight(NamedTuple):
 
 
 class Dispatch:
-    """Between the sources and the executor. For the worker's own thread.
+    """Between the sources of a worker and its executor. For the worker's own thread."""
 
-    `wake` is called, in any thread, when there is something to `collect`.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        sources: Sources,
-        using: str,
-        *,
-        skew: ClockSkew,
-        prefetch: Prefetch,
-        wake: Callable[[], None],
-    ) -> None:
+    def __init__(self, worker: Worker, executor: Executor) -> None:
+        self._worker, self._sources, self._skew = worker, worker.sources, worker.skew
         self._executor = executor
         self._early_seconds = getattr(executor, "early_seconds", 0.0)
         self._executor_name = f"{type(executor).__module__}.{type(executor).__qualname__}"
-        self._sources = sources
-        self._using = using
-        self._skew = skew
-        self._prefetch = prefetch
-        prefetch.seconds = getattr(executor, "prefetch_seconds", PREFETCH_SECONDS)
-        self._wake = wake
+        self.prefetch = Prefetch(worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
+        self._database_used_at = time.monotonic()
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
-        self._planned: list[tuple[float, int, Work]] = []
-        """A heap of the works that are not due yet."""
+        self._planned = SlotQueue()
+        """The works of policies without a rate that are not due yet."""
         self._in_flight: dict[int, _InFlight] = {}
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
@@ -116,12 +104,15 @@ class Dispatch:
         self.in_flight_by_policy: Counter[str] = Counter()
         self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_tried_again": 0})
         """How many timeouts of completed works had which outcome; one that is tried again counts each time."""
-        self.worked_on = 0
-        """How many timeouts of completed works were passed to handlers or need none."""
 
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def worked_on(self) -> int:
+        """Return how many timeouts of completed works were passed to handlers, or need none."""
+        return self.outcomes.total()
 
     @property
     def refused_for(self) -> float:
@@ -134,7 +125,7 @@ class Dispatch:
         Due works are submitted at once, others by `submit_due`.
 
         Raises:
-            django.db.Error: the rows could not be read. None of the ids is in flight.
+            django.db.Error: the rows could not be read. They are delivered again in a second.
         """
         # A timeout that an executor has lost counts as one more delivery: a process may have died of it.
         fresh = {
@@ -142,7 +133,13 @@ class Dispatch:
         }
         if not fresh:
             return
-        works, report = plan(fresh, self._using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
+        self._database_used_at = time.monotonic()
+        try:
+            works, report = plan(fresh, self._worker.using, AHEAD, Pacing(batch.slots, self._sources.paced.note_due))
+        except Exception:
+            self._resolve_again(fresh, RETRY_SECONDS)
+            raise
         self._resolve(report)
         now, arrived = self._skew.now(), time.monotonic()
         count = self.in_flight + sum(len(work.ids) for work in works)
@@ -153,21 +150,16 @@ class Dispatch:
                 work = replace(work, begin_at=arrived + wait)  # noqa: PLW2901
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
             self.in_flight_by_policy[work.policy] += len(work.ids)
-            if work.begin_by < inf:
-                self._slots.setdefault(work.policy, SlotQueue()).add(work)
-            else:
-                heappush(self._planned, (work.begin_at, work.ids[0], work))
+            has_rate = work.begin_by < inf
+            queue = self._slots.setdefault(work.policy, SlotQueue()) if has_rate else self._planned
+            queue.add(work)
         self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
 
     def submit_due(self) -> None:
         """Submit the works whose deadline or slot has come, or has nearly come if the executor waits for it."""
-        while self._planned and self._planned[0][0] - self._early_seconds <= time.monotonic():
-            work = heappop(self._planned)[2]
-            if work.ids[0] in self._in_flight:
-                self._submit(work)
-        for queue in self._slots.values():
+        for queue in self._queues():
             for work in queue.ready(self._early_seconds):
                 if work.ids[0] in self._in_flight:
                     self._submit(work)
@@ -177,10 +169,11 @@ class Dispatch:
     @property
     def seconds_left(self) -> float:
         """Return how long it is until the next work that was planned before its deadline or slot is submitted."""
-        first = min((queue.next_at for queue in self._slots.values()), default=inf)
-        if self._planned:
-            first = min(first, self._planned[0][0])
+        first = min(queue.next_at for queue in self._queues())
         return max(0.0, first - self._early_seconds - time.monotonic())
+
+    def _queues(self) -> list[SlotQueue]:
+        return [self._planned, *self._slots.values()]
 
     @property
     def waiting_for_slots(self) -> int:
@@ -205,10 +198,6 @@ class Dispatch:
         self._refusal_log.failed(
             "The executor %s refuses works; they are submitted again soon: %s", self._executor_name, reason
         )
-
-    def requeue(self, deliveries: Iterable[int]) -> None:
-        """Have the sources deliver the ids, which could not be submitted, again in a second."""
-        self._resolve_again((id for id in deliveries if id not in self._in_flight), RETRY_SECONDS)
 
     def collect(self) -> int:
         """Resolve in the sources what has completed since the last call; return how many works that were.
@@ -240,8 +229,7 @@ class Dispatch:
         if refused:
             self._refused("it answered so")
             self._retry(refused, self.refused_for)
-        if lost:
-            self._lose(lost)
+        self._lose(lost)
         if done or again:
             if not self.refused_for:
                 self._refusals.succeeded()
@@ -249,10 +237,9 @@ class Dispatch:
                     "The executor %s accepts works again", self._executor_name, level=logging.INFO
                 )
             first = self._remove([*done, *again])
-            self._prefetch.completed(first.load, time.monotonic() - first.at)
+            self.prefetch.completed(first.load, time.monotonic() - first.at)
             fired, again_later = sum(id in report.fired for id in done), len(again.keys() - set(report.untried))
             self.outcomes.update(fired=fired, skipped_or_dead=len(done) - fired, to_be_tried_again=again_later)
-            self.worked_on += len(done) + again_later
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))
@@ -265,13 +252,12 @@ class Dispatch:
         if getattr(self._executor, "keeps_leases", False):
             return 0
         before = time.monotonic() - get_settings().lease.total_seconds()
-        expired = [id for id, each in self._in_flight.items() if each.at <= before]
-        if expired:
-            self._lose(expired)
-        return len(expired)
+        return self._lose([id for id, each in self._in_flight.items() if each.at <= before])
 
-    def _lose(self, ids: Sequence[int]) -> None:
-        """Have `ids`, which may still be running, delivered again when their lease would have ended."""
+    def _lose(self, ids: Sequence[int]) -> int:
+        """Have `ids`, which may still run, delivered again when their lease would have ended; return how many."""
+        if not ids:
+            return 0
         logger.warning(
             "The executor %s did not report the outcome of %s: submitted again after a lease",
             self._executor_name,
@@ -284,6 +270,7 @@ class Dispatch:
             if len(self._lost) > MAX_LOST:
                 del self._lost[next(iter(self._lost))]
             self._retry([id], self._in_flight[id].at + lease - time.monotonic())
+        return len(ids)
 
     def _retry(self, ids: Sequence[int], seconds: float) -> None:
         """Have those of `ids` that are in flight delivered again after some seconds. This delivery is not counted.
@@ -299,36 +286,35 @@ class Dispatch:
 
         Their delivery is not counted. Return how many.
         """
-        before = time.monotonic() - after_seconds
-        if after_seconds and not any(each.at <= before for each in self._in_flight.values()):
+        before = time.monotonic() - after_seconds if after_seconds else inf
+        if not any(each.at <= before for each in self._in_flight.values()):
             return 0
-        withdrawn: list[Work] = []
-        try:
-            withdrawn += self._executor.withdraw()
-        except Exception as error:
-            logger.warning(
-                "The executor %s failed in withdraw(): %s",
-                self._executor_name,
-                message_of(error),
-                exc_info=shown(error),
-                extra={"event": "executor_failed"},
-            )
+        withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []
         if not after_seconds:
-            withdrawn += [work for _, _, work in self._planned]
-            self._planned.clear()
-            for work in [work for queue in self._slots.values() for work in queue.clear()]:
-                self._retry(work.ids, 0)
+            withdrawn += [work for queue in self._queues() for work in queue.clear()]
         released = 0
         for work in withdrawn:
-            if any(id not in self._in_flight for id in work.ids):
-                continue
-            if self._in_flight[work.ids[0]].at > before:
+            held = [id for id in work.ids if id in self._in_flight]
+            if held and self._in_flight[held[0]].at > before:
                 self._submit(work)
-                continue
-            self._prefetch.was_too_large()
-            self._retry(work.ids, 0)
-            released += len(work.ids)
+            elif held:
+                self.prefetch.was_too_large()
+                self._retry(held, 0)
+                released += len(held)
         return released
+
+    def close(self, *, wait: bool) -> None:
+        """Close the executor, which must not keep the worker from ending."""
+        self._try("close", partial(self._executor.close, wait=wait))
+
+    def _try(self, name: str, call: Callable[[], T]) -> T | None:
+        """Return the result of a method of the executor, a class of the project; after an error log it."""
+        try:
+            return call()
+        except Exception as error:
+            words, facts = "The executor %s failed in %s(): %s", {"event": "executor_failed"}
+            logger.warning(words, self._executor_name, name, message_of(error), exc_info=shown(error), extra=facts)
+            return None
 
     def abandon(self) -> int:
         """Leave running timeouts to other workers; return how many. For a process that is about to end."""
@@ -344,20 +330,9 @@ class Dispatch:
             if (policy := registry.get(each.work.policy)) is not None and not policy.atomic
         ]
 
-    def log_outcomes(self, seconds: float, **others: int) -> None:
-        """Log at INFO how many timeouts had which outcome in `seconds`, and the numbers `others`."""
-        counts = {**self.outcomes, **others}
-        words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
-        logger.info(
-            "The worker has stopped after %s: %s",
-            brief(seconds),
-            words or "nothing was due",
-            extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
-        )
-
     def _done(self, work: Work, report: Report) -> None:
         self._finished.put((work, report))
-        self._wake()
+        self._worker.interrupt()
 
     def _remove(self, ids: Sequence[int]) -> _InFlight:
         removed = [self._in_flight.pop(id) for id in ids]

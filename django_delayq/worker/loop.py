@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import count
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar, cast
@@ -17,11 +18,11 @@ from django.db import Error as DatabaseError
 from django.db import router
 
 from django_delayq import __version__
-from django_delayq.clock import counted
+from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
-from django_delayq.engine import Wakeup
-from django_delayq.exceptions import EngineError, WrongInstallation
-from django_delayq.executors import Executor, make_executor
+from django_delayq.engine.wakeup import Wakeup
+from django_delayq.exceptions import EngineError
+from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
 from django_delayq.ledger.controls import stop_cache
@@ -37,16 +38,9 @@ from django_delayq.models import Timeout
 from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import worker_started
-from django_delayq.worker.background import (
-    Background,
-    Heartbeat,
-    PeriodicThread,
-    third_of_a_lease,
-    warn_of_unknown_queues,
-)
-from django_delayq.worker.dispatch import Dispatch, Prefetch
+from django_delayq.worker.background import Background, PeriodicThread, third_of_a_lease, warn_of_unknown_queues
+from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import ClockSkew, DatabaseHealth, RedisHealth
-from django_delayq.worker.sources import Batch
 from django_delayq.worker.sources.redis import MAX_WAIT_SECONDS, Sources
 
 logger = logging.getLogger("django_delayq.worker")
@@ -93,17 +87,20 @@ class Worker:
         """After a hard stop: how many timeouts were running then, and are left to other workers."""
         self.is_stuck = False
         """Whether it has ended because too many of its threads run handlers that do not end."""
-        self._is_burst = burst
-        self._max_timeouts = max_timeouts
+        self.is_burst = burst
+        self._max_timeouts = sys.maxsize if max_timeouts is None else max_timeouts
+        self.passed_at = time.monotonic()
+        """When the last pass of the main loop began, by `time.monotonic()`."""
+        self.found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
+        """For `Background`: queues to serve, too, that only rows name."""
+        self.skew = ClockSkew(self.using)
         self._stopping = self._hard = False
-        self._began_at = self._database_used_at = self._passed_at = self._progress_at = time.monotonic()
-        self._progress = 0
-        self._found_queues: SimpleQueue[Sequence[str]] = SimpleQueue()
-        self._skew = ClockSkew(self.using)
+        self._began_at = self.passed_at
+        self._progress = 0, self.passed_at
         self._database = DatabaseHealth(self.using)
         self._limit_concurrency(pool_limit(self.using))
         self.redis = RedisHealth(get_worker_engine(self.using))
-        self._sources = Sources(self.redis, self.queues, self.only, self.using, self._skew)
+        self.sources = Sources(self.redis, self.queues, self.only, self.using, self.skew)
         self._wakeup = self._new_wakeup()
 
     def __str__(self) -> str:
@@ -128,6 +125,10 @@ class Worker:
         """Make the worker check its sources now. For any thread, and for signal handlers."""
         self._wakeup.wake()
 
+    def interrupt(self) -> None:
+        """Make the worker resolve what has completed; it checks its sources only if it is time. For any thread."""
+        self._wakeup.interrupt()
+
     def run(self) -> None:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
@@ -136,41 +137,34 @@ class Worker:
         tables are missing; otherwise the worker waits for them.
         """
         with self._stopping_on_signals():
-            if not self._is_admitted():
-                return
-            if open_connection(self.using) and pool_limit(self.using) is None:
-                with suppress(DatabaseError):
-                    self._limit_concurrency(server_limit(self.using))
-            executor = make_executor(self.using, self.concurrency, self.only)
-            # A completed work is resolved at once, but the sources are checked only if it is time.
-            dispatch = Dispatch(
-                executor,
-                self._sources,
-                self.using,
-                skew=self._skew,
-                prefetch=self._prefetch,
-                wake=lambda: self._wakeup.interrupt(),
-            )
-            serve = self._found_queues.put if self.only is None else None
-            background = Background(
-                self.redis, self.using, self._skew, serve=serve, known_queues=self.queues, wake=self.wake
-            )
-            heartbeat = None if self._is_burst else Heartbeat(self.using, self.only, self.concurrency, self._skew)
-            threads = background.threads(self._sources, dispatch, heartbeat, lambda: self._passed_at)
             try:
-                for thread in threads:
-                    thread.start()
-                self._wakeup.start()
-                worker_started.send_robust(type(self), worker=self)
-                facts = {"queues": self.only, "threads": self.concurrency, "version": __version__}
-                logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
-                self._try(lambda: self._prepare(background))
-                while not self._stopping:
-                    seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
-                    if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
-                        self._sources.check_now()
+                if self._is_admitted():
+                    self._fire()
             finally:
-                self._end(dispatch, executor, threads)
+                if self.redis.engine is not None:
+                    self.redis.engine.close()
+
+    def _fire(self) -> None:
+        if open_connection(self.using) and pool_limit(self.using) is None:
+            with suppress(DatabaseError):
+                self._limit_concurrency(server_limit(self.using))
+        dispatch = Dispatch(self, make_executor(self.using, self.concurrency, self.only))
+        background = Background(self)
+        threads = background.threads(dispatch)
+        try:
+            for thread in threads:
+                thread.start()
+            self._wakeup.start()
+            worker_started.send_robust(type(self), worker=self)
+            facts = {"queues": self.only, "threads": self.concurrency, "version": __version__}
+            logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
+            self._try(lambda: self._prepare(background))
+            while not self._stopping:
+                seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
+                if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
+                    self.sources.redis.check_now()
+        finally:
+            self._end(dispatch, threads)
 
     def _is_admitted(self) -> bool:
         """Wait until the ledger has its tables and is this installation's; return False if stopped first.
@@ -188,31 +182,22 @@ class Worker:
             except DatabaseError as error:
                 if missing := not_migrated(error, self.using):
                     must_wait = True
-                    if self._is_burst:
-                        self._close_redis()
+                    if self.is_burst:
                         raise missing from error
                 if not must_wait:
                     return True  # nothing would be refused
                 self._database.failed(error)
                 self._wakeup.wait(self._database.seconds_left)
-            except WrongInstallation:
-                self._close_redis()
-                raise
             finally:
                 check_connections()
         return not must_wait
 
-    def _close_redis(self) -> None:
-        if self.redis.engine is not None:
-            self.redis.engine.close()
-
     def _limit_concurrency(self, limit: Limit | None) -> None:
         """Run as many handler threads as `limit` leaves connections for, and log a warning if that is fewer."""
-        wanted = self.concurrency
-        if limit is not None and get_settings().executor is None:  # another executor has connections of its own
-            self.concurrency = limit.threads(wanted)
-        self._prefetch = Prefetch(self.concurrency)
-        if limit is not None and self.concurrency < wanted:
+        if limit is None or get_settings().executor is not None:  # another executor has connections of its own
+            return
+        wanted, self.concurrency = self.concurrency, limit.threads(self.concurrency)
+        if self.concurrency < wanted:
             logger.warning(
                 "%s This worker runs %d of them. Raise the limit, or lower CONCURRENCY.",
                 limit.shortage(wanted),
@@ -221,48 +206,45 @@ class Worker:
             )
 
     def _prepare(self, background: Background) -> None:
-        self._skew.ask_database()
+        self.skew.ask_database()
         if self.only is not None:
             warn_of_unknown_queues(self.only, self.using)
-        if self._is_burst:
+        if self.is_burst:
             background.sync(at_once=True)
-            background.sweep_everything()
+            background.sweep(everything=True)
 
     def _pass(self, dispatch: Dispatch) -> float:
         """Acknowledge completed timeouts, take due ones and submit them; return how many seconds to wait."""
-        self._passed_at = time.monotonic()
+        self.passed_at = time.monotonic()
         if firing_state.abandoned:
             self._check_stuck()
         dispatch.submit_due()
         dispatch.collect()
         dispatch.release(after_seconds=third_of_a_lease())
-        self._sources.flush()
+        self.sources.flush()
         self._serve_found_queues()
         if wait := self._database.seconds_left or dispatch.refused_for:
             return wait
-        left = sys.maxsize  # how many more may be taken before `max_timeouts` is reached
-        if self._max_timeouts is not None:
-            left = self._max_timeouts - dispatch.worked_on
-            self._stopping = self._stopping or left <= 0
-            left -= dispatch.in_flight
+        self._stopping = self._stopping or dispatch.worked_on >= self._max_timeouts
+        left = self._max_timeouts - dispatch.worked_on - dispatch.in_flight
         if left <= 0:
             return MAX_WAIT_SECONDS
         self._database.check()
-        paced = self._sources.paced.take(self._prefetch.size, dispatch.in_flight_by_policy, left)
-        self._submit(dispatch, paced)
+        paced = self.sources.paced.take(dispatch.prefetch.size, dispatch.in_flight_by_policy, left)
+        dispatch.add(paced)
         left -= len(paced.deliveries)
-        room = min(left, self._prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
-        batch = self._sources.take(room, dispatch.in_flight_by_policy, left)
-        self._submit(dispatch, batch)
+        room = min(left, dispatch.prefetch.room(dispatch.in_flight - dispatch.waiting_for_slots))
+        batch = self.sources.take(room, dispatch.in_flight_by_policy, left)
+        dispatch.add(batch)
         self._database.recovered(was_idle=not batch.deliveries)
-        if self._is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
-            batch = self._sources.ledger.take_now(room)
-            self._submit(dispatch, batch)
+        if self.is_burst and not batch.deliveries and batch.wait_seconds and not dispatch.in_flight:
+            batch = self.sources.ledger.take_now(room)
+            dispatch.add(batch)
             if batch.deliveries:
                 return 0.0
             self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
             return BURST_CHECK_SECONDS
-        return min(batch.wait_seconds, self._sources.paced.seconds_left)
+        return min(batch.wait_seconds, self.sources.paced.seconds_left)
 
     def _check_stuck(self) -> None:
         """Stop if too many threads are stuck in handlers that were abandoned: only the end of the process ends them."""
@@ -273,27 +255,16 @@ class Worker:
             logger.error(words, counted(stuck, "thread is", "threads are"), extra={"event": "too_many_stuck"})
             self.stop()
 
-    def _submit(self, dispatch: Dispatch, batch: Batch) -> None:
-        if not batch.deliveries:
-            return
-        check_connections(idle_seconds=time.monotonic() - self._database_used_at)
-        self._database_used_at = time.monotonic()
-        try:
-            dispatch.add(batch)
-        except Exception:
-            dispatch.requeue(batch.deliveries)
-            raise
-
-    def _is_burst_over(self, progress: int) -> bool:
+    def _is_burst_over(self, worked_on: int) -> bool:
         """Return whether no row is due whose policy is declared here and not stopped.
 
         Due timeouts that cannot be fired now, because others lock their object or fire them, are waited for as long
         as there is progress, and for some seconds more. Raises the database's errors.
         """
         now = time.monotonic()
-        if progress != self._progress:
-            self._progress, self._progress_at = progress, now
-        if now - self._progress_at > BURST_IDLE_SECONDS:
+        if worked_on != self._progress[0]:
+            self._progress = worked_on, now
+        if now - self._progress[1] > BURST_IDLE_SECONDS:
             return True
         labels = {label for policy in get_policies() for label in policy.labels}
         labels -= set(stop_cache.confirmed(self.using).all_labels())
@@ -314,7 +285,7 @@ class Worker:
             check_connections()
         return None
 
-    def _end(self, dispatch: Dispatch, executor: Executor, threads: Sequence[PeriodicThread]) -> None:
+    def _end(self, dispatch: Dispatch, threads: Sequence[PeriodicThread]) -> None:
         """Stop: release what others can fire, wait for running handlers, then close everything else.
 
         The leases are extended until the last handler has ended, so that no other worker fires its timeouts.
@@ -324,7 +295,7 @@ class Worker:
             thread.stop()
         dispatch.collect()
         released = dispatch.release()
-        self._try(self._sources.flush)
+        self._try(self.sources.flush)
         if dispatch.in_flight and not self._hard:
             running, facts = counted(dispatch.in_flight, "running timeout"), {"running": dispatch.in_flight}
             logger.info("The worker completes %s, then stops", running, extra={"event": "worker_stopping", **facts})
@@ -332,26 +303,29 @@ class Worker:
             self._wakeup.wait(MAX_WAIT_SECONDS)
             if dispatch.collect():
                 released += dispatch.release()  # a work that has missed its slot would wait for another one
-                self._try(self._sources.flush)
+                self._try(self.sources.flush)
         keeper.stop()
-        if self._hard:
-            self.abandoned = dispatch.abandon()
-            self._try(self._sources.flush)
-        try:
-            executor.close(wait=not self._hard)
-        except Exception as error:  # noqa: BLE001 - a class of the project, which must not keep the worker from ending
-            logger.warning("The executor could not be closed: %s", error, extra={"event": "executor_failed"})
+        self.abandoned = dispatch.abandon()
+        self._try(self.sources.flush)
+        dispatch.close(wait=not self._hard)
         self._wakeup.close()
         for thread in threads:
             if thread.is_alive():
                 thread.join(JOIN_SECONDS)
-        self._close_redis()
-        dispatch.log_outcomes(time.monotonic() - self._began_at, released=released, aborted=self.abandoned)
+        seconds = time.monotonic() - self._began_at
+        counts = {**dispatch.outcomes, "released": released, "aborted": self.abandoned}
+        words = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items() if count)
+        logger.info(
+            "The worker has stopped after %s: %s",
+            brief(seconds),
+            words or "nothing was due",
+            extra={"event": "worker_stopped", "seconds": round(seconds), **counts},
+        )
 
     def _serve_found_queues(self) -> None:
-        while not self._found_queues.empty():
-            self.queues += self._found_queues.get()
-            self._sources.serve(self.queues)
+        while not self.found_queues.empty():
+            self.queues += self.found_queues.get()
+            self.sources.redis.serve(self.queues)
             former, self._wakeup = self._wakeup, self._new_wakeup()
             self._wakeup.start()
             former.close()
@@ -362,25 +336,23 @@ class Worker:
         # Without channels only this process wakes the worker.
         return Wakeup(cast("Any", None), ()) if engine is None else engine.wakeup(self.queues)
 
-    @contextmanager
-    def _stopping_on_signals(self) -> Iterator[None]:
+    def _stopping_on_signals(self) -> AbstractContextManager[None]:
         """Stop on the first SIGTERM or SIGINT, and abort on the second. Outside the main thread none arrive.
 
         Both need a handler, because process 1 of a container ignores signals by default.
         """
         if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        received = 0
+            return nullcontext()
+        received = count(1)
+        return signal_handlers(dict.fromkeys(STOP_SIGNALS, lambda *_: self.stop(hard=next(received) > 1)))
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            nonlocal received
-            received += 1
-            self.stop(hard=received > 1)
 
-        former: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+@contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Handle these signals until the block ends. For the main thread."""
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

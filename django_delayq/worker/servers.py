@@ -22,7 +22,7 @@ from django_delayq import clock
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.clock import database_now
 from django_delayq.dialects import dialect_of
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, EngineFull, ForeignEngine
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.ledger.history import message_of, shown
@@ -62,13 +62,9 @@ class RedisHealth:
 
     def __init__(self, engine: Engine | None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
-        self.is_up = engine is not None
-        """Whether Redis may be used."""
-        self.is_full = False
-        """Whether due timeouts may be missing from Redis although it is up."""
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._full_at = 0.0
+        self._full_at = -math.inf
         self._backoff = Backoff(
             FIRST_PAUSE_SECONDS,
             LONGEST_PAUSE_SECONDS,
@@ -80,9 +76,19 @@ class RedisHealth:
         self._shortages = StateLog(logger, "redis_full", "redis_has_room")
 
     @property
+    def is_up(self) -> bool:
+        """Return whether Redis may be used."""
+        return self.engine is not None and not self._backoff.is_failing
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether due timeouts may be missing from Redis although it is up."""
+        return self._monotonic() - self._full_at <= ROOM_SECONDS
+
+    @property
     def probe_seconds(self) -> float:
-        """Return how long to wait before the next `probe`."""
-        return self._backoff.delay
+        """Return how long to wait before the next `probe`; infinite if none is needed."""
+        return math.inf if self.is_up or self.engine is None else self._backoff.delay
 
     def reach(self) -> None:
         """Call Redis, so that it is known at the start whether it answers."""
@@ -100,8 +106,7 @@ class RedisHealth:
         if not isinstance(error, EngineFull):
             self.lost(error)
         else:
-            with self._lock:
-                self.is_full, self._full_at = True, self._monotonic()
+            self._full_at = self._monotonic()
             self._shortages.failed("%s. Timeouts that it has no room for are read from the ledger", error)
         if was_probe:
             with self._lock:
@@ -111,7 +116,6 @@ class RedisHealth:
         """Note that Redis is unavailable. It is not used until a probe succeeds."""
         with self._lock:
             if self.is_up:
-                self.is_up = False
                 self._backoff.failed()
         is_foreign = isinstance(error, ForeignEngine)
         level = logging.ERROR if is_foreign else logging.WARNING
@@ -127,24 +131,19 @@ class RedisHealth:
         assert self.engine is not None
         self.engine.ping()
         check_prefix(self.engine)
-        for queue in queues:
-            for shard in range(self.engine.shards):
-                self.engine.queue(queue, shard).probe()
+        for queue in self.engine.queues(queues):
+            queue.probe()
 
     def recovered(self) -> None:
         """Note that Redis works, and contains the due timeouts again."""
         with self._lock:
-            self.is_up = True
             self._backoff.succeeded()
         self._outages.recovered("Redis is back, and wakes this worker again")
 
     def accepted(self) -> None:
         """Note that Redis has accepted everything that a sweep sent."""
-        with self._lock:
-            if not self.is_full or self._monotonic() - self._full_at <= ROOM_SECONDS:
-                return
-            self.is_full = False
-        self._shortages.recovered("Redis has room again")
+        if not self.is_full:
+            self._shortages.recovered("Redis has room again")
 
 
 class DatabaseHealth:
@@ -210,19 +209,17 @@ class ClockSkew:
         self._database = _Offset(monotonic)
         self._redis = _Offset(monotonic)
 
-    def ask_database(self) -> datetime:
-        """Return the time of the database.
+    def ask_database(self) -> None:
+        """Query the time of the database, several times while it is not known, or may have been set.
 
-        While its clock is not known, or may have been set, it is queried several times: one answer will be fast.
+        One answer will be fast.
         """
-        now = clock.now()
         for _ in range(QUERIES):
-            asked = self._monotonic()
-            now = database_now(self._using)
-            self._database.note(_ms(now), late_ms=1000 * (self._monotonic() - asked))
+            asked_at = self._monotonic()
+            now_ms = _ms(database_now(self._using))
+            self._database.note(now_ms, late_ms=1000 * (self._monotonic() - asked_at))
             if self._database.is_steady:
                 break
-        return now
 
     def note_database(self, now: datetime) -> None:
         """Note that the database clock showed `now`, at this time or earlier."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from queue import Empty, SimpleQueue
+from typing import Final
 
 from django.db import connections
 
@@ -21,7 +21,7 @@ from django_delayq.backoff import Backoff
 from django_delayq.clock import duration_text
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import NotMigrated, WrongInstallation
-from django_delayq.worker.loop import STOP_SIGNALS, Worker
+from django_delayq.worker.loop import STOP_SIGNALS, Worker, signal_handlers
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -75,7 +75,14 @@ class Supervisor:
         It is 1 if a process failed while it was stopped, or had to abort handlers; `REFUSED` if a process
         refused to start, which stops the others.
         """
-        with self._wakeups() as woken:
+        woken: SimpleQueue[None] = SimpleQueue()  # whose `get` a signal handler may end
+
+        def count(*_: object) -> None:
+            self._signals += 1
+            woken.put(None)
+
+        handlers = {**dict.fromkeys(STOP_SIGNALS, count), signal.SIGCHLD: lambda *_: woken.put(None)}
+        with signal_handlers(handlers):
             while True:
                 self._pass_signals_on()
                 for process in self._processes:
@@ -85,9 +92,8 @@ class Supervisor:
                 if not left:
                     return self._code
                 waits = [process.backoff.seconds_left for process in left if not process.pid]
-                select.select([woken], [], [], min(waits, default=None))
-                with suppress(BlockingIOError):
-                    os.read(woken, 1024)
+                with suppress(Empty):
+                    woken.get(timeout=min(waits, default=None))
                 self._reap()
 
     def _pass_signals_on(self) -> None:
@@ -121,7 +127,6 @@ class Supervisor:
         """Run a worker in the new process, and end it without returning to the code that called the supervisor."""
         code = 1
         try:
-            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for each in self._processes:
                 if each.orders >= 0:
@@ -145,9 +150,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Note the processes that have ended, and when each is started again."""
-        for process in self._processes:
-            if not process.pid:
-                continue
+        for process in [each for each in self._processes if each.pid]:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
             if not pid:
                 continue
@@ -174,28 +177,6 @@ class Supervisor:
                     duration_text(get_settings().lease),
                     extra={"event": "process_died", "pid": pid, "exit_code": code},
                 )
-
-    @contextmanager
-    def _wakeups(self) -> Iterator[int]:
-        """Count signals until the block ends; yield a file descriptor that is readable after each one."""
-        woken, waking = os.pipe()
-        os.set_blocking(woken, False)
-        os.set_blocking(waking, False)
-
-        def count(_number: int, _frame: Any) -> None:
-            self._signals += 1
-
-        handlers = {**dict.fromkeys(STOP_SIGNALS, count), signal.SIGCHLD: lambda _number, _frame: None}
-        former_fd = signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-        former: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield woken
-        finally:
-            signal.set_wakeup_fd(former_fd)
-            for number, handler in former.items():
-                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-            os.close(woken)
-            os.close(waking)
 
 
 def _signal_name(number: int) -> str:

@@ -40,7 +40,7 @@ from weakref import WeakKeyDictionary
 from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing import settle_expired
@@ -109,8 +109,9 @@ def _first_page(using: str, size: int, is_bounded: bool) -> QuerySet[Timeout, An
 class Swept(NamedTuple):
     """How many rows were read, and how many of their entries were missing or too late.
 
-    `restored`: how many of these Redis should have had: the rows were scheduled long enough ago, and due within
-    `HORIZON` from the beginning, so that they were pushed then.
+    `restored`: how many of these Redis should have had: the rows are not due yet, were scheduled long enough ago, and
+    due within `HORIZON` from the beginning, so that they were pushed then. Of overdue ones a worker may have deferred
+    the entry.
     """
 
     checked: int = 0
@@ -131,7 +132,7 @@ class Sweep:
         self._between: Callable[[], object] = lambda: None
         self._places: dict[str, Row | None] = {}
         """Where the next sweep continues in each range."""
-        self._deferred_until = clock.now()
+        self._now = clock.now()
         self._stopped = Stopped()
 
     def run_once(self, *, everything: bool = False, between: Callable[[], object] = lambda: None) -> Swept:
@@ -148,25 +149,19 @@ class Sweep:
             before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
             everything = everything or bool(before.keys() - self._stopped.keys())
             with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
-                self._deferred_until, end = now + DEFERRED, now + 2 * interval
+                self._now, end = now, now + 2 * interval
                 kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
                 page = page_of(self._using, start, None, end)
                 if len(page) < min(PAGE, PASS):  # all of them, as nearly always
                     self._places |= {"ahead": None, kind: None}
-                    swept = self._ensure([row for row in page if row.run_at > now])
-                    self._report_restored(swept.restored)
-                    between()
-                    return swept.plus(self._ensure([row for row in page if row.run_at <= now]))
-                # Rows that are due soon come first: they must not wait behind a long backlog.
-                swept = self._range("ahead", now, end)
+                    swept = self._ensure(page)
+                else:  # rows that are due soon come first: they must not wait behind a long backlog
+                    swept = self._range("ahead", now, end).plus(self._range(kind, start, now))
                 self._report_restored(swept.restored)
-                return swept.plus(self._range(kind, start, now))
+                return swept
 
     def _report_restored(self, restored: int) -> None:
-        """Send the signal, and log once that Redis has lost entries, if these are many.
-
-        The caller counts rows that are due in the future only: a worker may have deferred the entries of overdue ones.
-        """
+        """Send the signal, and log once that Redis has lost entries, if these are many."""
         if not restored:
             return
         entries_restored.send_robust(Timeout, count=restored)
@@ -182,34 +177,25 @@ class Sweep:
             )
 
     def _range(self, kind: str, start: datetime | None, end: datetime) -> Swept:
-        """Sweep pass after pass until the end of the range, or until a whole pass changed nothing.
+        """Sweep page after page until the end of the range, or until `PASS` rows in a row needed no change.
 
         Then Redis most likely contains the rest, too, and a backlog of 100,000 rows is not read every few seconds.
         The next sweep continues at that place, so that every row is read in the end.
         """
-        total = Swept()
-        place = self._places.get(kind)
-        while True:
-            swept, place = self._pass(start, place, end)
-            total = total.plus(swept)
-            if place is None or not swept.changed:
-                break
-        self._places[kind] = place
-        return total
-
-    def _pass(self, start: datetime | None, place: Row | None, end: datetime) -> tuple[Swept, Row | None]:
-        """Sweep at most `PASS` rows; return the last one, or None at the end of the range."""
+        total, unchanged, place = Swept(), 0, self._places.get(kind)
         if place is not None and start is not None and place.run_at < start:
             place = None
-        swept = Swept()
-        while swept.checked < PASS:
+        while unchanged < PASS:
             page = page_of(self._using, start, place, end)
-            swept = swept.plus(self._ensure(page))
+            swept = self._ensure(page)
             self._between()
-            if len(page) < PAGE:
-                return swept, None
-            place = page[-1]
-        return swept, place
+            total = total.plus(swept)
+            place = page[-1] if len(page) == PAGE else None
+            if place is None:
+                break
+            unchanged = 0 if swept.changed else unchanged + len(page)
+        self._places[kind] = place
+        return total
 
     def _ensure(self, rows: Sequence[Row]) -> Swept:
         settings = get_settings()
@@ -223,14 +209,14 @@ class Sweep:
             due_at = row.run_at
             # Workers remove the entries of policies with a rate early, and claim their due rows from the ledger.
             has_rate = policy is not None and policy.rate is not None
-            if has_rate and due_at <= self._deferred_until - DEFERRED:
+            if has_rate and due_at <= self._now:
                 continue
             if policy is None:
                 due_at = firing_state.unknown.parked_until(row.id) or due_at
             elif policy.label in self._stopped:
-                due_at = max(due_at, self._deferred_until)
+                due_at = max(due_at, self._now + DEFERRED)
             # Workers remove entries of policies with a rate shortly before they are due, and defer those of others.
-            is_kept = policy is not None and policy.rate is None
+            is_kept = policy is not None and not has_rate and row.run_at > self._now
             was_pushed = is_kept and row.created_at < pushed_before and row.run_at - row.created_at <= settings.horizon
             place = row.queue, self._engine.shard_of(row.id), was_pushed
             entries[place].append((row.id, self._skew.redis_ms(due_at)))
@@ -298,13 +284,13 @@ def count_old(using: str) -> Count:
     return count(prunable(using, before))
 
 
-def prune(using: str, older_than: timedelta | None = None, between: Callable[[], object] = lambda: None) -> int:
-    """Delete rows that were settled, and due, longer than `older_than` ago (default: `RETENTION`); return how many.
+def prune(using: str, between: Callable[[], object] = lambda: None) -> int:
+    """Delete rows that were settled, and due, longer than `RETENTION` ago; return how many.
 
     A row that was cancelled or fired long before its first deadline closes its round until then: without the row the
     object would be armed again. Each page is a transaction of its own, and `between` is called between two of them.
     """
-    before = database_now(using) - (get_settings().retention if older_than is None else older_than)
+    before = database_now(using) - get_settings().retention
     deleted = 0
     start: datetime | None = None
     while True:

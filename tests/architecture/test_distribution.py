@@ -26,8 +26,8 @@ USE_INSTALLED = """
 import sys, pathlib, django_delayq
 from importlib.resources import files
 assert pathlib.Path(django_delayq.__file__).is_relative_to(sys.argv[1]), django_delayq.__file__
-from django_delayq.engine.scripts import packaged_scripts
-packaged_scripts()
+from django_delayq.engine.scripts import read_texts
+assert "reserve" in read_texts()
 import django; django.setup()
 from django.core.management import call_command
 call_command("check")

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from django_delayq.engine import Change, Engine
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.support.waiting import wait_until
 

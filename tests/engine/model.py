@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from django_delayq.engine import Lease, Reserved
+from django_delayq.engine.engine import Lease, Reserved
 from django_delayq.engine.scripts import Client
 from tests.engine.virtual import VirtualQueue
 

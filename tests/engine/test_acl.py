@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients.clients import WORKER, evicting_policy, make_client
 from django_delayq.worker.sweep import try_claim_turn

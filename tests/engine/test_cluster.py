@@ -9,7 +9,8 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
-from django_delayq.engine import Change, Engine
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.redis_process import NoRedisServer, RedisProcess, binaries, default_binary
 from tests.engine.test_engine import walk_the_basic_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from django_delayq.engine import Engine
-from django_delayq.engine.records import SLICES, counter_keys
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import SLICES, counter_key
 from django_delayq.engine.scripts import Client
 from django_delayq.exceptions import EngineError
 
@@ -21,7 +21,7 @@ def test_a_counter_adds_up_everywhere(anywhere: Client) -> None:
 
 
 def test_only_the_present_slice_and_the_complete_ones_before_it_count(client: redis.Redis) -> None:
-    engine, key = Engine(client, prefix="p"), counter_keys("p", "c").counter
+    engine, key = Engine(client, prefix="p"), counter_key("p", "c")
     present = client.time()[0] * 1000 // HOUR_MS
     ages = {SLICES: 1000, SLICES - 1: 7, 1: 5, 0: 3, -1: 1000}
     client.set(key, " ".join(f"{present - age}:{count}" for age, count in ages.items()))
@@ -32,7 +32,7 @@ def test_only_the_present_slice_and_the_complete_ones_before_it_count(client: re
 
 
 def test_foreign_data_counts_as_nothing(client: redis.Redis) -> None:
-    engine, key = Engine(client, prefix="p"), counter_keys("p", "c").counter
+    engine, key = Engine(client, prefix="p"), counter_key("p", "c")
     client.set(key, b"\xff no counter")
     assert engine.count("c", 2, HOUR_MS) == 2
     client.delete(key)
@@ -44,4 +44,4 @@ def test_foreign_data_counts_as_nothing(client: redis.Redis) -> None:
 
 def test_names_and_prefixes_of_any_kind_do_not_share_a_key() -> None:
     given = [("a", "b:c"), ("a:count:b", "c"), ("a", "b%3Ac"), ("{a}", "b"), ("a", "{b}")]
-    assert len({counter_keys(*each).counter for each in given}) == len(given)
+    assert len({counter_key(*each) for each in given}) == len(given)

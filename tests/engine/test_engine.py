@@ -15,7 +15,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import django_delayq
-from django_delayq.engine import Change, DelayQueue, Engine, Entry
+from django_delayq.engine.engine import Engine, Entry
+from django_delayq.engine.records import Change, QueueKeys
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.redis_process import RedisProcess, binaries
 from tools.servers import free_port
@@ -107,7 +108,7 @@ def test_a_lease_breaks_when_the_due_time_is_set_and_not_when_it_is_only_ensured
 def test_a_queue_is_the_same_object_each_time(client: redis.Redis) -> None:
     engine = Engine(client, shards=2)
     assert engine.queue("q", 1) is engine.queue("q", 1)
-    assert engine.queue("q", 1).keys == DelayQueue(client, queue="q", shard=1, shards=2).keys
+    assert engine.queue("q", 1).keys == QueueKeys.of("delayq", "q", 1, 2)
     with pytest.raises(ValueError, match="shard"):
         engine.queue("q", 2)
     with pytest.raises(ValueError, match="1 shard or more"):
@@ -155,9 +156,11 @@ def test_the_engine_needs_no_django() -> None:
                 if name.split(".")[0] == "django":
                     raise ImportError("no Django here")
         sys.meta_path.insert(0, NoDjango())
-        from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease, QueueStats, Reserved, Wakeup
-        from django_delayq.engine.scripts import packaged_scripts
-        packaged_scripts()
+        from django_delayq.engine.engine import Engine, Entry, Lease, QueueStats, Reserved
+        from django_delayq.engine.records import Change
+        from django_delayq.engine.wakeup import Wakeup
+        from django_delayq.engine.scripts import read_texts
+        assert read_texts()
         assert not [name for name in sys.modules if name.split(".")[0] == "django"]
     """
     root = Path(django_delayq.__file__).parent.parent

@@ -13,8 +13,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine import Change, Engine, Entry, Lease
-from django_delayq.engine.scripts import Script, read_texts
+from django_delayq.engine.engine import Engine, Entry, Lease
+from django_delayq.engine.records import Change
+from django_delayq.engine.scripts import digest_and_keys, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
 from tests.engine.redis_process import RedisProcess
@@ -174,7 +175,7 @@ def test_foreign_data_is_moved_aside_once_whatever_is_lost_on_the_way(
     queue = Engine(client).queue("default", 0)
     client.set(queue.keys.entries, "mine")
     with through(proxy, HASTY if fault.is_silent else PATIENT) as unlucky:
-        proxy.inject(fault, only=Script.parse(read_texts()[request_hit]).sha.encode(), after=after)
+        proxy.inject(fault, only=digest_and_keys(read_texts()[request_hit])[0].encode(), after=after)
         with pytest.raises(EngineUnavailable):
             Engine(unlucky).queue("default", 0).ensure([(1, 5)])
         wait_until(lambda: proxy.met == {fault: 1})

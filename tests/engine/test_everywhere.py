@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.engine.scripts import Client
 from tests.engine.model import machine
 from tests.engine.test_engine import walk_the_basic_path

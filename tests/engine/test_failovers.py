@@ -13,7 +13,8 @@ from itertools import count
 import pytest
 from redis.crc import key_slot
 
-from django_delayq.engine import Change, Engine
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.load import loaded

@@ -10,7 +10,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import read_texts
 from django_delayq.exceptions import EngineError, EngineUnavailable
 from tests.engine.fault_proxy import FaultProxy
@@ -40,7 +41,7 @@ def proxied(shared_server: RedisProcess, client: redis.Redis) -> Iterator[tuple[
 
 
 def test_every_command_survives_a_script_flush(client: redis.Redis) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     steps: list[Callable[[], Any]] = [
         lambda: queue.ensure([(1, 0), (2, 0), (3, 0)]),
         lambda: queue.reschedule([(1, 0)]),
@@ -70,7 +71,7 @@ def test_a_round_trip_of_many_commands_survives_a_script_flush_in_order(client: 
 
 def test_a_restarted_server_serves_the_same_client(own_server: RedisProcess) -> None:
     with own_server.client() as client:
-        queue = DelayQueue(client)
+        queue = Engine(client).queue("default", 0)
         queue.ensure([(1, 0)])
         own_server.kill()
         with pytest.raises(EngineUnavailable):
@@ -92,7 +93,7 @@ def test_a_stalled_server_is_unavailable_after_the_clients_own_timeout(own_serve
                 call()
         own_server.resume()
     with own_server.client() as patient:
-        assert DelayQueue(patient).stats().total == 1
+        assert Engine(patient).queue("default", 0).stats().total == 1
 
 
 def drain_at_full_memory(client: redis.Redis, queue: DelayQueue) -> None:
@@ -115,7 +116,7 @@ def drain_at_full_memory(client: redis.Redis, queue: DelayQueue) -> None:
 @pytest.mark.parametrize("binary", binaries())
 def test_out_of_memory_stops_adding_and_nothing_else(binary: str) -> None:
     with RedisProcess(binary, extra=["--maxmemory-policy", "noeviction"]) as server, server.client() as client:
-        queue = DelayQueue(client)
+        queue = Engine(client).queue("default", 0)
         drain_at_full_memory(client, queue)
         for add in [queue.ensure, queue.reschedule]:
             with pytest.raises(EngineUnavailable, match="memory"):
@@ -131,7 +132,7 @@ def test_a_replica_is_unavailable_and_its_connections_are_dropped(binary: str) -
         replica.client() as client,
     ):
         client.config_set("replica-serve-stale-data", "yes")
-        queue = DelayQueue(client)
+        queue = Engine(client).queue("default", 0)
         before = client.client_id()
         with pytest.raises(EngineUnavailable):
             queue.ensure([(1, 0)])
@@ -149,7 +150,7 @@ def test_a_loading_or_misconfigured_server_is_told_apart_from_a_wrong_command(cl
         with client.client() as single:
             single.execute_command("AUTH", "reader", "x")
             with pytest.raises(EngineError) as refused:
-                DelayQueue(single).ensure([(1, 1)])
+                Engine(single).queue("default", 0).ensure([(1, 1)])
             assert not isinstance(refused.value, EngineUnavailable)
             single.execute_command("AUTH", "default", "")
     finally:
@@ -158,7 +159,7 @@ def test_a_loading_or_misconfigured_server_is_told_apart_from_a_wrong_command(cl
 
 def test_a_lost_reply_changes_nothing_that_may_be_repeated(proxied: tuple[FaultProxy, redis.Redis]) -> None:
     proxy, client = proxied
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     client.ping()
     proxy.lose_next_reply()
     assert queue.ensure([(1, 5), (2, 5)]) == 0, "the first sending had added them already"

@@ -7,8 +7,9 @@ import logging
 import pytest
 import redis
 
-from django_delayq.engine import Change, DelayQueue, Engine, Entry
-from django_delayq.engine.scripts import Caller, Scripts, read_texts
+from django_delayq.engine.engine import Engine, Entry
+from django_delayq.engine.records import Change
+from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineError
 from tests.engine.virtual import VirtualQueue
 
@@ -97,7 +98,7 @@ def test_a_key_of_another_type_is_moved_aside_and_the_command_works(
 ) -> None:
     client.connection_pool.connection_kwargs["decode_responses"] = decode
     client.connection_pool.disconnect()
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     client.set(queue.keys.entries, "mine")
     assert COMMANDS[command](queue)
     (aside,) = client.keys("*foreign*")
@@ -106,7 +107,7 @@ def test_a_key_of_another_type_is_moved_aside_and_the_command_works(
 
 
 def test_a_counter_of_another_type_is_moved_aside_and_the_lease_is_given(client: redis.Redis) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     queue.ensure([(1, 0)])
     client.rpush(queue.keys.counter, "mine")
     reserved = queue.reserve(1, 1000)
@@ -119,7 +120,7 @@ def test_a_counter_of_another_type_is_moved_aside_and_the_lease_is_given(client:
 
 
 def test_a_lease_on_a_queue_that_was_overwritten_acknowledges_nothing(client: redis.Redis) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     queue.ensure([(1, 0)])
     lease = queue.reserve(1, 1000).lease
     assert lease is not None
@@ -142,7 +143,7 @@ def test_a_round_trip_over_many_queues_gets_past_a_key_of_another_type(client: r
 
 
 def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     for value in range(20):
         client.set(queue.keys.entries, value)
         queue.ensure([(1, 1)])
@@ -154,8 +155,8 @@ def test_two_foreign_keys_of_one_millisecond_get_two_names(client: redis.Redis) 
 def test_who_writes_his_type_there_all_the_time_gets_an_error_and_not_a_loop(client: redis.Redis) -> None:
     # Renaming without effect simulates a client that always writes the key again first.
     header = "-- KEYS entries counter entries_aside counter_aside\n-- ARGV\n"
-    scripts = Scripts(read_texts() | {"set_aside": header + "return {}"})
-    queue = DelayQueue(client, caller=Caller(client, scripts))
+    texts = {**read_texts(), "set_aside": header + "return {}"}
+    queue = Engine(client, caller=Caller(client, texts)).queue("default", 0)
     client.set(queue.keys.entries, "mine")
     with pytest.raises(EngineError, match="WRONGTYPE"):
         queue.ensure([(1, 1)])

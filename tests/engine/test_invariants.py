@@ -14,7 +14,8 @@ import redis
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from django_delayq.engine import Change, DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.engine import DelayQueue, Engine, Entry, Lease
+from django_delayq.engine.records import Change
 from django_delayq.engine.scripts import Client
 from tests.engine.redis_process import RedisProcess, binaries
 from tests.engine.virtual import START_MS, VirtualQueue
@@ -26,7 +27,7 @@ TOP_MS = 2**42 - 1
 @pytest.fixture
 def any_queue(anywhere: Client) -> DelayQueue:
     """Yield a queue on each kind of Redis."""
-    return DelayQueue(anywhere)
+    return Engine(anywhere).queue("default", 0)
 
 
 def test_i4_what_is_inside_is_what_was_put_in_less_what_was_taken_out(any_queue: DelayQueue) -> None:
@@ -63,12 +64,12 @@ def test_i5_reserve_gives_the_earliest_due_entries_once_more_counted_until_the_l
 
 
 def test_i6_many_workers_at_once_never_hold_the_same_entry(shared_server: RedisProcess, client: redis.Redis) -> None:
-    DelayQueue(client).ensure([(id, 0) for id in range(1, 4001)])
+    Engine(client).queue("default", 0).ensure([(id, 0) for id in range(1, 4001)])
     taken: list[int] = []
 
     def drain() -> None:
         with shared_server.client() as own:
-            queue = DelayQueue(own)
+            queue = Engine(own).queue("default", 0)
             while (reserved := queue.reserve(7, 60_000)).lease:
                 taken.extend(entry.id for entry in reserved.entries)
                 queue.acknowledge(reserved.lease)
@@ -130,7 +131,7 @@ def test_i10_a_waiting_worker_learns_of_every_earlier_due_time(client: redis.Red
 
 
 def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client: redis.Redis) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     fill = "for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do redis.call('ZADD', KEYS[1], 1024, ARGV[3] .. i) end"
     for first in range(1, 1_000_001, 50_000):
         client.eval(fill, 1, queue.keys.entries, first, first + 49_999, "" if first <= 500_000 else "junk")
@@ -152,7 +153,7 @@ def test_i11_no_script_touches_more_than_a_thousand_of_a_million_members(client:
 
 
 def test_i11_more_than_a_thousand_arguments_are_several_commands_in_one_round_trip(client: redis.Redis) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     entries = [(id, 0) for id in range(1, 2501)]
     queue.ensure(entries[:1])
     lease = queue.reserve(1, 60_000).lease
@@ -239,12 +240,12 @@ def test_i13_scores_survive_a_restart_and_replication(binary: str, persistence: 
 
 
 def test_i15_no_command_reaches_a_key_that_it_was_not_given(client: redis.Redis) -> None:
-    keys = DelayQueue(client).keys
+    keys = Engine(client).queue("default", 0).keys
     given_keys = [keys.entries, keys.counter, keys.wake]
     client.acl_setuser("bound", enabled=True, passwords=["+x"], categories=["+@all"], keys=given_keys)
     with client.client() as bound:
         bound.execute_command("AUTH", "bound", "x")
-        queue = DelayQueue(bound)
+        queue = Engine(bound).queue("default", 0)
         queue.ensure([(1, 0), (2, 0)])
         queue.reschedule([(3, 0)])
         lease = queue.reserve(9, 60_000).lease

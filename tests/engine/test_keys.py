@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from django_delayq.engine import Change, DelayQueue, Engine
-from django_delayq.engine.records import queue_keys, shard_of
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change, QueueKeys
 
 ODD_NAMES = [
     "",
@@ -38,14 +38,8 @@ def test_every_name_has_its_own_keys_all_in_one_slot(shards: int) -> None:
     for prefix in ["delayq", "a:b", "{x}", "delayq:{a.0}"]:
         for name in ODD_NAMES:
             for shard in range(shards):
-                keys = queue_keys(prefix, name, shard, shards)
-                names = [
-                    keys.entries,
-                    keys.counter,
-                    keys.wake,
-                    keys.aside(1).entries_aside,
-                    keys.aside(1).counter_aside,
-                ]
+                keys = QueueKeys.of(prefix, name, shard, shards)
+                names = [*keys, *keys.aside(1)[2:]]
                 assert len({key_slot(key.encode()) for key in names}) == 1
                 assert all(key.isascii() and key.isprintable() and key.count("{") == 1 for key in names)
                 assert seen.isdisjoint(names)
@@ -54,7 +48,7 @@ def test_every_name_has_its_own_keys_all_in_one_slot(shards: int) -> None:
 
 @given(st.lists(st.text(), min_size=2, max_size=2, unique=True))
 def test_two_names_never_share_a_key(names: list[str]) -> None:
-    first, second = (queue_keys("delayq", name, 0, 1) for name in names)
+    first, second = (QueueKeys.of("delayq", name, 0, 1) for name in names)
     assert first.entries != second.entries
 
 
@@ -68,23 +62,24 @@ def test_queues_of_odd_names_hold_their_own_entries(client: redis.Redis) -> None
 
 @pytest.mark.parametrize("shards", [2, 3, 8, 64])
 def test_shards_are_spread_evenly_over_the_slots(shards: int) -> None:
-    slots = [key_slot(queue_keys("delayq", "default", shard, shards).entries.encode()) for shard in range(shards)]
+    slots = [key_slot(QueueKeys.of("delayq", "default", shard, shards).entries.encode()) for shard in range(shards)]
     assert [slot * shards // 16384 for slot in slots] == list(range(shards))
 
 
-def test_ids_are_spread_over_the_shards_and_stay_there() -> None:
+def test_ids_are_spread_over_the_shards_and_stay_there(client: redis.Redis) -> None:
+    engine = Engine(client, shards=8)
     counts = [0] * 8
     for id in range(1, 8001):
-        counts[shard_of(id, 8)] += 1
+        counts[engine.shard_of(id)] += 1
     assert min(counts) > 900
-    assert [shard_of(id, 8) for id in (1, 2, 3, 2**63 - 1)] == [7, 5, 3, 6]
-    assert {shard_of(id, 1) for id in range(100)} == {0}
+    assert [engine.shard_of(id) for id in (1, 2, 3, 2**63 - 1)] == [7, 5, 3, 6]
+    assert {Engine(client).shard_of(id) for id in range(100)} == {0}
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(1, 1), (-1, 1), (0, 0), (8, 8)])
 def test_a_shard_that_does_not_exist_is_refused(shard: int, shards: int) -> None:
     with pytest.raises(ValueError, match="is not one of"):
-        queue_keys("delayq", "default", shard, shards)
+        QueueKeys.of("delayq", "default", shard, shards)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,7 @@ def test_a_shard_that_does_not_exist_is_refused(shard: int, shards: int) -> None
 def test_what_is_out_of_range_is_refused_before_anything_is_sent(
     client: redis.Redis, entry: tuple[int, int], error: type[Exception]
 ) -> None:
-    queue = DelayQueue(client)
+    queue = Engine(client).queue("default", 0)
     entries = [*((id, 1) for id in range(1, 1500)), entry]
     with pytest.raises(error, match=r"id|due time"):
         queue.ensure(entries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.engine import QueueStats
+from django_delayq.engine.engine import QueueStats
 from tests.engine.virtual import VirtualQueue
 
 

@@ -6,7 +6,7 @@ A mutant that survives means that a line of Lua could be broken without any test
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -15,8 +15,8 @@ import redis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from django_delayq.engine import DelayQueue
-from django_delayq.engine.scripts import Caller, Scripts, read_texts
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.scripts import Caller, read_texts
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine import test_ensure, test_faults, test_foreign_data, test_leases, test_looking, test_reserve
 from tests.engine.model import machine
@@ -131,7 +131,7 @@ def mutated(path: str, old: str, new: str) -> dict[str, str]:
     if not path.startswith("include/"):
         name = path.removesuffix(".lua")
         assert texts[name].count(old) == 1
-        return texts | {name: texts[name].replace(old, new)}
+        return {**texts, name: texts[name].replace(old, new)}
     return {name: text.replace(whole, whole.replace(old, new)) for name, text in texts.items()}
 
 
@@ -143,7 +143,7 @@ def unit_tests() -> Iterator[Callable[[VirtualQueue], None]]:
                 yield function
 
 
-def is_caught(client: redis.Redis, texts: dict[str, str]) -> bool:
+def is_caught(client: redis.Redis, texts: Mapping[str, str]) -> bool:
     """Whether a unit test or the model fails with these commands."""
     for check in unit_tests():
         client.flushdb()
@@ -176,6 +176,6 @@ def test_a_command_that_does_not_begin_with_a_removal_is_caught(client: redis.Re
     texts = mutated(f"{name}.lua", "redis.call('ZREM', KEYS[1], '')", "0" if name == "reserve" else "local _ = 0")
     try:
         with pytest.raises(EngineUnavailable):
-            test_faults.drain_at_full_memory(client, DelayQueue(client, caller=Caller(client, Scripts(texts))))
+            test_faults.drain_at_full_memory(client, Engine(client, caller=Caller(client, texts)).queue("default", 0))
     finally:
         client.config_set("maxmemory", 0)

@@ -8,7 +8,7 @@ import pytest
 import redis
 from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.redis_process import RedisProcess
 from tests.engine.test_engine import walk_the_basic_path

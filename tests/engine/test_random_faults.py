@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from django_delayq.engine import DelayQueue, Lease
+from django_delayq.engine.engine import DelayQueue, Lease
 from django_delayq.exceptions import EngineUnavailable
 from tests.engine.fault_proxy import Fault, FaultProxy
 from tests.engine.model import LEASE_MS, Held, QueueMachine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.engine import Entry
+from django_delayq.engine.engine import Entry
 from tests.engine.virtual import VirtualQueue
 
 

@@ -8,12 +8,13 @@ from importlib.resources import files
 import pytest
 import redis
 
-from django_delayq.engine.records import queue_keys
-from django_delayq.engine.scripts import COMMANDS, Call, Script, Scripts, packaged_scripts, read_texts
+from django_delayq.engine.records import QueueKeys
+from django_delayq.engine.scripts import Call, Caller, digest_and_keys, read_texts
 
 FOLDER = files("django_delayq.engine") / "lua"
 TEXTS = read_texts()
-KEYS = queue_keys("delayq", "default", 0, 1)
+COMMANDS = sorted(TEXTS)
+KEYS = QueueKeys.of("delayq", "default", 0, 1)
 
 
 def raw(name: str) -> str:
@@ -27,6 +28,8 @@ def highest(table: str, text: str) -> int:
 
 def test_every_file_is_a_command_or_a_piece_that_is_used() -> None:
     assert {file.name for file in FOLDER.iterdir() if file.is_file()} == {f"{name}.lua" for name in COMMANDS}
+    calls = re.findall(r'"([a-z_]+)"', (files("django_delayq.engine") / "engine.py").read_text(encoding="utf-8"))
+    assert set(COMMANDS) - {"set_aside"} <= set(calls)
     used = {piece for name in COMMANDS for piece in re.findall(r"^--- include (\w+)$", raw(name), re.MULTILINE)}
     assert {file.name for file in (FOLDER / "include").iterdir()} == {f"{piece}.lua" for piece in used}
 
@@ -62,21 +65,21 @@ def test_no_include_is_left_and_none_is_put_in_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_digest_is_the_servers(client: redis.Redis, name: str) -> None:
-    assert client.script_load(TEXTS[name]) == Script.parse(TEXTS[name]).sha
+    assert client.script_load(TEXTS[name]) == digest_and_keys(TEXTS[name])[0]
 
 
 def test_a_text_without_a_head_is_refused() -> None:
-    with pytest.raises(KeyError):
-        Script.parse("return 1")
+    with pytest.raises(ValueError, match="unpack"):
+        digest_and_keys("return 1")
 
 
 def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Redis) -> None:
-    scripts, calls = packaged_scripts(), [Call("stats", KEYS), Call("remove", KEYS, ("1",))]
+    caller, calls = Caller(client), [Call("stats", KEYS), Call("remove", KEYS, ("1",))]
     client.script_flush()
-    scripts.run(client, calls)
+    caller.run(calls)
     client.config_resetstat()
-    scripts.run(client, calls)
-    scripts.run(client, calls[:1])
+    caller.run(calls)
+    caller.run(calls[:1])
     stats = client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 3
     assert "cmdstat_eval" not in stats
@@ -84,13 +87,13 @@ def test_commands_are_sent_by_digest_once_the_server_knows_them(client: redis.Re
 
 def test_the_error_of_one_command_leaves_the_others_their_replies(client: redis.Redis) -> None:
     client.set(KEYS.entries, "mine")
-    other = queue_keys("delayq", "other", 0, 1)
-    replies = packaged_scripts().run(client, [Call("remove", other, ("1",)), Call("remove", KEYS, ("1",))])
+    other = QueueKeys.of("delayq", "other", 0, 1)
+    replies = Caller(client).run([Call("remove", other, ("1",)), Call("remove", KEYS, ("1",))])
     assert replies[0] == 0
     assert isinstance(replies[1], redis.ResponseError)
 
 
 def test_a_command_that_is_no_lua_is_an_error_reply(client: redis.Redis) -> None:
-    broken = Scripts({"stats": "-- KEYS entries\n-- ARGV\n-- RETURN\nthis is not Lua"})
-    (reply,) = broken.run(client, [Call("stats", KEYS)])
+    broken = Caller(client, {"stats": "-- KEYS entries\n-- ARGV\n-- RETURN\nthis is not Lua"})
+    (reply,) = broken.run([Call("stats", KEYS)])
     assert isinstance(reply, redis.ResponseError)

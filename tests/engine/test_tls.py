@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients.clients import WORKER, make_client
 from tests.engine.certificates import Authority, Certificate, find_openssl

@@ -14,8 +14,10 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from django_delayq.engine import Change, Engine, Wakeup
 from django_delayq.engine import wakeup as wakeup_module
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
+from django_delayq.engine.wakeup import Wakeup
 from tests.engine.fault_proxy import FaultProxy
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django_delayq.engine import DelayQueue
-from django_delayq.engine.scripts import Caller, Scripts, read_texts
+from django_delayq.engine.engine import DelayQueue, Engine
+from django_delayq.engine.scripts import Caller, read_texts
 
 START_MS = 1_700_000_000_000
 
@@ -31,7 +31,7 @@ class VirtualQueue:
 
     def __init__(self, client: Any, texts: Mapping[str, str] | None = None, queue: str = "default") -> None:
         self.client = client
-        self._name, self._scripts = queue, Scripts(virtual_texts(texts))
+        self._name, self._texts = queue, virtual_texts(texts)
         self.queue = self.through(client)
         self.entries = self.queue.keys.entries
         self._tag = self.entries[self.entries.index("{") : self.entries.index("}") + 1]
@@ -39,7 +39,7 @@ class VirtualQueue:
 
     def through(self, client: Any) -> DelayQueue:
         """Return the same queue and clock with another client."""
-        return DelayQueue(client, queue=self._name, caller=Caller(client, self._scripts))
+        return Engine(client, caller=Caller(client, self._texts)).queue(self._name, 0)
 
     def set_clock(self, ms: int) -> None:
         """Set the clock to `ms`, and to the most microseconds within that millisecond."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import heappop, heappush
 from math import inf
@@ -27,7 +26,6 @@ from django_delayq.ledger.claiming import TURN_SECONDS, Slot
 from django_delayq.ledger.paging import chunks
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew
-from django_delayq.worker.sources import Batch, Source
 
 if TYPE_CHECKING:
     from django_delayq.policies import TimeoutPolicy
@@ -41,12 +39,26 @@ PREPARATION_SECONDS: Final = 0.02
 """What a worker needs from the end of a claim until its threads can begin, on a machine that is not busy."""
 
 
-class LedgerSource(Source):
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Timeouts that a source has leased or claimed for this worker.
+
+    `deliveries`: how often each id was delivered. `wait_seconds`: how long to wait before the next `take`.
+    `is_part`: more timeouts are due than there was room for. `slots`: when those of policies with a rate may begin.
+    """
+
+    deliveries: Mapping[int, int] = field(default_factory=dict)
+    wait_seconds: float = 0.0
+    is_part: bool = False
+    slots: Mapping[int, Slot] = field(default_factory=dict)
+
+
+class LedgerSource:
     """A source of due timeouts that needs only the ledger. Raises the database's errors."""
 
     def __init__(self, using: str, queues: Sequence[str] | None, skew: ClockSkew) -> None:
         self._using = using
-        self._queues = queues
+        self.queues = queues
         self._skew = skew
         self._lock = threading.Lock()
         self._poll_at = 0.0
@@ -66,9 +78,9 @@ class LedgerSource(Source):
         # Most polls find nothing. They must not begin a writing transaction, because SQLite allows only one at a time.
         paced = [label for policy in registry if policy.rate for label in policy.labels]
         without = [*firing_state.unknown.labels(), *paced]
-        if not claiming.is_any_claimable(self._using, self._queues, without):
+        if not claiming.is_any_claimable(self._using, self.queues, without):
             return Batch(wait_seconds=POLL_SECONDS)
-        claims = self._note(claiming.claim(self._using, self._queues, room, get_settings().lease, without))
+        claims = self._note(claiming.claim(self._using, self.queues, room, get_settings().lease, without))
         if len(claims) < room:
             return Batch(claims, POLL_SECONDS)
         self._poll_at = 0.0
@@ -76,17 +88,17 @@ class LedgerSource(Source):
 
     def labels_with_due(self, labels: Sequence[str]) -> list[str]:
         """Return those of `labels` whose policies have rows that are due and not claimed."""
-        return claiming.labels_with_claimable(self._using, self._queues, labels)
+        return claiming.labels_with_claimable(self._using, self.queues, labels)
 
     def take_of(self, limits: Mapping[str, int]) -> Mapping[int, int]:
         """Claim at most so many due rows of each label; return their deliveries."""
-        return self._note(claiming.claim_each(self._using, self._queues, limits, get_settings().lease))
+        return self._note(claiming.claim_each(self._using, self.queues, limits, get_settings().lease))
 
     def take_in_slots(self, policy: TimeoutPolicy[Any], limit: int, preparation: float) -> claiming.Granted | None:
         """Claim due rows of a policy with a rate: see `claiming.claim_in_slots`."""
         lease = get_settings().lease
         granted = claiming.claim_in_slots(
-            policy, self._using, self._queues, limit=limit, seconds=lease, preparation=preparation
+            policy, self._using, self.queues, limit=limit, seconds=lease, preparation=preparation
         )
         if granted is not None:
             self._note(granted.claimed)
@@ -206,23 +218,24 @@ class PacedSource:
 
 
 class SlotQueue:
-    """The works of one policy in due order, and their slots.
+    """The works of one policy with a rate in due order, and their slots; or all works of policies without one.
 
     A work is bound to a slot when the slot comes. So a slot for which this process is too late delays all works, and
-    does not change their order; in the end a work is left for which there is no slot. For the worker's own thread.
+    does not change their order; in the end a work is left for which there is no slot. Without a rate, the slot of a
+    work begins at its deadline and never ends. For the worker's own thread.
     """
 
     def __init__(self) -> None:
         self._works: list[tuple[float, int, Work]] = []
-        self._slots: deque[Slot] = deque()
+        self._slots: list[Slot] = []
 
     def __len__(self) -> int:
         """Return how many timeouts wait."""
         return sum(len(work.ids) for _, _, work in self._works)
 
     def add(self, work: Work) -> None:
-        """Append a work with its slot."""
-        self._slots.append(Slot(work.begin_at, work.begin_by))
+        """Insert a work with its slot."""
+        heappush(self._slots, Slot(work.begin_at, work.begin_by))
         self.put_back(work)
 
     def put_back(self, work: Work) -> None:
@@ -237,7 +250,7 @@ class SlotQueue:
     def ready(self, early_seconds: float) -> Iterator[Work]:
         """Remove and yield the works whose slot has come or comes within `early_seconds`, with that slot."""
         while self.next_at - early_seconds <= time.monotonic():
-            slot = self._slots.popleft()
+            slot = heappop(self._slots)
             if time.monotonic() <= slot.begin_by:
                 yield replace(heappop(self._works)[2], begin_at=slot.begin_at, begin_by=slot.begin_by)
 

@@ -14,13 +14,12 @@ from typing import Final
 
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.engine import DelayQueue, Engine, Lease
+from django_delayq.engine.engine import DelayQueue, Engine, Lease
 from django_delayq.exceptions import EngineError
 from django_delayq.firing.state import firing_state
 from django_delayq.policies import registry
 from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources import Batch, Source
-from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
+from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
 
 logger = logging.getLogger("django_delayq.worker")
 
@@ -52,14 +51,14 @@ class _Leased:
     again: dict[int, datetime] = field(default_factory=dict)
 
 
-class RedisSource(Source):
-    """The source of due timeouts that Redis is. Raises EngineError."""
+class RedisSource:
+    """The source of due timeouts that Redis is; without an engine it has none. Raises EngineError."""
 
-    def __init__(self, engine: Engine, queues: Iterable[str], skew: ClockSkew) -> None:
+    def __init__(self, engine: Engine | None, queues: Iterable[str], skew: ClockSkew) -> None:
         self._engine = engine
         self._skew = skew
         self._lock = threading.RLock()
-        self._check_at: dict[tuple[str, int], float] = {}
+        self._check_at: dict[DelayQueue, float] = {}
         """When to ask each queue and shard next."""
         self._turn = 0
         self._leased: list[_Leased] = []
@@ -67,44 +66,41 @@ class RedisSource(Source):
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
-        for queue in queues:
-            for shard in range(self._engine.shards):
-                self._check_at.setdefault((queue, shard), 0.0)
+        for queue in [] if self._engine is None else self._engine.queues(queues):
+            self._check_at.setdefault(queue, 0.0)
 
     def check_now(self) -> None:
         """Make the next `take` ask every queue."""
-        for place in self._check_at:
-            self._check_soon(place)
+        for queue in self._check_at:
+            self._check_soon(queue)
 
-    def _check_soon(self, place: tuple[str, int]) -> None:
-        """Make the next `take` ask `place`; while unknown policies are about, only after the handicap."""
+    def _check_soon(self, queue: DelayQueue) -> None:
+        """Make the next `take` ask `queue`; while unknown policies are about, only after the handicap."""
         soon = time.monotonic() + HANDICAP_SECONDS if firing_state.unknown.are_about else 0.0
-        self._check_at[place] = min(self._check_at[place], soon)
+        self._check_at[queue] = min(self._check_at[queue], soon)
 
     def take(self, room: int) -> Batch:
         """Ask every queue that may have due entries for an equal part of the room, in turns, and then for more."""
         now = time.monotonic()
-        places = list(self._check_at)
-        self._turn = (self._turn + 1) % max(1, len(places))
-        asked = [place for place in places[self._turn :] + places[: self._turn] if self._check_at[place] <= now]
+        queues = list(self._check_at)
+        self._turn = (self._turn + 1) % max(1, len(queues))
+        asked = [queue for queue in queues[self._turn :] + queues[: self._turn] if self._check_at[queue] <= now]
         deliveries: dict[int, int] = {}
         for _ in range(MAX_ROUNDS):
             if not asked or len(deliveries) >= room:
                 break
             share = max(1, (room - len(deliveries)) // len(asked))
             more = []
-            for place in asked:
-                if len(deliveries) == room:
-                    more.append(place)  # its time to be asked has come and stays so
-                elif self._reserve(place, min(share, room - len(deliveries)), deliveries):
-                    more.append(place)
+            for queue in asked:
+                left = room - len(deliveries)
+                if not left or self._reserve(queue, min(share, left), deliveries):
+                    more.append(queue)  # without room, its time to be asked has come and stays so
             asked = more
         wait = min(self._check_at.values(), default=MAX_WAIT_SECONDS) - time.monotonic()
         return Batch(deliveries, max(0.0, wait), is_part=bool(asked))
 
-    def _reserve(self, place: tuple[str, int], limit: int, deliveries: dict[int, int]) -> bool:
+    def _reserve(self, queue: DelayQueue, limit: int, deliveries: dict[int, int]) -> bool:
         """Lease entries of one queue into `deliveries`; return whether it has more. After an error release all."""
-        queue = self._engine.queue(*place)
         lease_seconds = get_settings().lease.total_seconds()
         asked, is_handicapped = time.monotonic(), firing_state.unknown.are_about
         with self._lock:
@@ -129,7 +125,7 @@ class RedisSource(Source):
         idle = MAX_WAIT_SECONDS - random.uniform(0, JITTER_SECONDS)
         wait = idle if next_ms is None else min(idle, max(0, next_ms - LEAD_MS - reserved.now_ms) / 1000)
         handicap = HANDICAP_SECONDS if is_handicapped else 0.0
-        self._check_at[place] = time.monotonic() + wait + handicap if wait else 0.0
+        self._check_at[queue] = time.monotonic() + wait + handicap if wait else 0.0
         return not wait
 
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
@@ -155,7 +151,7 @@ class RedisSource(Source):
                     due = {id: self._skew.redis_ms(due_at) for id, due_at in leased.again.items()}
                     leased.queue.release(leased.lease, due.items())
                     # An entry that is due again already is taken now, not when the current wait ends.
-                    self._check_soon((leased.queue.name, self._engine.shard_of(next(iter(due)))))
+                    self._check_soon(leased.queue)
                     leased.again = {}
             too_old = time.monotonic() - get_settings().lease.total_seconds()
             self._leased = [
@@ -205,27 +201,18 @@ class Sources:
         self, health: RedisHealth, queues: Sequence[str], only: Sequence[str] | None, using: str, skew: ClockSkew
     ) -> None:
         self._health = health
-        self._redis = None if health.engine is None else RedisSource(health.engine, queues, skew)
+        self.redis = RedisSource(health.engine, queues, skew)
         self.ledger = LedgerSource(using, only, skew)
-        self._fairness = Fairness(self.ledger, only)
+        self._fairness = Fairness(self.ledger)
         self.paced = PacedSource(self.ledger)
         self._must_poll = False
 
-    def serve(self, queues: Sequence[str]) -> None:
-        if self._redis is not None:
-            self._redis.serve(queues)
-
-    def check_now(self) -> None:
-        """Make the next `take` ask every queue in Redis."""
-        if self._redis is not None:
-            self._redis.check_now()
-
-    def take(self, room: int, in_flight: Mapping[str, int] | None = None, least: int = MIN_SHARE) -> Batch:
+    def take(self, room: int, in_flight: Mapping[str, int], least: int = MIN_SHARE) -> Batch:
         """Lease or claim about `room` due timeouts, and without room up to `least` of underserved policies.
 
         `in_flight` is how many timeouts the worker has already, by policy.
         """
-        others = self._fairness.take(room, in_flight or {}, least)
+        others = self._fairness.take(room, in_flight, least)
         rest = room - len(others)
         try:
             batch = self._take(rest) if rest > 0 else Batch(is_part=True, wait_seconds=MAX_WAIT_SECONDS)
@@ -233,19 +220,18 @@ class Sources:
             self.ledger.release(others)
             raise
         # While other releases run, one of them may have deferred in Redis what only this worker can fire.
-        self._fairness.note_backlog(batch.is_part or (self._redis is not None and firing_state.unknown.are_about))
-        deliveries = batch.deliveries
-        if others:  # of two counts the higher one decides whether a timeout is a poison message
-            deliveries = {**deliveries, **{id: max(count, deliveries.get(id, 0)) for id, count in others.items()}}
+        may_be_deferred = self._health.engine is not None and firing_state.unknown.are_about
+        self._fairness.note_backlog(batch.is_part or may_be_deferred)
+        # Of two counts the higher one decides whether a timeout is a poison message.
+        counts = {id: max(count, batch.deliveries.get(id, 0)) for id, count in others.items()}
+        deliveries = {**batch.deliveries, **counts}
         # Without room the end of a handler wakes the worker, but all running handlers may be slow.
         return replace(batch, deliveries=deliveries, wait_seconds=min(batch.wait_seconds, self._fairness.seconds_left))
 
     def _take(self, room: int) -> Batch:
-        if self._redis is None:
-            return self.ledger.take(room)
         if self._health.is_up and not self._must_poll:
             try:
-                batch = self._redis.take(room)
+                batch = self.redis.take(room)
             except EngineError as error:
                 self._lost(error)
             else:
@@ -265,19 +251,16 @@ class Sources:
     def resolve(self, done: Collection[int], again: Mapping[int, datetime]) -> None:
         """Note results in both sources, because one timeout may have come from both."""
         self.ledger.resolve(done, again)
-        if self._redis is not None:
-            self._redis.resolve(done, again)
+        self.redis.resolve(done, again)
 
     def flush(self) -> None:
         """Send what `resolve` has noted. While Redis is unavailable its part waits, as long as it is of use."""
-        if self._redis is not None:
-            self._try(self._redis.flush)
+        self._try(self.redis.flush)
         self.ledger.flush()
 
     def extend(self) -> None:
         """Extend all leases and claims that are not resolved to one `LEASE` from now."""
-        if self._redis is not None:
-            self._try(self._redis.extend)
+        self._try(self.redis.extend)
         self.ledger.extend()
 
     def _try(self, call: Callable[[], None]) -> None:
@@ -300,12 +283,11 @@ class Fairness:
     policies are underserved: they have due timeouts, but few of them in this worker. It claims some of these, the
     longest due first. Redis is not informed: an entry that is still there is found settled when its turn comes.
 
-    `only` names the queues (None: all). For the worker's own thread.
+    For the worker's own thread.
     """
 
-    def __init__(self, ledger: LedgerSource, only: Sequence[str] | None) -> None:
+    def __init__(self, ledger: LedgerSource) -> None:
         self._ledger = ledger
-        self._only = only
         self._check_at = math.inf
         self._pause = FIRST_CHECK_SECONDS
         self._turn = 0
@@ -348,8 +330,8 @@ class Fairness:
 
     def _labels(self) -> Sequence[tuple[str, str]]:
         """Return pairs of a served policy and one of its labels, in turns at most as many as one query may ask for."""
-        served = [policy for policy in registry if self._only is None or policy.queue in self._only]
-        served = [policy for policy in served if policy.rate is None]
+        only = self._ledger.queues
+        served = [policy for policy in registry if policy.rate is None and (only is None or policy.queue in only)]
         pairs = [(policy.label, label) for policy in served for label in policy.labels]
         self._turn = (self._turn + MAX_LABELS) % max(1, len(pairs)) if len(pairs) > MAX_LABELS else 0
         return (pairs[self._turn :] + pairs[: self._turn])[:MAX_LABELS]

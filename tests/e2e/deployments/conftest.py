@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from django_delayq import schedule_timeout
-from django_delayq.engine import Change
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine

@@ -14,7 +14,7 @@ from django.core.checks import run_checks
 from django.db import connection
 
 from django_delayq.conf import get_settings
-from django_delayq.engine import Change
+from django_delayq.engine.records import Change
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
 from django_delayq.worker import Worker
 from tests.e2e.deployments.conftest import Stage

@@ -14,7 +14,7 @@ import pytest
 from django.db import connections
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.engine.records import QueueKeys, queue_keys
+from django_delayq.engine.records import QueueKeys
 from django_delayq.models import Timeout, WorkerSeen
 from tests.settings import DB
 from tests.support.processes import effects
@@ -41,7 +41,7 @@ MESSAGES = [b"", b"nan", b"-1", b"9" * 100_000, b"\xff\xfe", b"\x80\x04cos\nsyst
 
 @pytest.fixture
 def keys(prefix: str, redis_client: redis.Redis) -> QueueKeys:
-    return queue_keys(prefix, "default", 0, 1)
+    return QueueKeys.of(prefix, "default", 0, 1)
 
 
 @pytest.fixture

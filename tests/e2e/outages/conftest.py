@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.db import connection
 
+from django_delayq.engine.engine import Engine
 from django_delayq.redis_clients import forget_engine, get_engine
-from django_delayq.redis_clients.breaker import ProducerEngine
+from django_delayq.redis_clients.breaker import Breaker, GuardedCaller
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -38,15 +39,21 @@ def seconds() -> Seconds:
     return Seconds()
 
 
+def breaker_of(engine: Engine) -> Breaker:
+    assert isinstance(engine.caller, GuardedCaller)
+    return engine.caller.breaker
+
+
 @pytest.fixture
-def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], ProducerEngine]]:
+def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], Engine]]:
     """Use the Redis at this URL, behind a breaker with the clock `seconds`; return the engine."""
 
-    def use(url: str) -> ProducerEngine:
+    def use(url: str) -> Engine:
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
         engine = get_engine("default")
         assert engine is not None
-        engine.breaker._clock = engine.breaker._backoff._monotonic = seconds
+        breaker = breaker_of(engine)
+        breaker._clock = breaker._backoff._monotonic = seconds
         return engine
 
     yield use

@@ -22,19 +22,19 @@ from django.test import AsyncClient, Client
 from django.utils import timezone
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.engine import Change
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.ledger.outbox import push
 from django_delayq.models import Timeout
-from django_delayq.redis_clients.breaker import ProducerEngine
 from tests.conftest import ROOT
-from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, once
+from tests.e2e.outages.conftest import LookUps, Seconds, await_redis_calls, breaker_of, once
 from tests.e2e.outages.faults import FAULTS, silent, swallowed
 from tests.e2e.outages.wire import Wire
 from tests.support.waiting import wait_until
 from tests.testapp.models import Order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True)]
-UseRedis = Callable[[str], ProducerEngine]
+UseRedis = Callable[[str], Engine]
 
 
 def schedule_and_cancel(times: int) -> None:
@@ -67,7 +67,7 @@ def test_redis_is_asked_once_and_once_more_when_the_pause_is_over(
         await_redis_calls()
         assert wire.opened <= 2
         assert wire.asked > first[1] or fault == "refused"
-        assert engine.breaker.is_open
+        assert breaker_of(engine).is_open
     assert told(caplog) == ["redis_away"]
     assert Timeout.objects.count() == 36
 
@@ -122,10 +122,10 @@ def test_a_name_server_that_does_not_answer_is_waited_for_by_nobody(
         schedule_and_cancel(10)
         wait_until(lambda: len(asked) > 1)
         assert asked == ["redis.example"] * 2, "one that was waited for, and the probe, which was not"
-        assert engine.breaker.is_open
+        assert breaker_of(engine).is_open
     finally:
         answers.set()
-    wait_until(lambda: not engine.breaker._is_probing)
+    wait_until(lambda: not breaker_of(engine)._is_probing)
 
 
 @once
@@ -135,7 +135,7 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
     with Wire(int(redis_url.rsplit(":", 1)[1].partition("/")[0])) as wire:
         engine = use_redis(wire.url)
         schedule_and_cancel(3)
-        assert not engine.breaker.is_open
+        assert not breaker_of(engine).is_open
         wire.go_silent()
         before = wire.asked
         schedule_and_cancel(25)
@@ -145,7 +145,7 @@ def test_a_connection_that_goes_silent_is_waited_for_once(
         wire.speak()
         seconds.now += 60
         schedule_and_cancel(1)
-        wait_until(lambda: not engine.breaker.is_open)
+        wait_until(lambda: not breaker_of(engine).is_open)
         row = schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
         assert row.pk in dict(engine.queue("default", 0).peek())
 
@@ -277,7 +277,7 @@ from tests.testapp.models import Order
 get_settings.cache_clear()
 
 def order():
-    breaker = get_engine("default").breaker
+    breaker = get_engine("default").caller.breaker
     breaker._clock = breaker._backoff._monotonic = lambda: 0.0  # so that no pause ends on a slow machine
     for _ in range(10):
         schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_delayq.engine.records import queue_keys
+from django_delayq.engine.records import QueueKeys
 from tests.conftest import ROOT
 from tests.e2e.races.stage import PATIENCE, Actor, all_answer
 from tests.support.waiting import wait_until
@@ -51,7 +51,7 @@ def two_workers(
     for log in logs:
         with log.open("wb") as output:
             workers.append(start_command("delayq_worker", stdout=output, stderr=output))
-    channel = queue_keys(prefix, "default", 0, 1).wake
+    channel = QueueKeys.of(prefix, "default", 0, 1).wake
 
     def both_listen() -> bool:
         ended = [log.read_text() for worker, log in zip(workers, logs, strict=True) if worker.poll() is not None]

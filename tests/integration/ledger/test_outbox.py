@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.test import TestCase
 
 from django_delayq import clock
-from django_delayq.engine import Change
+from django_delayq.engine.records import Change
 from django_delayq.ledger import outbox
 from django_delayq.ledger.outbox import change_for, due_ms_of, push
 from django_delayq.models import Timeout

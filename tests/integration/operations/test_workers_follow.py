@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from django.utils import timezone
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.ledger import claiming, controls
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations import fire_now, hold, pause, resume, shadow
@@ -18,7 +18,7 @@ from django_delayq.operations.changes import ABANDONED_AFTER
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
 from django_delayq.worker.background import Background
-from django_delayq.worker.servers import ClockSkew, RedisHealth
+from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sweep import Sweep
 from tests.integration.operations.conftest import BY, pending
 from tests.support.waiting import wait_until
@@ -138,9 +138,7 @@ def test_what_was_put_aside_before_a_resume_can_be_claimed_after_it() -> None:
 
 @pytest.mark.usefixtures("without_redis")
 def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
-    background = Background(
-        RedisHealth(None), "default", ClockSkew("default"), serve=None, known_queues=[], wake=lambda: None
-    )
+    background = Background(Worker())
     rows = due_orders("remind", 2)
     claimed = claiming.claim("default", None, 10, timedelta(minutes=1))
     pause(REMIND, by=BY)

@@ -128,7 +128,7 @@ def test_the_engines_of_all_ledgers_share_one_client_and_one_circuit_breaker() -
     one, other = (get_engine(ledger) for ledger in LEDGERS)
     assert one is not None and other is not None
     assert one.prefix != other.prefix
-    assert one.client is other.client and one.breaker is other.breaker
+    assert one.client is other.client and one.caller is other.caller
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["mapping", "string"])

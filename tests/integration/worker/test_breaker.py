@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_delayq.exceptions import EngineError, EngineUnavailable
+from django_delayq.redis_clients import breaker as module
 from django_delayq.redis_clients.breaker import (
     FIRST_PAUSE_SECONDS,
     FRESH_SECONDS,
@@ -62,8 +63,15 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def breaker(seconds: Seconds) -> Breaker:
-    return Breaker(clock=seconds, limit_seconds=30)
+def breaker(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Breaker:
+    monkeypatch.setattr(module, "LIMIT_SECONDS", 30)
+    return Breaker(clock=seconds)
+
+
+@pytest.fixture
+def quick(seconds: Seconds, monkeypatch: pytest.MonkeyPatch) -> Breaker:
+    monkeypatch.setattr(module, "LIMIT_SECONDS", 0.05)
+    return Breaker(clock=seconds)
 
 
 def refused(breaker: Breaker, work: Callable[[], Any]) -> bool:
@@ -138,37 +146,36 @@ def test_nobody_waits_for_a_probe_and_there_is_one_at_a_time(
     assert server.asked == 2, "160 calls, one probe"
 
 
-def test_a_server_that_says_nothing_is_waited_for_once(seconds: Seconds, server: Server) -> None:
-    breaker = Breaker(clock=seconds, limit_seconds=0.05)
+def test_a_server_that_says_nothing_is_waited_for_once(quick: Breaker, server: Server) -> None:
     server.speaks.clear()
     with pytest.raises(EngineUnavailable, match=r"no answer for 0\.05 seconds"):
-        breaker.call(server)
+        quick.call(server)
     for _ in range(100):
-        assert refused(breaker, server)
+        assert refused(quick, server)
     assert server.asked == 1
     assert server.answered == 0
 
 
-def test_an_answer_that_comes_when_nobody_waits_for_it_any_more_closes_it(seconds: Seconds, server: Server) -> None:
+def test_an_answer_that_comes_when_nobody_waits_for_it_any_more_closes_it(quick: Breaker, server: Server) -> None:
     """A remote server: opening a connection takes longer than the timeout, but an open one works."""
-    breaker = Breaker(clock=seconds, limit_seconds=0.05)
     server.speaks.clear()
-    assert refused(breaker, server)
-    assert breaker.is_open
+    assert refused(quick, server)
+    assert quick.is_open
     server.speaks.set()
-    wait_until(lambda: not breaker.is_open)
+    wait_until(lambda: not quick.is_open)
     assert server.asked == 1
 
 
-def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(seconds: Seconds, server: Server) -> None:
-    breaker = Breaker(clock=seconds, limit_seconds=0.05)
+def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(
+    seconds: Seconds, quick: Breaker, server: Server
+) -> None:
     server.speaks.clear()
     server.error = EngineUnavailable("away")
-    assert refused(breaker, server)
+    assert refused(quick, server)
     server.speaks.set()
     wait_until(lambda: server.answered == 1)
-    assert breaker.is_open
-    assert breaker._backoff.retry_at == seconds.now + FIRST_PAUSE_SECONDS
+    assert quick.is_open
+    assert quick._backoff.retry_at == seconds.now + FIRST_PAUSE_SECONDS
 
 
 def test_the_pause_doubles_with_each_failed_probe_up_to_a_few_seconds(

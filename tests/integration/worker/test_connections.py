@@ -15,9 +15,11 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from django_delayq.conf import ConfigError
-from django_delayq.engine import Change, Engine
+from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import Change
 from django_delayq.exceptions import EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_engine, get_worker_engine
+from django_delayq.redis_clients.breaker import GuardedCaller
 from tests.engine.redis_process import RedisProcess
 from tests.integration.worker.redis_setups import cluster_of, sentinel_of
 from tests.support.waiting import wait_until
@@ -216,7 +218,8 @@ def test_a_view_waits_once_for_a_server_that_never_answers_and_then_not_at_all(
     for _ in range(10):
         with pytest.raises(EngineUnavailable):
             engine.apply([Change("default", 1, NEVER)])
-    assert engine.breaker.is_open
+    assert isinstance(engine.caller, GuardedCaller)
+    assert engine.caller.breaker.is_open
     black_hole.shutdown(socket.SHUT_RDWR)
     counting.join()
     for connection in accepted:

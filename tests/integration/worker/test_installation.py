@@ -15,7 +15,7 @@ from django.db import OperationalError, connections
 from django.utils import timezone
 
 from django_delayq import clock
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallation
 from django_delayq.ledger import installation
 from django_delayq.models import Installation, Timeout, WorkerSeen

@@ -17,12 +17,11 @@ from django_delayq import Limits
 from django_delayq.firing import Report, Work, run
 from django_delayq.ledger.claiming import Slot
 from django_delayq.models import Timeout
+from django_delayq.worker import Worker
 from django_delayq.worker import dispatch as dispatch_module
-from django_delayq.worker.dispatch import Dispatch, Prefetch
-from django_delayq.worker.servers import ClockSkew, RedisHealth
-from django_delayq.worker.sources import Batch
-from django_delayq.worker.sources.ledger import LedgerSource, PacedSource
-from django_delayq.worker.sources.redis import Sources
+from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.servers import ClockSkew
+from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
 from tests.integration.worker.test_rates import RATE, Begins, Declare, claim, overdue
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, due_orders
@@ -78,9 +77,7 @@ class Silent:
 
 
 def dispatch_to(executor: Any) -> Dispatch:
-    skew = ClockSkew("default")
-    sources = Sources(RedisHealth(None), ["default"], None, "default", skew)
-    return Dispatch(executor, sources, "default", skew=skew, prefetch=Prefetch(1), wake=lambda: None)
+    return Dispatch(Worker(concurrency=1), executor)
 
 
 def test_a_work_that_was_given_up_while_it_waited_for_a_slot_is_left_alone(declare: Declare, settings: Any) -> None:

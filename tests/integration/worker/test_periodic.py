@@ -17,10 +17,8 @@ from django_delayq.arming import sync as sync_module
 from django_delayq.firing import plan
 from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
-from django_delayq.redis_clients import get_engine
-from django_delayq.worker import background
+from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job, PeriodicThread
-from django_delayq.worker.servers import ClockSkew, RedisHealth
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
@@ -51,6 +49,7 @@ def in_a_thread(step: Callable[[], object]) -> None:
         raise failed[0]
 
 
+MINUTE = timedelta(minutes=1)
 own_session = pytest.mark.skipif(bool(POOL or POOLER), reason="another thread or client gets the session next")
 
 
@@ -81,7 +80,7 @@ def test_a_job_on_a_connection_that_became_read_only_opens_another_one() -> None
             make_read_only()
 
     def run() -> None:
-        job = Job("test", work, 60)
+        job = Job.every(MINUTE, "test", work)
         job.run()
         job.run()
         assert job.seconds_left > 30, "the second run has succeeded"
@@ -110,7 +109,7 @@ def test_errors_of_a_read_only_server_are_known_and_others_are_not() -> None:
 @own_session
 def test_a_job_whose_connection_was_cut_while_idle_does_not_fail(caplog: pytest.LogCaptureFixture) -> None:
     def run() -> None:
-        job = Job("test", write, 60)
+        job = Job.every(MINUTE, "test", write)
         job.run()
         cut_this_connection()
         job.run()
@@ -138,7 +137,7 @@ def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pyt
     def fail() -> None:
         raise OperationalError("the server closed the connection")
 
-    job = Job("test", fail, 60)
+    job = Job.every(MINUTE, "test", fail)
     for longest in (1, 2, 4, 8):
         job.run()
         assert longest / 2 - 0.4 < job.seconds_left <= longest
@@ -184,14 +183,7 @@ def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
         return scan.steps(policy, *rest)
 
     monkeypatch.setattr(sync_module, "steps", steps)
-    jobs = Background(
-        RedisHealth(get_engine("default")),
-        "default",
-        ClockSkew("default"),
-        serve=None,
-        known_queues=[],
-        wake=lambda: None,
-    )
+    jobs = Background(Worker())
     with pytest.raises(OperationalError):
         jobs.sync(at_once=True)
     policies = len(sync_module.automatic_policies("default"))
@@ -212,7 +204,11 @@ def test_a_long_job_lets_urgent_ones_run_between_its_pages() -> None:
             thread.run_urgent()
         thread.stop()
 
-    thread.jobs += [Job("leases", lambda: ran.append("leases"), 0.05, is_immediate=False), Job("sweep", sweep, 60)]
+    def extend() -> float:
+        ran.append("leases")
+        return 0.05
+
+    thread.jobs += [Job("leases", extend, begins_in=0.05), Job.every(MINUTE, "sweep", sweep)]
     thread.start()
     thread.join(100)
     assert [each for each in ran if each != "leases"] == ["page 0", "page 1", "page 2"]

@@ -121,8 +121,9 @@ def test_a_row_that_somebody_holds_stays_until_the_next_time() -> None:
     assert prune("default") == 1
 
 
-def test_another_age_may_be_asked_for() -> None:
+def test_the_age_is_a_setting(settings: Any) -> None:
     (row,) = due_orders("remind", 1, hours=1)
     settle(row, settled=3, due=3)
-    assert prune("default", timedelta(days=4)) == 0
-    assert prune("default", timedelta(days=2)) == 1
+    for days, pruned in ((4, 0), (2, 1)):
+        settings.DELAYQ = {**settings.DELAYQ, "RETENTION": timedelta(days=days)}
+        assert prune("default") == pruned

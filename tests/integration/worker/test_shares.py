@@ -38,7 +38,7 @@ def poll(only: list[str] | None = None) -> LedgerSource:
 
 
 def behind(only: list[str] | None = None) -> Fairness:
-    fairness = Fairness(poll(only), only)
+    fairness = Fairness(poll(only))
     fairness.note_backlog(True)
     return fairness
 
@@ -51,7 +51,7 @@ def crowd(count: int = 60) -> list[Timeout]:
 
 def test_who_keeps_up_asks_nothing() -> None:
     due_orders("linger")
-    fairness = Fairness(poll(), None)
+    fairness = Fairness(poll())
     fairness.note_backlog(False)
     with CaptureQueriesContext(connection) as queries:
         assert fairness.take(100, {}) == {}

@@ -10,7 +10,7 @@ import pytest
 
 from django_delayq import Limits, Rate, clock, operations
 from django_delayq.clock import database_now
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.firing import Report, settle_expired
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout

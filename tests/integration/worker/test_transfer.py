@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq import clock
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.exceptions import EngineError
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.remote import RemoteExecutor
@@ -169,8 +169,7 @@ def test_a_worker_holds_what_it_can_do_soon() -> None:
 
 
 def test_a_task_queue_that_needs_a_second_for_each_message_gets_no_less_than_it_does_in_two() -> None:
-    prefetch = Prefetch(4)
-    prefetch.seconds = RemoteExecutor.prefetch_seconds
+    prefetch = Prefetch(4, RemoteExecutor.prefetch_seconds)
     for _ in range(20):
         prefetch.completed(in_flight=prefetch.size, seconds=1)
     assert prefetch.size > 0.9 * MAX_PREFETCH

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from django_delayq.engine import Engine
+from django_delayq.engine.engine import Engine
 from django_delayq.redis_clients import forget_engine, get_worker_engine
 from django_delayq.worker import sweep
 from django_delayq.worker.sweep import try_claim_turn
