@@ -59,30 +59,26 @@ LOG_INTERVAL_SECONDS: Final = 60.0
 MAX_FRAMES: Final = 3
 
 
-def time_limit(policy: TimeoutPolicy[Any]) -> float | None:
-    """Return how many seconds a call of the policy's handler may take; None: as long as it likes."""
-    limit = (policy.limits and policy.limits.run) or get_settings().handler_limit
-    return None if limit is None else limit.total_seconds()
-
-
-def run_within(limit: float, act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
-    """Run `act`, which fires `running.work`, and complete `report` if a call in it takes longer than `limit` seconds.
+def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
+    """Run `act`, which fires `running.work`. Complete `report` if a call in it takes longer than its policy allows.
 
     Inside another handler, or inside a transaction, as in a `TestCase`, the connections cannot be cut: then `act` runs
     without a limit of its own.
     """
+    policy = registry.get(running.work.policy)
+    limit = (policy and policy.limits and policy.limits.run) or get_settings().handler_limit
     is_inside = any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
-    if is_inside or threading.get_ident() in firing_state.running:
+    if policy is None or limit is None or is_inside or firing_state.current is not None:
         act()
         return
-    loan = _Loan(running, limit)
+    loan = _Loan(running, limit.total_seconds())
     call = loan.run(act)
     if call is None:
         return
     if call.timeout_ids:
-        _record(call, loan, report, using)
+        _record(policy, call, loan, report, using)
     else:
-        _complete(loan, report, using)
+        _complete(policy, loan, report, using)
     rest = [id for id in running.work.ids if id not in report.done and id not in report.again]
     report.release_rest(rest, report.current_time())
 
@@ -182,11 +178,9 @@ def _interrupt(thread_id: int) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Abandoned))
 
 
-def _record(call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
+def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
     """Record the failed attempt of the timeout whose handler hangs. A batch is released, to be fired one by one."""
-    work, policy = loan.running.work, registry.get(loan.running.work.policy)
-    assert policy is not None
-    if len(work.ids) > 1:
+    if len(loan.running.work.ids) > 1:
         firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * loan.limit))
     error = TimeLimitExceeded(f"It took longer than {loan.limit:g} s, and was abandoned: {loan.place}")
     if len(call.timeout_ids) > 1:
@@ -209,7 +203,7 @@ def _record(call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
     report.add(persistently(settle, timeout_id, using))
 
 
-def _complete(loan: _Loan, report: ReportBuilder, using: str) -> None:
+def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, using: str) -> None:
     """Report the transaction whose `on_commit` callback hangs as fired, and run the callbacks behind it.
 
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
@@ -233,8 +227,7 @@ def _complete(loan: _Loan, report: ReportBuilder, using: str) -> None:
         f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": running.work.policy},
     )
-    policy = registry.get(running.work.policy)
-    if policy is not None and running.committed is not None:
+    if running.committed is not None:
         count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
 
 
