@@ -20,7 +20,7 @@ from django_delayq.firing.handler import Call, call_handler, caught, firing_tran
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
+from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.ledger import settling
@@ -128,7 +128,7 @@ class Attempt:
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         reach("committed")
-        log_withheld(self.policy.label, self.withheld)
+        log_late(self.policy.label, self.withheld)
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:

@@ -54,8 +54,6 @@ MIN_ALONE_SECONDS: Final = 30.0
 ALONE_LIMITS: Final = 10
 """After a handler took too long, its policy is fired one by one for so many times its limit."""
 SLOW_SECONDS: Final = 1.0
-LOG_INTERVAL_SECONDS: Final = 60.0
-"""Slow works of one policy are logged at most once in this time."""
 MAX_FRAMES: Final = 3
 
 
@@ -91,12 +89,13 @@ class _Loan:
         running: the work.
         limit: how many seconds a call may take.
         place: where the call was when it was abandoned.
+        lent: the connections.
     """
 
     running: RunningWork
     limit: float
     place: str = ""
-    _lent: Sequence[BaseDatabaseWrapper] = field(default_factory=lambda: connections.all())
+    lent: Sequence[BaseDatabaseWrapper] = field(default_factory=lambda: connections.all())
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, act: Callable[[], None]) -> Call | None:
@@ -105,7 +104,7 @@ class _Loan:
         # A copy of the context, so that tracing, for example, continues.
         target = partial(contextvars.copy_context().run, self._borrow, act)
         thread = threading.Thread(target=target, name=f"{threading.current_thread().name}-limited", daemon=True)
-        lend(self._lent)
+        lend(self.lent)
         thread.start()
         try:
             call = self._watch(self.limit)
@@ -116,18 +115,18 @@ class _Loan:
         if call is not None:
             self._abandon(thread)
         else:
-            take_back(self._lent)
+            take_back(self.lent)
         return call
 
     def _borrow(self, act: Callable[[], None]) -> None:
         with suppress(Abandoned):
             try:
-                for connection in self._lent:
+                for connection in self.lent:
                     connections[connection.alias] = connection
                 act()
             finally:
                 self._ended.release()
-        for connection in self._lent if self.running.is_abandoned else ():
+        for connection in self.lent if self.running.is_abandoned else ():
             with suppress(Exception):
                 connection.close()
 
@@ -145,8 +144,8 @@ class _Loan:
     def _abandon(self, thread: threading.Thread) -> None:
         """Take the connections away, cut them, and ask the thread to end: at the latest it ends with the process."""
         self.place = activity(thread.ident or 0, self.running)
-        take_away(self._lent)
-        self.cut()
+        take_away(self.lent)
+        cut(self.lent)
         firing_state.abandoned.append(thread)
         if self.running.cancel is not None:
             with suppress(RuntimeError):  # its event loop has just been closed
@@ -154,10 +153,6 @@ class _Loan:
             if self._ended.acquire(timeout=CANCEL_SECONDS):
                 return
         self.running.interrupt(_interrupt)
-
-    def cut(self) -> None:
-        """End the transactions of the other thread. May be repeated."""
-        cut(self._lent)
 
 
 def _interrupt(thread_id: int) -> None:
@@ -169,11 +164,8 @@ def _interrupt(thread_id: int) -> None:
     """
     if sys.version_info < (3, 12) and (sys.gettrace() or sys.getprofile()):
         return
-    frame = sys._current_frames().get(thread_id)
-    while frame is not None:
-        if frame.f_code.co_filename == logging.__file__:
-            return
-        frame = frame.f_back
+    if any(frame.f_code.co_filename == logging.__file__ for frame in _stack(thread_id)):
+        return
     with suppress(AttributeError):  # not every Python has it
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Abandoned))
 
@@ -197,7 +189,7 @@ def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportB
     def settle() -> ReportBuilder:
         found = record(policy, timeout_id, error, using, seen=call.seen, is_counted=call.is_counted)
         if timeout_id in found.uncounted:  # its row is still locked
-            loan.cut()
+            cut(loan.lent)
         return found
 
     report.add(persistently(settle, timeout_id, using))
@@ -246,13 +238,10 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
             _log_run(run, lasted, logging.WARNING, "handler_runs_long", activity(thread, run))
         elif lasted >= SLOW_SECONDS and not run.is_logged:
             run.is_logged = True
-            label = run.work.policy
-            if now - firing_state.slow_logged_at.get(label, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
-                continue
-            firing_state.slow_logged_at[label] = now
-            level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
-            words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
-            _log_run(run, lasted, level, "handler_slow", activity(thread, run) + words)
+            if firing_state.is_time_to_log(run.work.policy):
+                level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
+                words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
+                _log_run(run, lasted, level, "handler_slow", activity(thread, run) + words)
 
 
 def _log_run(run: RunningWork, lasted: float, level: int, event: str, activity: str) -> None:
@@ -268,7 +257,7 @@ def _log_run(run: RunningWork, lasted: float, level: int, event: str, activity: 
 
 def activity(thread: int, run: RunningWork) -> str:
     """Describe what the thread does or waits for, and where in the user's code."""
-    frames = [*_stack(sys._current_frames().get(thread)), *_awaited(run.awaited)]
+    frames = [*_stack(thread), *_awaited(run.awaited)]
     in_handler = bool(run.timeout_ids)
     elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
     parts = [_database_activity(frames) or elsewhere]
@@ -278,9 +267,9 @@ def activity(thread: int, run: RunningWork) -> str:
     return ", ".join(parts)
 
 
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    """Return `frame` and its callers up to the call of the handler, the outermost first."""
-    stack = []
+def _stack(thread: int) -> list[FrameType]:
+    """Return what the thread executes, from the call of the handler on, the outermost frame first."""
+    stack, frame = list[FrameType](), sys._current_frames().get(thread)
     while frame is not None:
         stack.append(frame)
         if frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name == "call_handler":
