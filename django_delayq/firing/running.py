@@ -152,7 +152,8 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
 
 def _uncount(timeout_id: int, using: str) -> None:
     """Undo the counting: the handler did not begin, or was rolled back for a reason outside of it."""
-    try:
+    why = "the database failed"
+    with suppress(Error):
         for _ in range(_UNCOUNT_TRIES):
             with firing_transaction(using):
                 row = settling.lock_rows([timeout_id], using, history=True)[0].get(timeout_id)
@@ -162,8 +163,6 @@ def _uncount(timeout_id: int, using: str) -> None:
                     return
             time.sleep(_UNCOUNT_PAUSE_SECONDS)
         why = "another transaction has locked its row"
-    except Error:
-        why = "the database failed"
     logger.warning("Timeout %s keeps an attempt counted that did not run: %s", timeout_id, why)
 
 
