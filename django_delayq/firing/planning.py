@@ -66,13 +66,12 @@ def plan(
     found = _rows_of(deliveries, using)
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
-    policies = {label: registry.get(label) for label in {row.policy for row in found}}
-    stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
+    stopped = stop_cache.confirmed(using, {policy.label for row in found if (policy := registry.get(row.policy))})
     due: dict[tuple[str, str, datetime | Slot | None], list[_Row]] = defaultdict(list)
     early: dict[int, datetime] = {}
     begins: dict[tuple[str, str], datetime] = {}
     for row in found:
-        policy, now = policies[row.policy], row.database_now
+        policy, now = registry.get(row.policy), row.database_now
         if Timeout.State(row.state).is_settled:
             log_waiting([row.id], f"it is {row.state} already")
             report.done.append(row.id)
@@ -83,9 +82,7 @@ def plan(
             log_waiting([row.id], f"the policy {row.policy} is not declared here")
             report.again[row.id] = firing_state.unknown.again_at(row.policy, row.id, now)
         elif policy.label in stopped:
-            log_waiting([row.id], STOPPED)
-            report.uncounted.add(row.id)
-            report.again[row.id] = stopped.recheck_at(policy.label, now)
+            report.release_rest([row.id], stopped.recheck_at(policy.label, now), STOPPED)
         elif policy.rate and pacing and row.state == Timeout.State.PENDING:
             if slot := pacing.slots.get(row.id):
                 due[policy.label, row.queue, slot].append(row)
