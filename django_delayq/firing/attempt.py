@@ -308,10 +308,10 @@ class Attempt:
 
     def _record(self, error: BaseException) -> None:
         """Record the failed attempt of the only candidate. An error here must not keep others from being reported."""
-        [candidate], call, policy, using = self.candidates, self.call, self.policy, self.using
-        seen, took = (call.seen, time.monotonic() - call.began) if call else (None, None)
+        [candidate], policy, using = self.candidates, self.policy, self.using
+        call = self.call or Call((candidate.id,), is_counted=self.is_counted)
         try:
-            found = record(policy, candidate.id, error, using, seen=seen, is_counted=self.is_counted, took=took)
+            found = record(policy, error, using, call)
         except Exception as failure:  # noqa: BLE001 - see above
             self.report.release_unknown(policy.label, [candidate.id], failure, using)
         else:

@@ -13,7 +13,7 @@ from django_delayq import clock
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.handler import firing_transaction, reach
+from django_delayq.firing.handler import Call, firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import Report, ReportBuilder
 from django_delayq.ledger import settling
@@ -75,42 +75,31 @@ def settle_dead_attempts(using: str, limit: int, ids: Collection[int] | None = N
         if policy is None and row.run_at > long_ago:
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
-        report.add(record(policy, row.pk, error, using, seen=seen, is_counted=True))
+        report.add(record(policy, error, using, Call((row.pk,), seen, is_counted=True)))
     return report
 
 
 def record(
-    policy: TimeoutPolicy[Any] | None,
-    timeout_id: int,
-    error: BaseException,
-    using: str,
-    *,
-    seen: dict[str, Any] | None,
-    is_counted: bool = False,
-    superseded: bool = False,
-    took: float | None = None,
+    policy: TimeoutPolicy[Any] | None, error: BaseException, using: str, call: Call, *, superseded: bool = False
 ) -> ReportBuilder:
-    """Commit what `error` means for the timeout, unless it was moved, cancelled or tried meanwhile.
+    """Commit what `error` means for the timeout of `call`, unless it was moved, cancelled or tried meanwhile.
 
     Args:
         policy: None: not declared here any more; the default retries apply.
-        timeout_id: the timeout.
         error: what the handler raised: an outcome, or a failure.
         using: the database.
-        seen: columns of the row when it was fired; None: it was not read, and must still be due.
-        is_counted: this attempt is among the row's `attempts` already.
+        call: the call of the handler.
         superseded: a newer round has just taken the slot, as an IntegrityError has shown.
-        took: for how many seconds the handler ran, for the log; None: that is not known.
     """
-    report, verdict = ReportBuilder(), None
+    report, verdict, [timeout_id] = ReportBuilder(), None, call.timeout_ids
     reach("undone")
     try:
         with firing_transaction(using):
             row, now = report.lock_row(timeout_id, using)
             if row is None:
                 return report
-            if _is_unchanged(row, seen, now):
-                found = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
+            if _is_unchanged(row, call.seen, now):
+                found = _verdict(policy, row, error, now, row.attempts if call.is_counted else row.attempts + 1)
                 values = {**found.values, "history": appended(row.history, *found.events)}
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, policy.labels if policy else (), using)
@@ -119,14 +108,14 @@ def record(
     except IntegrityError:
         if superseded:
             raise
-        return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True, took=took)
+        return record(policy, error, using, call, superseded=True)
     reach("recorded")
     report.errors[timeout_id] = error
     if verdict is not None and (row.is_settled or verdict.error is not None):
         report.add_outcomes([row])
     else:
         report.add_row(row)
-    _log(row, error, verdict, now, took)
+    _log(row, error, verdict, now, call.took)
     return report
 
 

@@ -64,14 +64,17 @@ class Abandoned(BaseException):
 
 @dataclass(slots=True)
 class Call:
-    """A call of a handler, or of an `on_commit` callback, that is running."""
+    """A call of a handler, or of an `on_commit` callback."""
 
     timeout_ids: tuple[int, ...] = ()
     """Its timeouts; empty for a callback, whose transaction is committed."""
     seen: dict[str, Any] | None = None
-    """Columns of the row if the transaction of the handler rolls back, for `failures.record`."""
+    """Columns of the row if the transaction of the handler rolls back. None: it was not read, and must still be due."""
     is_counted: bool = False
+    """The attempt is among the row's `attempts` already."""
     began: float = field(default_factory=time.monotonic)
+    took: float | None = None
+    """Seconds; None: it has not ended, or it ran in a process that died."""
 
 
 @dataclass(slots=True)
@@ -94,9 +97,8 @@ class RunningWork:
     thread_ids: set[int] = field(default_factory=set)
     """The threads that run the work: its own, and the one of the event loop."""
     is_abandoned: bool = False
-    is_logged: bool = False
     logged_after: float = 0.0
-    """After how many seconds it was last logged as longer than a lease."""
+    """After how many seconds it was last logged as slow or longer than a lease; 0: never."""
     has_begun: bool = False
     """Whether a handler was called."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -120,6 +122,7 @@ class RunningWork:
         try:
             return act()
         finally:
+            call.took = time.monotonic() - call.began
             with self._lock:
                 self.call = outer
                 is_abandoned = self.is_abandoned

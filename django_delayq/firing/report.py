@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -189,8 +188,7 @@ class ReportBuilder:
     def note_call(self, call: Call) -> None:
         """Note for the log that the handler has returned."""
         if logger.isEnabledFor(logging.INFO):
-            seconds = time.monotonic() - call.began
-            found = HandlerCall(self.current_time(), seconds, len(call.timeout_ids))
+            found = HandlerCall(self.current_time(), call.took or 0.0, len(call.timeout_ids))
             self.calls.update(dict.fromkeys(call.timeout_ids, found))
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:

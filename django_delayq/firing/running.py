@@ -140,7 +140,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
                 is_counted = settling.compare_and_set(row, using, attempts=row.attempts + 1, history=history)
     if seen is not None:  # no attempt is left
         died = WorkerDied("The process died each time that this timeout was fired.")
-        report.add(record(policy, timeout_id, died, using, seen=seen, is_counted=True))
+        report.add(record(policy, died, using, Call((timeout_id,), seen, is_counted=True)))
         return
     if is_counted:
         log_suspect(row)  # before it runs: this process may be the next to die
@@ -192,7 +192,7 @@ def _run_handler(
     except KeyboardInterrupt:
         with suppress(Exception):
             interrupted = TransientFailure("interrupted", timedelta(0))
-            record(policy, row.pk, interrupted, using, seen=seen, is_counted=True)
+            record(policy, interrupted, using, call)
         raise
     if error is None:
         reach("handled")
@@ -207,8 +207,7 @@ def _run_handler(
         wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
         failure = TransientFailure(reason, wait)
         log_waiting([row.pk], reason)
-    options: dict[str, Any] = {"seen": seen, "is_counted": True, "took": time.monotonic() - call.began}
-    report = persistently(lambda: record(policy, row.pk, failure, using, **options), row.pk, using)
+    report = persistently(lambda: record(policy, failure, using, call), row.pk, using)
     if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
         report.uncounted.update(report.again)
     return report

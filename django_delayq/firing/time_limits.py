@@ -187,7 +187,7 @@ def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportB
     [timeout_id] = call.timeout_ids
 
     def settle() -> ReportBuilder:
-        found = record(policy, timeout_id, error, using, seen=call.seen, is_counted=call.is_counted)
+        found = record(policy, error, using, call)
         if timeout_id in found.uncounted:  # its row is still locked
             cut(loan.lent)
         return found
@@ -200,10 +200,10 @@ def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, us
 
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
     """
-    running = loan.running
-    if running.committed is not None:
-        report.add(running.committed)
-    after, rest = RunningWork(running.work), running.callbacks
+    running, rest = loan.running, loan.running.callbacks
+    assert running.committed is not None
+    report.add(running.committed)
+    after = RunningWork(running.work)
 
     def act() -> None:
         with tracked(after):
@@ -213,14 +213,13 @@ def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, us
         _Loan(after, loan.limit).run(act)
     logger.error(
         "An on_commit() callback of %s took longer than %g s and was abandoned; its transaction is committed: %s%s",
-        running.work.policy,
+        policy.label,
         loan.limit,
         loan.place,
         f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
-        extra={"event": "callback_abandoned", "policy": running.work.policy},
+        extra={"event": "callback_abandoned", "policy": policy.label},
     )
-    if running.committed is not None:
-        count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
+    count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
 
 
 def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
@@ -234,10 +233,10 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
     for thread, run in busy:
         lasted = now - run.began
         if lasted >= max(lease_seconds, 2 * run.logged_after):
-            run.is_logged, run.logged_after = True, lasted
+            run.logged_after = lasted
             _log_run(run, lasted, logging.WARNING, "handler_runs_long", activity(thread, run))
-        elif lasted >= SLOW_SECONDS and not run.is_logged:
-            run.is_logged = True
+        elif lasted >= SLOW_SECONDS and not run.logged_after:
+            run.logged_after = lasted
             if firing_state.is_time_to_log(run.work.policy):
                 level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
                 words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
