@@ -81,12 +81,7 @@ class WorkQueue:
         threads_for: how many works of a policy may run at once; infinite: its handlers do not use the CPU.
     """
 
-    def __init__(
-        self,
-        threads: int,
-        reserves_one: Callable[[], bool] = lambda: True,
-        threads_for: Callable[[str], float] = lambda _: inf,
-    ) -> None:
+    def __init__(self, threads: int, reserves_one: Callable[[], bool], threads_for: Callable[[str], float]) -> None:
         self._threads = threads
         self._reserves_one = reserves_one
         self._threads_for = threads_for
@@ -182,7 +177,7 @@ class WorkQueue:
             self._changed.notify_all()
 
 
-class ThreadExecutor:
+class ThreadExecutor(Executor):
     """Daemon threads, each with a database connection that is open before the first deadline.
 
     They are daemons so that a second signal to stop need not wait for a handler that hangs. One more thread, without a
@@ -195,7 +190,6 @@ class ThreadExecutor:
     """
 
     keeps_leases = True
-    prefetch_seconds = 0.5
     early_seconds = 0.004
     """So a thread is ready at the deadline, even if the worker's main thread is busy for some milliseconds."""
 

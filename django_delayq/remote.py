@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -19,18 +19,15 @@ from typing import Any, Final
 from django.db import Error, connections
 
 from django_delayq.backoff import StateLog
-from django_delayq.clock import DatabaseNow
 from django_delayq.conf import get_settings
 from django_delayq.executors import Done, Executor
-from django_delayq.firing import Report, Work, extend_firing, run
+from django_delayq.firing import Report, Work, extend_firing, plan, run
 from django_delayq.firing.report import MAX_ID, MAX_IDS
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
-from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import message_of
 from django_delayq.ledger.installation import check_ledger
-from django_delayq.ledger.paging import chunks
 from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy, registry
 
@@ -41,8 +38,6 @@ VERSION: Final = 1
 MAX_LABEL: Final = 200
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 0.5
 """Between two reads of the ledger: the first after progress, the second while nothing changes."""
-PAGE: Final = 500
-"""How many rows one query reads; SQLite and the statement caches of servers prefer short lists."""
 JOIN_SECONDS: Final = 5.0
 SOON: Final = timedelta(seconds=1)
 EXTEND_RETRY_SECONDS: Final = 5.0
@@ -153,7 +148,7 @@ class RemoteExecutor(Executor):
     def _poll(self) -> bool:
         """Report what the ledger shows of the sent works, and forget those that are overdue; return if any is known."""
         try:
-            report = outcomes({each: sent.work.policy for sent in self._sent for each in sent.ids}, self._using)
+            report = outcomes((each for sent in self._sent for each in sent.ids), self._using)
         except Exception as error:  # noqa: BLE001 - the worker's own queries notice and log it, too
             logger.debug("the outcomes of sent works cannot be read: %s", message_of(error))
             check_connections(error=error)
@@ -183,34 +178,18 @@ def _answer(sent: _Sent, report: Report) -> None:
     pairs = [(each, obj) for each, obj in zip(sent.work.ids, sent.work.object_ids, strict=True) if each in known]
     ids, object_ids = zip(*pairs, strict=True)
     sent.ids -= known
-    fired, untried = (tuple(each for each in some if each in known) for some in (report.fired, report.untried))
-    answer = Report(done, again, fired, report.now, untried=untried)
-    sent.done(replace(sent.work, ids=ids, object_ids=object_ids), answer)
+    sent.done(replace(sent.work, ids=ids, object_ids=object_ids), replace(report, done=done, again=again))
 
 
-def outcomes(labels: Mapping[int, str], using: str) -> Report:
-    """Return which of the timeouts, given with the labels of their policies, are settled, moved, firing or stopped.
+def outcomes(ids: Iterable[int], using: str) -> Report:
+    """Return which of the timeouts are settled, moved, firing or stopped.
 
     The report does not name those that are still due: they wait for a process, or are being fired. Raises the errors of
     the database.
     """
-    done, again, fired, untried, now = [], {}, [], [], None
-    stopped = stop_cache.confirmed(using, set(labels.values()))
-    for page in chunks(list(labels), PAGE):
-        rows = Timeout.objects.using(using).filter(pk__in=page).annotate(database_now=DatabaseNow())
-        found = set()
-        for id, state, run_at, now in rows.values_list("id", "state", "run_at", "database_now"):
-            found.add(id)
-            if Timeout.State(state).is_settled:
-                done.append(id)
-                fired += [id] if state == Timeout.State.FIRED else []
-            elif run_at > now:  # with atomic=False a row that is firing expires then, unless `fire` extends it
-                again[id] = run_at
-            elif labels[id] in stopped:
-                again[id] = stopped.recheck_at(labels[id], now)
-                untried.append(id)
-        done += set(page) - found
-    return Report(tuple(done), again, tuple(fired), now, untried=tuple(untried))
+    _, report = plan(dict.fromkeys(ids, 1), using)
+    fired = Timeout.objects.using(using).filter(pk__in=report.done, state=Timeout.State.FIRED)
+    return replace(report, fired=tuple(fired.values_list("pk", flat=True)))
 
 
 def fire(message: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,15 +12,15 @@ from typing import Any
 
 from django.db import connections
 
-from django_delayq import signals
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
-from django_delayq.firing.failures import settle_dead_attempts
-from django_delayq.firing.handler import Call, call_handler, firing_transaction, guarded, reach
+from django_delayq.conf import get_settings
+from django_delayq.firing.failures import record, settle_dead_attempts
+from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
 from django_delayq.firing.overlap import OverlapDetector, StatementMonitor
-from django_delayq.firing.rails import count_fired, is_in_shadow, log_withheld, withhold
+from django_delayq.firing.rails import count_fired, is_in_shadow, log_late, withhold
 from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.ledger import settling
@@ -30,7 +30,7 @@ from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
 
-Cause = Timeout.Cause
+State, Cause = Timeout.State, Timeout.Cause
 ALONE_AFTER_OVERLAP_SECONDS = 600.0
 
 
@@ -48,13 +48,15 @@ class Overlap(Exception):
 
 @dataclass(slots=True)
 class Attempt:
-    """One transaction over one or several timeouts of one policy. Its report counts only if it committed.
+    """One transaction over one or several timeouts of one policy. With `atomic=False` it marks its row `firing` only.
 
     Attributes:
         is_counted: an earlier transaction has counted this attempt.
         checks_only: settle what no handler is called for, and leave the others as they are.
-        ready: the members whose handler runs.
-        turn: the member whose handler ran last.
+        report: the outcomes; they count only if the transaction committed.
+        ready: the members whose handler runs, in due order; of a batch in the order of keys.
+        left: with `checks_only`, the timeouts whose handler could be called.
+        call: the last call of the handler.
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
         expired: rows that were `firing` too long.
@@ -71,7 +73,8 @@ class Attempt:
     checks_only: bool = False
     report: ReportBuilder = field(default_factory=ReportBuilder)
     ready: list[Member] = field(default_factory=list)
-    turn: Member | None = None
+    left: set[int] = field(default_factory=set)
+    call: Call | None = None
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     expired: list[int] = field(default_factory=list)
@@ -81,38 +84,51 @@ class Attempt:
     cost: Cost = field(default_factory=Cost)
     is_committed: bool = False
 
-    def fire(self, failed: Callable[[BaseException], ReportBuilder]) -> ReportBuilder:
-        """Run the transaction and return its report.
+    def fire(self, report: ReportBuilder) -> bool:
+        """Run the transaction, and add the outcomes to `report`. Return False if there are none.
 
-        A transient error releases all candidates and counts no attempt. After any other error, which also rolled
-        everything back, the report is what `failed` returns. If the connection was lost during COMMIT, the outcome is
-        unknown: the next attempt finds it in the row.
+        A transient error releases all candidates and counts no attempt. Any other error, which also rolled everything
+        back, is recorded as a failed attempt of one timeout. Of several none is reported: fire each of them alone.
+        If the connection was lost during COMMIT, the outcome is unknown: the next attempt finds it in the row.
         """
-        return guarded(self._run, lambda error: self._released(error) or failed(error))
+        error = caught(self._run)
+        if error is not None:
+            self.report = ReportBuilder(now=self.report.now)
+            if not self._has_released(error):
+                if len(self.candidates) > 1:
+                    return False
+                self._record(error)
+        report.add(self.report)
+        return True
 
-    def _run(self) -> ReportBuilder:
+    @property
+    def is_uncalled(self) -> bool:
+        """Return whether it has called no handler, and the next candidates most likely need none either."""
+        was_unneeded = self.is_committed and not self.ready and not self.left
+        return was_unneeded or len(self.report.uncounted) == len(self.candidates)
+
+    def _run(self) -> None:
+        running = firing_state.running[threading.get_ident()]
         self.guards = stop_cache.guards(self.policy, self.using)
         with firing_transaction(self.using):
             reach("begun")
             self.ready = self._mark_at_once()
             if self.ready:
                 self.report.now = self.ready[0].row.settled_at
-                self._report_fired(self.ready)
             if len(self.ready) < len(self.candidates):
                 self._mark_step_by_step()
             if self.report.now:
                 firing_state.note_database(self.report.now)
             reach("marked")
-            if self.ready:
-                if not firing_state.running[threading.get_ident()].begin():
-                    raise SlotOver
+            if self.ready and not running.begin():
+                raise SlotOver
+            if self.ready and self.policy.atomic:
+                self.report.add_outcomes([member.row for member in self.ready])
                 self._call()
-            running = firing_state.running[threading.get_ident()]
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
-        self.report.called_none = not self.ready
         reach("committed")
-        log_withheld(self.policy.label, self.withheld)
+        log_late(self.policy.label, self.withheld)
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:
@@ -124,7 +140,6 @@ class Attempt:
                 self.report.add(settle_dead_attempts(self.using, len(self.expired), self.expired))
             except Exception as error:  # noqa: BLE001 - the commit above must be reported
                 self.report.release_unknown(self.policy.label, self.expired, error, self.using)
-        return self.report
 
     def _mark_at_once(self) -> list[Member]:
         """Lock, check and mark those candidates with which nothing is unusual, in one statement; return them.
@@ -142,9 +157,6 @@ class Attempt:
         late = guards.late.after if guards.late else None
         found = settling.mark_at_once(policy, pks, self.using, counted=self.is_counted, late=late)
         members = {row.pk: Member(row, obj) for row, obj in found}
-        if not self.is_counted:
-            for member in members.values():
-                member.seen["attempts"] -= 1
         return [members[timeout_id] for timeout_id in pks if timeout_id in members]
 
     def _mark_step_by_step(self) -> None:
@@ -165,7 +177,6 @@ class Attempt:
         if due and vars(due[0])["is_stopped"]:
             report.release_rest([row.pk for row in due], stop_cache.read(using).recheck_at(policy.label, now), STOPPED)
             due = []
-        places = {timeout_id: place for place, timeout_id in enumerate(objects)}
         matching = matching_of(policy, [objects[row.pk] for row in due if row.pk in objects], using)
         members, gone, unmet = list[Member](), list[Timeout](), list[Timeout]()
         for row in due:
@@ -173,24 +184,25 @@ class Attempt:
             if obj is None:
                 gone.append(row)
             elif obj.pk in matching:
-                members.append(Member(row, obj, places[row.pk]))
+                members.append(Member(row, obj))
             else:
                 unmet.append(row)
         for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
             if skipped:
                 settling.mark_settled(skipped, cause, now, using)
-                self._report_settled(skipped)
+                self.report.add_outcomes(skipped)
         self.withheld = withhold([each.row for each in members], self.guards, now, using, counted=self.is_counted)
-        self._report_settled(self.withheld)
+        self.report.add_outcomes(self.withheld)
         members = [member for member in members if not member.row.is_settled]
         if self.checks_only:
-            report.left, members = {member.row.pk for member in members}, []
+            self.left, members = {member.row.pk for member in members}, []
         report.release(locked_elsewhere, using, "another transaction has locked its object")
         report.release({each.id for each in free} - rows.keys(), using, "another transaction has locked its row")
         reach("checked")
         if members:
             self._mark(members, now)
-            order = {candidate.id: place for place, candidate in enumerate(self.candidates)}
+            ids = objects if policy.batch else [candidate.id for candidate in self.candidates]
+            order = {timeout_id: place for place, timeout_id in enumerate(ids)}
             self.ready = sorted([*self.ready, *members], key=lambda member: order[member.row.pk])
 
     def _due(self, candidates: Sequence[Candidate], rows: dict[int, Timeout], now: datetime) -> list[Timeout]:
@@ -206,7 +218,7 @@ class Attempt:
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
                 log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
-            elif row.state == Timeout.State.FIRING:
+            elif row.state == State.FIRING:
                 self.expired.append(row.pk)
             elif row.object_id != candidate.object_id or row.policy not in self.policy.labels:  # forged or stale work
                 self.report.again[row.pk] = now
@@ -214,23 +226,15 @@ class Attempt:
                 due.append(row)
         return due
 
-    def _report_settled(self, rows: Sequence[Timeout]) -> None:
-        self.report.done += [row.pk for row in rows]
-        dead = Timeout.State.DEAD
-        self.report.signals += [
-            (signals.timeout_dead if row.state == dead else signals.timeout_skipped, row) for row in rows
-        ]
-
     def _mark(self, members: Sequence[Member], now: datetime) -> None:
-        if not settling.mark_fired([member.row for member in members], now, self.using, counted=self.is_counted):
+        rows = [member.row for member in members]
+        if self.policy.atomic:
+            is_marked = settling.mark_fired(rows, now, self.using, counted=self.is_counted)
+        else:
+            until = now + get_settings().lease
+            is_marked = all(settling.mark_firing(row, until, self.using) for row in rows)
+        if not is_marked:
             raise LostRace
-        self._report_fired(members)
-
-    def _report_fired(self, members: Sequence[Member]) -> None:
-        ids = [member.row.pk for member in members]
-        self.report.done += ids
-        self.report.fired += ids
-        self.report.signals += [(signals.timeout_fired, member.row) for member in members]
 
     def _call(self) -> None:
         """Call the handler for each ready member in due order, or once for a batch. Then arm what a group has saved."""
@@ -248,7 +252,7 @@ class Attempt:
                 for member in self.ready if not self.policy.batch else ():
                     if self.monitor.overlaps:
                         raise Overlap
-                    self._call_one(member, member.obj, member.row)
+                    self._call_one([member], member.obj, member.row)
                 if later:
                     later.arm()
             finally:
@@ -257,38 +261,39 @@ class Attempt:
         reach("handled")
 
     def _call_batch(self) -> None:
-        """Call the handler once with `(queryset, timeouts)`, both in the order of keys, then sync the objects.
+        """Call the handler once with `(queryset, timeouts)`, both in the order of keys. Then sync the objects.
 
         `QuerySet.update` sends no signals, so nothing else arms or cancels what follows from it. The sync is inside
         the transaction, so that it commits together with its cause.
         """
-        members = sorted(self.ready, key=lambda member: member.place)
         objects = self.policy.model._base_manager.using(self.using)
         # Not `order_by`, which an UPDATE of the handler would contain: MariaDB would then wait for every row it scans.
-        queryset = objects.filter(pk__in=[member.obj.pk for member in members]).extra(order_by=["pk"])
-        self._call_one(members[0], queryset, [member.row for member in members])
+        queryset = objects.filter(pk__in=[member.obj.pk for member in self.ready]).extra(order_by=["pk"])
+        self._call_one(self.ready, queryset, [member.row for member in self.ready])
         sync_timeouts(queryset.all())
 
-    def _call_one(self, member: Member, target: Any, timeouts: Timeout | list[Timeout]) -> None:
+    def _call_one(self, members: Sequence[Member], target: Any, timeouts: Timeout | list[Timeout]) -> None:
         """Call the handler and check that its work can be committed."""
         assert self.monitor is not None
-        self.turn = member
+        row = members[0].row
         if self.monitor.group:
-            self.monitor.group.member = member
-        ids = tuple([row.pk for row in timeouts]) if isinstance(timeouts, list) else (timeouts.pk,)
-        call = Call(ids, member.seen, self.is_counted)
-        call_handler(self.policy, target, timeouts, call)
-        self.report.note_call(call)
-        self.monitor.check_unbroken(member.row.pk)
+            self.monitor.group.member = members[0]
+        attempts = row.attempts if self.is_counted else row.attempts - 1
+        seen = {"state": State.PENDING, "attempts": attempts}
+        seen |= {"run_at": row.run_at, "idempotency_key": row.idempotency_key}
+        self.call = Call(tuple([member.row.pk for member in members]), seen, self.is_counted)
+        call_handler(self.policy, target, timeouts, self.call)
+        self.report.note_call(self.call)
+        self.monitor.check_unbroken(row.pk)
 
-    def _released(self, error: BaseException) -> ReportBuilder | None:
-        """Return a report that releases all candidates if `error` is transient, else None. Adapt the group size."""
-        report, ids = ReportBuilder(now=self.report.now), [candidate.id for candidate in self.candidates]
+    def _has_released(self, error: BaseException) -> bool:
+        """Release all candidates and return True if `error` is transient. Adapt the group size."""
+        report, ids = self.report, [candidate.id for candidate in self.candidates]
         sizes, reason = firing_state.group_size(self.policy.label), None
         if isinstance(error, SlotOver):
             report.release_rest(ids, report.current_time(), "its slot, by the rate of its policy, has passed")
             report.missed = True
-            return report
+            return True
         if isinstance(error, Overlap):
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
         elif isinstance(error, LostRace):
@@ -299,4 +304,15 @@ class Attempt:
                 report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
         if reason is None or len(ids) > 1:
             sizes.record_failure(len(self.ready), self.cost)
-        return None if reason is None else report
+        return reason is not None
+
+    def _record(self, error: BaseException) -> None:
+        """Record the failed attempt of the only candidate. An error here must not keep others from being reported."""
+        [candidate], policy, using = self.candidates, self.policy, self.using
+        call = self.call or Call((candidate.id,), is_counted=self.is_counted)
+        try:
+            found = record(policy, error, using, call)
+        except Exception as failure:  # noqa: BLE001 - see above
+            self.report.release_unknown(policy.label, [candidate.id], failure, using)
+        else:
+            self.report.add(found)

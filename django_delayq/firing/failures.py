@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db import IntegrityError
-from django.dispatch import Signal
 
-from django_delayq import clock, signals
+from django_delayq import clock
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import InvalidDelay
-from django_delayq.firing.handler import firing_transaction, reach
+from django_delayq.firing.handler import Call, firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import Report, ReportBuilder
 from django_delayq.ledger import settling
@@ -49,13 +47,11 @@ class TransientFailure(Exception):
         self.wait = wait
 
 
-@dataclass(slots=True)
-class _Verdict:
-    """The outcome for a row: its columns, events for its history, the signal to send, and the error to log."""
+class _Verdict(NamedTuple):
+    """The outcome for a row: its columns, events for its history, and the error to log."""
 
     values: dict[str, Any]
-    events: list[dict[str, Any]] = field(default_factory=list)
-    signal: Signal | None = None
+    events: Sequence[dict[str, Any]] = ()
     error: BaseException | None = None
 
 
@@ -79,69 +75,57 @@ def settle_dead_attempts(using: str, limit: int, ids: Collection[int] | None = N
         if policy is None and row.run_at > long_ago:
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
-        report.add(record(policy, row.pk, error, using, seen=seen, is_counted=True))
+        report.add(record(policy, error, using, Call((row.pk,), seen, is_counted=True)))
     return report
 
 
 def record(
-    policy: TimeoutPolicy[Any] | None,
-    timeout_id: int,
-    error: BaseException,
-    using: str,
-    *,
-    seen: dict[str, Any] | None,
-    is_counted: bool = False,
-    superseded: bool = False,
-    took: float | None = None,
+    policy: TimeoutPolicy[Any] | None, error: BaseException, using: str, call: Call, *, superseded: bool = False
 ) -> ReportBuilder:
-    """Commit what `error` means for the timeout, unless it was moved, cancelled or tried meanwhile.
+    """Commit what `error` means for the timeout of `call`, unless it was moved, cancelled or tried meanwhile.
 
     Args:
         policy: None: not declared here any more; the default retries apply.
-        timeout_id: the timeout.
         error: what the handler raised: an outcome, or a failure.
         using: the database.
-        seen: columns of the row when it was fired; None: it was not read, and must still be due.
-        is_counted: this attempt is among the row's `attempts` already.
+        call: the call of the handler.
         superseded: a newer round has just taken the slot, as an IntegrityError has shown.
-        took: for how many seconds the handler ran, for the log; None: that is not known.
     """
-    report, verdict, is_recorded = ReportBuilder(), None, False
+    report, verdict, [timeout_id] = ReportBuilder(), None, call.timeout_ids
     reach("undone")
     try:
         with firing_transaction(using):
-            rows, now = settling.lock_rows([timeout_id], using, history=True)
-            report.now, row = now, rows.get(timeout_id)
+            row, now = report.lock_row(timeout_id, using)
             if row is None:
-                report.release([timeout_id], using, "another transaction has locked its row")
                 return report
-            if _is_unchanged(row, seen, now):
-                verdict = _verdict(policy, row, error, now, row.attempts if is_counted else row.attempts + 1)
+            if _is_unchanged(row, call.seen, now):
+                found = _verdict(policy, row, error, now, row.attempts if call.is_counted else row.attempts + 1)
+                values = {**found.values, "history": appended(row.history, *found.events)}
                 if row.state == State.FIRING:
                     newer = superseded or settling.is_superseded(row, policy.labels if policy else (), using)
-                    verdict = _of_firing(row, verdict, now, newer)
-                history = appended(row.history, *verdict.events)
-                is_recorded = settling.compare_and_set(row, using, **verdict.values, history=history)
+                    values = _of_firing(row, values, now, newer)
+                verdict = found if settling.compare_and_set(row, using, **values) else None
     except IntegrityError:
         if superseded:
             raise
-        return record(policy, timeout_id, error, using, seen=seen, is_counted=is_counted, superseded=True, took=took)
+        return record(policy, error, using, call, superseded=True)
     reach("recorded")
     report.errors[timeout_id] = error
-    if verdict is not None and is_recorded:
-        report.signals += [(verdict.signal, row)] if verdict.signal else []
-        _log(row, verdict, error, now, took)
-    elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
-        log_failure(row, error, now, took, is_recorded=False)
-    report.add_row(row)
+    if verdict is not None and (row.is_settled or verdict.error is not None):
+        report.add_outcomes([row])
+    else:
+        report.add_row(row)
+    _log(row, error, verdict, now, call.took)
     return report
 
 
-def _log(row: Timeout, verdict: _Verdict, error: BaseException, now: datetime, took: float | None) -> None:
-    if verdict.error is not None:
+def _log(row: Timeout, error: BaseException, verdict: _Verdict | None, now: datetime, took: float | None) -> None:
+    if verdict is not None and verdict.error is not None:
         log_failure(row, verdict.error, now, took, is_recorded=True)
-    elif isinstance(error, Snooze):
+    elif verdict is not None and isinstance(error, Snooze):
         log_snooze(row, now, message_of(error, row) if error.reason else "")
+    elif not isinstance(error, WorkerDied | Outcome | TransientFailure):  # the worker that recorded a death logs it
+        log_failure(row, error, now, took, is_recorded=False)
 
 
 def _is_unchanged(row: Timeout, seen: dict[str, Any] | None, now: datetime) -> bool:
@@ -154,60 +138,52 @@ def _verdict(
     policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, attempt: int
 ) -> _Verdict:
     """Return what `error` means for a row that was not changed meanwhile, after its attempt number `attempt`."""
-    if isinstance(error, Snooze):
-        try:
-            run_at = error.delay.due_from(now)
-        except InvalidDelay as too_far:
-            return _failure(policy, row, too_far, now, attempt)
-        number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
-        if most is not None and number > most:
-            why = f": {error.reason}" if error.reason else "."
-            words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
-            values = {**settling.settled(State.DEAD, Cause.LIMIT, now), "reason": clipped(words), "attempts": attempt}
-            return _Verdict(values, [], signals.timeout_dead, TooManySnoozes(words))
-        snoozed = event("snoozed", now, reason=error.reason, to=run_at, number=number)
-        return _Verdict({**settling.waiting(run_at), "attempts": attempt - 1}, [snoozed])
+
+    def settled(state: Timeout.State, cause: Timeout.Cause, reason: str) -> dict[str, Any]:
+        return {**settling.settled(state, cause, now), "reason": clipped(reason), "attempts": attempt}
+
     if isinstance(error, TransientFailure):
         return _Verdict({**settling.waiting(now + error.wait), "attempts": attempt - 1})
-    if isinstance(error, Skip | GiveUp):
-        state = State.SKIPPED if isinstance(error, Skip) else State.DEAD
-        values = {**settling.settled(state, Cause.HANDLER, now), "reason": clipped(error.reason), "attempts": attempt}
-        if isinstance(error, Skip):
-            return _Verdict(values, [], signals.timeout_skipped)
-        return _Verdict(values, [], signals.timeout_dead, error)
-    return _failure(policy, row, error, now, attempt)
-
-
-def _failure(
-    policy: TimeoutPolicy[Any] | None, row: Timeout, error: BaseException, now: datetime, attempt: int
-) -> _Verdict:
-    """Return the next retry, or `dead` if none is left."""
+    if isinstance(error, Skip):
+        return _Verdict(settled(State.SKIPPED, Cause.HANDLER, error.reason))
+    if isinstance(error, GiveUp):
+        return _Verdict(settled(State.DEAD, Cause.HANDLER, error.reason), error=error)
+    if isinstance(error, Snooze):
+        number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
+        try:
+            until = error.delay.due_from(now)
+        except InvalidDelay as too_far:
+            error = too_far
+        else:
+            if most is not None and number > most:
+                why = f": {error.reason}" if error.reason else "."
+                words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
+                return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=TooManySnoozes(words))
+            snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
+            return _Verdict({**settling.waiting(until), "attempts": attempt - 1}, [snoozed])
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)
     run_at = None if delay is None else now + delay
     failed = event("failed", now, attempt=attempt, to=run_at, **error_details(error, row))
     if run_at is None:
-        reason = clipped(f"{type(error).__name__}: {message_of(error, row)}")
-        values = {**settling.settled(State.DEAD, Cause.RETRIES, now), "reason": reason, "attempts": attempt}
-        return _Verdict(values, [failed], signals.timeout_dead, error)
-    return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], signals.timeout_failed, error)
+        reason = f"{type(error).__name__}: {message_of(error, row)}"
+        return _Verdict(settled(State.DEAD, Cause.RETRIES, reason), [failed], error)
+    return _Verdict({**settling.waiting(run_at), "attempts": attempt}, [failed], error)
 
 
-def _of_firing(row: Timeout, verdict: _Verdict, now: datetime, is_superseded: bool) -> _Verdict:
-    """Adapt `verdict` to a row whose handler ran outside a transaction, while others could change it.
+def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_superseded: bool) -> dict[str, Any]:
+    """Adapt the `values` of a verdict to a row whose handler ran outside a transaction, while others could change it.
 
     A cancel meanwhile was promised that there is no further attempt. A new schedule made the next round, which
     replaces this one, even if it has ended.
     """
-    state, attempts = verdict.values["state"], {"attempts": verdict.values["attempts"]}
+    state, kept = values["state"], {name: values[name] for name in ("attempts", "history")}
     if state != State.SKIPPED and row.final_attempt:
-        verdict.values = {**settling.settled(State.CANCELLED, Cause.HAND, now), **attempts}
-        verdict.signal = signals.timeout_cancelled
+        values = {**settling.settled(State.CANCELLED, Cause.HAND, now), **kept}
     elif state == State.PENDING and is_superseded:
-        verdict.values = {**settling.settled(State.SKIPPED, Cause.SUPERSEDED, now), **attempts}
-        verdict.signal = signals.timeout_skipped
-    if verdict.values["state"] != State.PENDING:
-        verdict.values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
-    return verdict
+        values = {**settling.settled(State.SKIPPED, Cause.SUPERSEDED, now), **kept}
+    if values["state"] != State.PENDING:
+        values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
+    return values
 
 
 def persistently(settle: Callable[[], ReportBuilder], timeout_id: int, using: str) -> ReportBuilder:

@@ -64,14 +64,17 @@ class Abandoned(BaseException):
 
 @dataclass(slots=True)
 class Call:
-    """A call of a handler, or of an `on_commit` callback, that is running."""
+    """A call of a handler, or of an `on_commit` callback."""
 
     timeout_ids: tuple[int, ...] = ()
     """Its timeouts; empty for a callback, whose transaction is committed."""
     seen: dict[str, Any] | None = None
-    """Columns of the row if the transaction of the handler rolls back, for `failures.record`."""
+    """Columns of the row if the transaction of the handler rolls back. None: it was not read, and must still be due."""
     is_counted: bool = False
+    """The attempt is among the row's `attempts` already."""
     began: float = field(default_factory=time.monotonic)
+    took: float | None = None
+    """Seconds; None: it has not ended, or it ran in a process that died."""
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class RunningWork:
     """What may take only as long as the time limit; None: nothing that does is running."""
     committed: ReportBuilder | None = None
     """The report of the transaction whose `on_commit` callbacks are running."""
-    callbacks: deque[Callable[[], None]] = field(default_factory=deque)
+    callbacks: deque[Callable[[], object]] = field(default_factory=deque)
     """Those of them that have not begun."""
     awaited: Any = None
     """The awaitable that an async handler returned."""
@@ -94,9 +97,8 @@ class RunningWork:
     thread_ids: set[int] = field(default_factory=set)
     """The threads that run the work: its own, and the one of the event loop."""
     is_abandoned: bool = False
-    is_logged: bool = False
     logged_after: float = 0.0
-    """After how many seconds it was last logged as longer than a lease."""
+    """After how many seconds it was last logged as slow or longer than a lease; 0: never."""
     has_begun: bool = False
     """Whether a handler was called."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -120,6 +122,7 @@ class RunningWork:
         try:
             return act()
         finally:
+            call.took = time.monotonic() - call.began
             with self._lock:
                 self.call = outer
                 is_abandoned = self.is_abandoned
@@ -181,24 +184,21 @@ def set_hook(hook: Callable[[str], None] | None) -> None:
     _hook = hook
 
 
-def guarded(act: Callable[[], T], failed: Callable[[BaseException], T]) -> T:
-    """Return what `act` returns, or what `failed` returns for the exception that `act` raised.
+def caught(act: Callable[[], object]) -> BaseException | None:
+    """Call `act`, and return the exception that it raised; None: it raised none.
 
     Only KeyboardInterrupt and Abandoned pass. SystemExit does not: a handler must not end the worker.
     """
     try:
-        return act()
+        act()
     except (KeyboardInterrupt, Abandoned):
         raise
     except BaseException as error:  # see above
         running = firing_state.current
         if running is not None and running.is_abandoned:  # a connection that was cut replaces the exception
             raise Abandoned from error
-        failure = error
-    try:
-        return failed(failure)  # not in the block above: what it raises would have this exception as its context
-    finally:
-        del failure  # its traceback refers to this frame
+        return error
+    return None
 
 
 def call_handler(policy: TimeoutPolicy[Any], target: Any, timeouts: Timeout | list[Timeout], call: Call) -> None:
@@ -238,27 +238,15 @@ def firing_transaction(using: str) -> Iterator[None]:
         if is_outermost and connection.run_on_commit:
             # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
             # look like a handler that failed.
-            callbacks = deque(_contained(callback) for _, callback, *_ in connection.run_on_commit)
-            if (running := firing_state.current) is not None:
-                running.callbacks = callbacks
-            connection.run_on_commit = [(set(), partial(run_callbacks, callbacks), True)]
+            running = firing_state.running[threading.get_ident()]
+            running.callbacks = deque(callback for _, callback, *_ in connection.run_on_commit)
+            connection.run_on_commit = [(set(), partial(run_callbacks, running.callbacks), True)]
 
 
-def run_callbacks(callbacks: deque[Callable[[], None]]) -> None:
-    """Run `callbacks`, each of which is removed before it begins."""
+def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
+    """Run `callbacks`, each of which is removed before it begins, in a thread that runs a work. Log what one raises."""
+    running = firing_state.running[threading.get_ident()]
     while callbacks:
-        callbacks.popleft()()
-
-
-def _contained(callback: Callable[[], Any]) -> Callable[[], None]:
-    def log(error: BaseException) -> None:
-        logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
-
-    def act() -> None:
-        running = firing_state.current
-        if running is None:
-            callback()
-        else:
-            running.make(Call(), callback)
-
-    return lambda: guarded(act, log)
+        error = caught(partial(running.make, Call(), callbacks.popleft()))
+        if error is not None:
+            logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))

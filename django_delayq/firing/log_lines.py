@@ -6,8 +6,6 @@ Each record names the policy and the object. Its `extra` has them, and the times
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
@@ -21,8 +19,6 @@ from django_delayq.models import Timeout
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
-TRACEBACK_INTERVAL_SECONDS: Final = 60.0
-"""How often the traceback of one kind of exception is logged for one policy while its timeouts are retried."""
 MAX_IDS: Final = 20
 STOPPED: Final = "its policy is paused or on hold"
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
@@ -49,12 +45,9 @@ def log_settled(rows: Iterable[Timeout], calls: Mapping[int, HandlerCall]) -> No
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:
             why = _SKIPPED.get(Cause(row.cause), row.reason)
             logger.info("%s is skipped: %s", _name(row), why, extra=_extra(row, "timeout_skipped", cause=row.cause))
-
-
-def log_shadow(row: Timeout) -> None:
-    """Log at INFO that `row` was skipped because its policy is in shadow mode."""
-    words = "%s would have fired: its policy is in shadow mode"
-    logger.info(words, _name(row), extra=_extra(row, "timeout_shadow"))
+        elif row.cause == Cause.SHADOW:
+            words = "%s would have fired: its policy is in shadow mode"
+            logger.info(words, _name(row), extra=_extra(row, "timeout_shadow"))
 
 
 def log_suspect(row: Timeout) -> None:
@@ -87,7 +80,7 @@ def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: floa
     is_dead, is_decided = row.state == State.DEAD, row.cause in {Cause.HANDLER, Cause.LIMIT}
     times, facts = ("", {}) if seconds is None else _timing(row, now, seconds, failed=True)
     reason = message_of(error, row) if is_decided else f"{type(error).__name__}: {message_of(error, row)}"
-    has_trace = not is_decided and (is_dead or _is_time_for_traceback(row, error))
+    has_trace = not is_decided and (is_dead or firing_state.is_time_to_log((row.policy, type(error))))
     if is_recorded and row.state == State.PENDING:
         facts["next_at"] = row.run_at
     logger.log(
@@ -120,14 +113,6 @@ def log_waiting(ids: Collection[int], why: str) -> None:
         more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
         listed = ", ".join(map(str, islice(ids, MAX_IDS))) + more
         logger.debug("Not fired now: %s: %s", listed, why, extra={"event": "not_fired", "timeout_ids": tuple(ids)})
-
-
-def _is_time_for_traceback(row: Timeout, error: BaseException) -> bool:
-    key, now, logged_at = (row.policy, type(error)), time.monotonic(), firing_state.traceback_logged_at
-    if now - logged_at.get(key, -math.inf) < TRACEBACK_INTERVAL_SECONDS:
-        return False
-    logged_at[key] = now
-    return True
 
 
 def _name(row: Timeout) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, Q
@@ -29,16 +29,9 @@ class Member:
 
     row: Timeout
     obj: Model
-    place: int = 0
-    """The position of the object in the order of keys, for a batch."""
-    seen: dict[str, Any] = field(init=False)
-    """Columns of the row before it was marked. If this transaction rolls back, a later one compares them."""
 
     def __post_init__(self) -> None:
-        row = self.row
-        unchanged = {"attempts": row.attempts, "run_at": row.run_at, "idempotency_key": row.idempotency_key}
-        self.seen = {"state": Timeout.State.PENDING, **unchanged}
-        _CONTENT_OBJECT.set_cached_value(row, self.obj)
+        _CONTENT_OBJECT.set_cached_value(self.row, self.obj)
 
 
 def lock_objects_of(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from django.db.utils import Error
@@ -49,6 +50,7 @@ class BrokenTransaction(RuntimeError):
     """A handler returned normally, but its transaction cannot be committed."""
 
 
+@dataclass(slots=True, eq=False)
 class StatementMonitor:
     """What the handlers of one transaction did to its connection.
 
@@ -60,19 +62,13 @@ class StatementMonitor:
         seconds: the wall time of the statements.
     """
 
-    def __init__(
-        self,
-        connection: BaseDatabaseWrapper,
-        group: OverlapDetector | None = None,
-        later: ArmingLater | None = None,
-    ) -> None:
-        self.errors: list[Error] = []
-        self.overlaps = False
-        self.seconds = 0.0
-        self.group = group
-        self._later = later
-        self._connection = connection
-        self._saw_rollback = False
+    _connection: BaseDatabaseWrapper
+    group: OverlapDetector | None = None
+    _later: ArmingLater | None = None
+    errors: list[Error] = field(default_factory=list)
+    overlaps: bool = False
+    seconds: float = 0.0
+    _saw_rollback: bool = False
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute one statement, as an `execute_wrapper` of Django."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -15,15 +14,13 @@ from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import Slot
-from django_delayq.ledger.controls import Stopped, stop_cache
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.statements import compiled, has_key, key_list
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
-
-logger = logging.getLogger("django_delayq.firing")
 
 NEAR: Final = timedelta(milliseconds=1)
 """How long the first of a work that is planned before its deadline may wait for the last one."""
@@ -69,55 +66,40 @@ def plan(
     found = _rows_of(deliveries, using)
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
-    policies = {label: registry.get(label) for label in {row.policy for row in found}}
-    stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
+    stopped = stop_cache.confirmed(using, {policy.label for row in found if (policy := registry.get(row.policy))})
     due: dict[tuple[str, str, datetime | Slot | None], list[_Row]] = defaultdict(list)
     early: dict[int, datetime] = {}
     begins: dict[tuple[str, str], datetime] = {}
     for row in found:
-        policy = policies[row.policy]
+        policy, now = registry.get(row.policy), row.database_now
         if Timeout.State(row.state).is_settled:
+            log_waiting([row.id], f"it is {row.state} already")
             report.done.append(row.id)
-        elif row.run_at > row.database_now + ahead:
+        elif row.run_at > now + ahead:
+            log_waiting([row.id], f"it is not due before {row.run_at}")
             report.again[row.id] = row.run_at
         elif policy is None:
-            report.again[row.id] = firing_state.unknown.again_at(row.policy, row.id, row.database_now)
+            log_waiting([row.id], f"the policy {row.policy} is not declared here")
+            report.again[row.id] = firing_state.unknown.again_at(row.policy, row.id, now)
         elif policy.label in stopped:
-            report.again[row.id] = stopped.recheck_at(policy.label, row.database_now)
+            report.release_rest([row.id], stopped.recheck_at(policy.label, now), STOPPED)
         elif policy.rate and pacing and row.state == Timeout.State.PENDING:
             if slot := pacing.slots.get(row.id):
                 due[policy.label, row.queue, slot].append(row)
             else:
+                log_waiting([row.id], "the worker claims it when the rate of its policy allows")
                 report.done.append(row.id)
-                pacing.note_due(policy.label, (row.run_at - row.database_now).total_seconds())
+                pacing.note_due(policy.label, (row.run_at - now).total_seconds())
         else:
             begin = None
-            if row.run_at > row.database_now:
+            if row.run_at > now:
                 begin = begins.get((policy.label, row.queue), row.run_at)
                 begin = begins[policy.label, row.queue] = begin if row.run_at <= begin + NEAR else row.run_at
                 early[row.id] = row.run_at
             due[policy.label, row.queue, begin].append(row)
     reach("planned")
-    _log_waiting(found, report, stopped)
     works = [work for (label, _, begin), rows in due.items() for work in _works(label, rows, deliveries, begin)]
     return works, report.report(early)
-
-
-def _log_waiting(rows: Sequence[_Row], report: ReportBuilder, stopped: Stopped) -> None:
-    """Log why those of `rows` that the plan leaves out do not fire now."""
-    for row in rows if logger.isEnabledFor(logging.DEBUG) else ():
-        if row.id in report.again or row.id in report.done:
-            policy = registry.get(row.policy)
-            why = "the worker claims it when the rate of its policy allows"
-            if Timeout.State(row.state).is_settled:
-                why = f"it is {row.state} already"
-            elif policy is None:
-                why = f"the policy {row.policy} is not declared here"
-            elif policy.label in stopped:
-                why = STOPPED
-            elif row.id in report.again:
-                why = f"it is not due before {row.run_at}"
-            log_waiting([row.id], why)
 
 
 def _rows_of(ids: Iterable[int], using: str) -> list[_Row]:

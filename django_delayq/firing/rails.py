@@ -20,7 +20,6 @@ from django.db import transaction
 from django_delayq.clock import counted, database_now, duration_text, to_ms
 from django_delayq.engine.records import SLICES
 from django_delayq.exceptions import EngineError
-from django_delayq.firing.log_lines import log_shadow
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.claiming import meter
@@ -86,11 +85,8 @@ def is_in_shadow(object_id: str, percent: int) -> bool:
     return int.from_bytes(digest) % 100 < percent
 
 
-def log_withheld(label: str, rows: Collection[Timeout]) -> None:
-    """Log each timeout that was settled in shadow mode, and how many were settled because they were too late."""
-    for row in rows:
-        if row.cause == Cause.SHADOW:
-            log_shadow(row)
+def log_late(label: str, rows: Collection[Timeout]) -> None:
+    """Log how many of `rows` were settled because they were too late."""
     late = [row for row in rows if row.cause == Cause.LATE]
     if late:
         words = counted(len(late), f"timeout of {label} was", f"timeouts of {label} were")
@@ -157,30 +153,28 @@ def pause(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) ->
     """
     brake = guards.brake
     assert brake is not None
+    stop_cache.forget()  # in the first case the answer in it is outdated
     with transaction_of(using):
         control, now = lock_control(policy, using), database_now(using)
         # Without a control when the count began, it was just created, and has no actor.
         is_unchanged = control.changed_at == guards.changed_at or (guards.changed_at is None and not control.by)
         if is_stop_in_force(control, now) or not is_unchanged:
-            change = None
-        else:
-            reason = BRAKED.format(count=count, per=duration_text(brake.per), most=brake.most)
-            control.stop, control.stopped_at, control.until = PolicyControl.Stop.PAUSED, now, None
-            control.changed_at, control.by, control.reason = now, BRAKE_ACTOR, reason
-            control.save(using=using)
-            change = PolicyChange.objects.using(using).create(
-                policy=policy.label,
-                what=PolicyChange.What.PAUSED,
-                at=now,
-                touched_at=now,
-                finished_at=now,
-                by=BRAKE_ACTOR,
-                reason=reason,
-                details={"until": None, "fired": count, "most": brake.most, "per": brake.per.total_seconds()},
-            )
-    stop_cache.forget()
-    if change is not None:
-        transaction.on_commit(lambda: _report_pause(policy, change), using=using, robust=True)
+            return None
+        reason = BRAKED.format(count=count, per=duration_text(brake.per), most=brake.most)
+        control.stop, control.stopped_at, control.until = PolicyControl.Stop.PAUSED, now, None
+        control.changed_at, control.by, control.reason = now, BRAKE_ACTOR, reason
+        control.save(using=using)
+        change = PolicyChange.objects.using(using).create(
+            policy=policy.label,
+            what=PolicyChange.What.PAUSED,
+            at=now,
+            touched_at=now,
+            finished_at=now,
+            by=BRAKE_ACTOR,
+            reason=reason,
+            details={"until": None, "fired": count, "most": brake.most, "per": brake.per.total_seconds()},
+        )
+    transaction.on_commit(lambda: _report_pause(policy, change), using=using, robust=True)
     return change
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -15,9 +14,11 @@ from django.conf import settings
 from django.dispatch import Signal
 from django.utils import timezone
 
-from django_delayq.firing.handler import Call, guarded
+from django_delayq import signals
+from django_delayq.firing.handler import Call, caught
 from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
+from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.ledger.outbox import announce
@@ -30,6 +31,14 @@ VERSION: Final = 1
 MAX_IDS: Final = 1_000
 MAX_ID: Final = 2**63 - 1
 _ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
+_SIGNALS: Final[dict[str, Signal]] = {
+    Timeout.State.PENDING: signals.timeout_failed,
+    Timeout.State.FIRED: signals.timeout_fired,
+    Timeout.State.SKIPPED: signals.timeout_skipped,
+    Timeout.State.CANCELLED: signals.timeout_cancelled,
+    Timeout.State.DEAD: signals.timeout_dead,
+}
+"""What is sent for a row that an attempt has left in this state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +155,6 @@ class ReportBuilder:
     """The slot of the work was over before it could begin."""
     calls: dict[int, HandlerCall] = field(default_factory=dict)
     """For the log, at INFO: the calls of handlers that returned."""
-    left: set[int] = field(default_factory=set)
-    """Of one transaction: those that it could have fired, but may call no handler for. Not added up."""
-    called_none: bool = False
-    """Of one transaction: it has called no handler, and committed. Not added up."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or an estimate if the database has not answered."""
@@ -162,11 +167,28 @@ class ReportBuilder:
         else:
             self.again[row.pk] = row.run_at
 
+    def add_outcomes(self, rows: Iterable[Timeout]) -> None:
+        """Report `rows`, which attempts have just written, and the signals for that."""
+        for row in rows:
+            self.add_row(row)
+            if row.state == Timeout.State.FIRED:
+                self.fired.append(row.pk)
+            self.signals.append((_SIGNALS[row.state], row))
+
+    def lock_row(self, timeout_id: int, using: str) -> tuple[Timeout | None, datetime]:
+        """Lock the row, and return it with its history, and the database's time.
+
+        None: another transaction has locked the row, and the timeout is released.
+        """
+        rows, self.now = settling.lock_rows([timeout_id], using, history=True)
+        if timeout_id not in rows:
+            self.release([timeout_id], using, "another transaction has locked its row")
+        return rows.get(timeout_id), self.now
+
     def note_call(self, call: Call) -> None:
         """Note for the log that the handler has returned."""
         if logger.isEnabledFor(logging.INFO):
-            seconds = time.monotonic() - call.began
-            found = HandlerCall(self.current_time(), seconds, len(call.timeout_ids))
+            found = HandlerCall(self.current_time(), call.took or 0.0, len(call.timeout_ids))
             self.calls.update(dict.fromkeys(call.timeout_ids, found))
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
@@ -213,7 +235,11 @@ class ReportBuilder:
         """Log what has fired, and send the collected signals. What fails here is logged and undoes nothing."""
         log_settled((row for _, row in self.signals), self.calls)
         for signal, row in self.signals:
-            guarded(partial(announce, signal, row, using), partial(_log_unsent, row))
+            error = caught(partial(announce, signal, row, using))
+            if error is not None:
+                logger.error(
+                    "The signal for timeout %s (%s) was not sent", row.pk, row.state, exc_info=shown(error, row)
+                )
 
     def report(self, early: Mapping[int, datetime] | None = None) -> Report:
         """Return the report. `early`: of a plan, see `Report`."""
@@ -229,10 +255,6 @@ class ReportBuilder:
             signals=self.signals,
             errors=self.errors,
         )
-
-
-def _log_unsent(row: Timeout, error: BaseException) -> None:
-    logger.error("The signal for timeout %s (%s) was not sent", row.pk, row.state, exc_info=shown(error, row))
 
 
 def _id(value: Any) -> int:

@@ -6,24 +6,22 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections
 from django.db.utils import Error
 
-from django_delayq import signals
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
-from django_delayq.firing.attempt import Attempt, LostRace
+from django_delayq.firing.attempt import Attempt
 from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record
-from django_delayq.firing.handler import Call, RunningWork, call_handler, firing_transaction, guarded, reach, tracked
+from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
 from django_delayq.firing.log_lines import log_suspect, log_waiting
-from django_delayq.firing.members import Member
 from django_delayq.firing.rails import brake_room, count_fired
 from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
 from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
-from django_delayq.firing.time_limits import run_within, time_limit
+from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, event, moment
@@ -44,22 +42,19 @@ def run(work: Work, using: str) -> Report:
     Call it outside a transaction, in any thread. It raises nothing for what handlers do or databases suffer. Only
     KeyboardInterrupt passes, after the interrupted transaction has rolled back. It does not acknowledge in Redis.
     """
-    report, running, policy = ReportBuilder(), RunningWork(work), registry.get(work.policy)
+    report, running = ReportBuilder(), RunningWork(work)
 
     def fire() -> None:
         if (seconds := work.begin_at - time.monotonic()) > 0:
             time.sleep(seconds)
         with tracked(running):
-            guarded(lambda: _fire(work, using, report), release)
+            error = caught(lambda: _fire(work, using, report))
+            if error is not None:
+                report.release_unknown(work.policy, work.ids, error, using)
 
-    def release(error: BaseException) -> None:
+    error = caught(lambda: run_within_limit(fire, running, report, using))
+    if error is not None:
         report.release_unknown(work.policy, work.ids, error, using)
-
-    limit = None if policy is None else time_limit(policy)
-    if limit is None:
-        fire()
-    else:
-        guarded(lambda: run_within(limit, fire, running, report, using), release)
     for timeout_id in work.ids:
         if timeout_id not in report.uncounted:
             firing_state.backoff.reset(using, timeout_id)
@@ -70,18 +65,15 @@ def run(work: Work, using: str) -> Report:
 
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     policy = registry.get(work.policy)
-    candidates = work.candidates()
     if policy is None:
         now = report.current_time()
         report.again.update((id, firing_state.unknown.again_at(work.policy, id, now)) for id in work.ids)
-    elif not policy.atomic:
-        for candidate in candidates:
-            report.add(_fire_non_atomic(policy, candidate, using))
-    elif work.suspect:
-        for candidate in candidates:
-            report.add(_fire_suspect(policy, candidate, using))
+    elif policy.atomic and not work.suspect:
+        _fire_in_groups(policy, work.candidates(), using, report)
     else:
-        _fire_in_groups(policy, candidates, using, report)
+        fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
+        for candidate in work.candidates():
+            fire_alone(policy, candidate, using, report)
 
 
 def _fire_in_groups(
@@ -99,93 +91,48 @@ def _fire_in_groups(
     """
     sizes = firing_state.group_size(policy.label)
     stop_at = time.monotonic() + 2 * WORK_SECONDS
-    rest = list(candidates)
+    rest, alone = list(candidates), 0
     while rest:
         own_size = policy.batch if policy.batch and not sizes.is_alone else sizes.size()
         own_size = min(own_size, brake_room(policy, using))
         size = max(own_size, sizes.uncalled_size)
+        if alone:  # so many members of a group that was rolled back come next
+            size, alone = 1, alone - 1
         group, rest = rest[:size], rest[size:]
-        found = _fire_group(policy, group, using, stop_at, report, checks_only=len(group) > own_size)
-        report.add(found)
-        rest = [candidate for candidate in group if candidate.id in found.left] + rest
-        is_uncalled = (found.called_none and not found.left) or len(found.uncounted) == len(group)
-        sizes.uncalled_size = min(MAX_GROUP, max(sizes.uncalled_size, 4 * len(group))) if is_uncalled else 0
+        attempt = Attempt(policy, group, using, checks_only=len(group) > own_size)
+        if not attempt.fire(report):
+            if policy.batch:
+                sizes.fire_alone_for(ALONE_AFTER_BATCH_SECONDS)
+            rest, alone = group + rest, len(group)
+            continue
+        rest = [candidate for candidate in group if candidate.id in attempt.left] + rest
+        larger = min(MAX_GROUP, max(sizes.uncalled_size, 4 * len(group)))
+        sizes.uncalled_size = larger if attempt.is_uncalled else 0
         if time.monotonic() > stop_at:
             break
     report.release_rest([candidate.id for candidate in rest], report.current_time())
 
 
-def _fire_group(
-    policy: TimeoutPolicy[Any],
-    group: Sequence[Candidate],
-    using: str,
-    stop_at: float,
-    report: ReportBuilder,
-    *,
-    checks_only: bool,
-) -> ReportBuilder:
-    """Return the report on `group`, or add it to `report` one by one: it must be complete if a later one hangs."""
-    if len(group) == 1:
-        return _fire_one(policy, group[0], using)
-
-    def fire_one_by_one(_: BaseException) -> ReportBuilder:
-        if policy.batch:
-            firing_state.group_size(policy.label).fire_alone_for(ALONE_AFTER_BATCH_SECONDS)
-        rest = list(group)
-        while rest:
-            report.add(_fire_one(policy, rest.pop(0), using))
-            if time.monotonic() > stop_at:
-                break
-        report.release_rest([candidate.id for candidate in rest], report.current_time())
-        return ReportBuilder()
-
-    return Attempt(policy, group, using, checks_only=checks_only).fire(fire_one_by_one)
-
-
-def _fire_one(
-    policy: TimeoutPolicy[Any], candidate: Candidate, using: str, *, is_counted: bool = False
-) -> ReportBuilder:
-    """Fire one timeout in a transaction of its own, and record the attempt if its handler fails.
-
-    `is_counted`: an earlier transaction has counted the attempt.
-    """
-    attempt = Attempt(policy, [candidate], using, is_counted)
-
-    def record_failure(error: BaseException) -> ReportBuilder:
-        seen = attempt.turn.seen if attempt.turn else None
-        try:
-            took = attempt.cost.handlers if attempt.turn else None
-            return record(policy, candidate.id, error, using, seen=seen, is_counted=is_counted, took=took)
-        except Exception as failure:  # noqa: BLE001 - the outcomes of other timeouts must be reported nevertheless
-            report = ReportBuilder()
-            report.release_unknown(policy.label, [candidate.id], failure, using)
-            return report
-
-    return attempt.fire(record_failure)
-
-
-def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> ReportBuilder:
+def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder) -> None:
     """Fire a suspect, a timeout that a process may have died of, alone, and count its attempt before it runs.
 
     It is `dead` if no attempt is left. Two deliveries make a suspect: of a hundred timeouts that a dying process held,
     one may have killed it. Counting first and firing alone finds that one, and counts no attempt for the others.
     """
-    report, timeout_id, is_counted, seen = ReportBuilder(), candidate.id, False, None
+    timeout_id, is_counted, seen = candidate.id, False, None
     with firing_transaction(using):
-        rows, now = settling.lock_rows([timeout_id], using, history=True)
-        row, report.now = rows.get(timeout_id), now
+        row, now = report.lock_row(timeout_id, using)
         if row is None:
-            report.release([timeout_id], using, "another transaction has locked its row")
-            return report
+            return
         is_meant = row.policy in policy.labels and row.object_id == candidate.object_id
-        if row.state == State.PENDING and row.run_at <= now and is_meant:  # else `_fire_one` reports why not
+        if row.state == State.PENDING and row.run_at <= now and is_meant:  # else the attempt reports why not
             # An attempt that was counted less than a lease ago, with unknown outcome, may be about to run. Redis gives
             # an entry to one worker at a time, but a forged entry can reach several, each as a suspect; the second of
             # them would find no attempt left.
             last = row.history[-1] if row.history else {}
             if last.get("what") == "suspected" and moment(last["at"]) + get_settings().lease > now:
                 report.release([timeout_id], using, "another worker has just claimed it")
-                return report
+                return
             if row.attempts and (policy.retry or get_settings().retry).delay_after(row.attempts) is None:
                 seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
             else:
@@ -193,19 +140,20 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) 
                 is_counted = settling.compare_and_set(row, using, attempts=row.attempts + 1, history=history)
     if seen is not None:  # no attempt is left
         died = WorkerDied("The process died each time that this timeout was fired.")
-        return record(policy, timeout_id, died, using, seen=seen, is_counted=True)
-    if is_counted and row is not None:
+        report.add(record(policy, died, using, Call((timeout_id,), seen, is_counted=True)))
+        return
+    if is_counted:
         log_suspect(row)  # before it runs: this process may be the next to die
     reach("charged")
-    report = _fire_one(policy, candidate, using, is_counted=is_counted)
+    Attempt(policy, [candidate], using, is_counted).fire(report)
     if is_counted and timeout_id in report.uncounted:
         _uncount(timeout_id, using)
-    return report
 
 
 def _uncount(timeout_id: int, using: str) -> None:
     """Undo the counting: the handler did not begin, or was rolled back for a reason outside of it."""
-    try:
+    why = "the database failed"
+    with suppress(Error):
         for _ in range(_UNCOUNT_TRIES):
             with firing_transaction(using):
                 row = settling.lock_rows([timeout_id], using, history=True)[0].get(timeout_id)
@@ -215,70 +163,53 @@ def _uncount(timeout_id: int, using: str) -> None:
                     return
             time.sleep(_UNCOUNT_PAUSE_SECONDS)
         why = "another transaction has locked its row"
-    except Error:
-        why = "the database failed"
     logger.warning("Timeout %s keeps an attempt counted that did not run: %s", timeout_id, why)
 
 
-class _MarkFiring(Attempt):
-    """The first transaction: mark the row `firing` instead of `fired`, and call no handler."""
-
-    def _mark(self, members: Sequence[Member], now: datetime) -> None:
-        for member in members:
-            if not settling.mark_firing(member.row, now + get_settings().lease, self.using):
-                raise LostRace
-
-    def _call(self) -> None:
-        """Do nothing: the handler runs after the commit."""
-
-
-def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: str) -> ReportBuilder:
+def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, report: ReportBuilder) -> None:
     """Run the handler outside a transaction, between two short ones, at least once.
 
     The first transaction locks, checks and marks the row `firing`, with an expiry and the attempt counted. The second
     one settles it, or records its failed attempt. A process that dies between the two leaves a row that expires. Its
     slot is free meanwhile, so that a next round can be scheduled.
     """
-    attempt = _MarkFiring(policy, [candidate], using)
-    report = attempt.fire(lambda error: record(policy, candidate.id, error, using, seen=None))
-    if attempt.is_committed:
-        for member in attempt.ready:
-            report.add(_run_handler(policy, member.row, member.obj, using, report))
-        count_fired(policy, len(report.fired), attempt.guards, using)
-    return report
+    attempt = Attempt(policy, [candidate], using)
+    attempt.fire(report)
+    for member in attempt.ready if attempt.is_committed else ():
+        found = _run_handler(policy, member.row, member.obj, using, report)
+        report.add(found)
+        count_fired(policy, len(found.fired), attempt.guards, using)
 
 
 def _run_handler(
     policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str, marked: ReportBuilder
 ) -> ReportBuilder:
-    """Call the handler, and settle the row or record its failed attempt. `marked`: of the transaction before it."""
+    """Call the handler, and settle the row or record its failed attempt. `marked`: the report until now."""
     seen = {"state": State.FIRING, "attempts": row.attempts}
     driver_connection, call = connections[using].connection, Call((row.pk,), seen, is_counted=True)
-
-    def failed(error: BaseException) -> ReportBuilder:
-        reason = None if isinstance(error, Outcome) else transient_reason(error, using, None, driver_connection)
-        if reason is not None:
-            wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
-            error = TransientFailure(reason, wait)
-            log_waiting([row.pk], reason)
-        options: dict[str, Any] = {"seen": seen, "is_counted": True, "took": time.monotonic() - call.began}
-        found = persistently(lambda: record(policy, row.pk, error, using, **options), row.pk, using)
-        if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
-            found.uncounted.update(found.again)
-        return found
-
     try:
-        report = guarded(lambda: call_handler(policy, obj, row, call), failed)
+        error = caught(lambda: call_handler(policy, obj, row, call))
     except KeyboardInterrupt:
         with suppress(Exception):
             interrupted = TransientFailure("interrupted", timedelta(0))
-            record(policy, row.pk, interrupted, using, seen=seen, is_counted=True)
+            record(policy, interrupted, using, call)
         raise
-    if report is None:  # the handler returned
+    if error is None:
         reach("handled")
         marked.note_call(call)
         report = persistently(lambda: _settle_fired(row, using), row.pk, using)
         reach("settled")
+        return report
+    failure, reason = error, None
+    if not isinstance(error, Outcome):
+        reason = transient_reason(error, using, None, driver_connection)
+    if reason is not None:
+        wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
+        failure = TransientFailure(reason, wait)
+        log_waiting([row.pk], reason)
+    report = persistently(lambda: record(policy, failure, using, call), row.pk, using)
+    if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
+        report.uncounted.update(report.again)
     return report
 
 
@@ -286,10 +217,8 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
     """Mark the row as fired, unless it was settled, or a new attempt or round of it has begun."""
     report = ReportBuilder()
     with firing_transaction(using):
-        rows, now = settling.lock_rows([fired.pk], using)
-        row, report.now = rows.get(fired.pk), now
+        row, now = report.lock_row(fired.pk, using)
         if row is None:
-            report.release([fired.pk], using, "another transaction has locked its row")
             return report
         # It may be pending again, because it expired although this process was running. Its work is done, so it need
         # not be done again.
@@ -298,9 +227,9 @@ def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:
         # While it was firing, `run_at` was the end of the lease. No attempt follows any more.
         values = {**settling.settled(State.FIRED, Cause.DUE, now), "run_at": min(row.run_at, now)}
         if is_same_attempt and settling.compare_and_set(row, using, **values):
-            report.fired.append(row.pk)
-            report.signals.append((signals.timeout_fired, row))
-    report.add_row(row)
+            report.add_outcomes([row])
+        else:
+            report.add_row(row)
     return report
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -46,8 +47,11 @@ LOCKED_INTERVAL_SECONDS: Final = 2.5
 """Backoffs of `LOCKED_MAX_SECONDS` end at multiples of this interval."""
 TRANSIENT_MAX_SECONDS: Final = 60.0
 """The longest backoff after a transient database error: the handler may have run unnecessarily."""
-_LOG_INTERVAL_SECONDS: Final = 30.0
+_LOG_WAIT_SECONDS: Final = 30.0
 _MAX_BACKOFFS: Final = 10_000
+
+LOG_INTERVAL_SECONDS: Final = 60.0
+"""How often a slow handler of one policy is logged, and the traceback of one kind of exception of its handlers."""
 
 FIRST_UNKNOWN_PAUSE: Final = timedelta(seconds=1)
 MAX_UNKNOWN_PAUSE: Final = timedelta(minutes=1)
@@ -182,7 +186,7 @@ class TimeoutBackoff:
         now = time.monotonic()
         with self._lock:
             before = self._waiting.pop((using, timeout_id), _Waiting(0, now, now))
-            logs = now - before.logged_at >= _LOG_INTERVAL_SECONDS
+            logs = now - before.logged_at >= _LOG_WAIT_SECONDS
             if len(self._waiting) >= _MAX_BACKOFFS:
                 del self._waiting[next(iter(self._waiting))]
             logged_at = now if logs else before.logged_at
@@ -231,7 +235,14 @@ class UnknownPolicies:
     def again_at(self, label: str, timeout_id: int, now: datetime) -> datetime:
         """Return when to check a row again that was found `now`, by the database clock."""
         with self._lock:
-            self._note(label)
+            if label not in self._labels and len(self._labels) < MAX_UNKNOWN_LABELS:
+                self._labels.add(label)
+                logger.warning(
+                    "No timeout policy %r is declared here: its timeouts are left to workers that know it, and checked "
+                    "again after 1, 2, 4 ... 60 seconds",
+                    label,
+                    extra={"event": "policy_unknown", "policy": label},
+                )
             row = self._rows.pop(timeout_id, None)
             if row is None:
                 self._found_at = time.monotonic()
@@ -262,17 +273,6 @@ class UnknownPolicies:
         """Return whether a row was found for the first time within the last minute."""
         return time.monotonic() - self._found_at < UNKNOWN_EXPECTED_SECONDS
 
-    def _note(self, label: str) -> None:
-        if label in self._labels or len(self._labels) >= MAX_UNKNOWN_LABELS:
-            return
-        self._labels.add(label)
-        logger.warning(
-            "No timeout policy %r is declared here: its timeouts are left to workers that know it, and checked again "
-            "after 1, 2, 4 ... 60 seconds",
-            label,
-            extra={"event": "policy_unknown", "policy": label},
-        )
-
 
 class FiringState:
     """The state of firing in this process, shared by all of its threads.
@@ -281,8 +281,6 @@ class FiringState:
         backoff: how long timeouts wait that could not be fired.
         running: the running work of each thread, by thread id.
         brake_counts: how many firings the brake of a policy had counted at the end, by label.
-        slow_logged_at: when a slow handler of a policy was last logged, by label.
-        traceback_logged_at: when the traceback of an exception was last logged, by label and class.
         abandoned: the threads whose handlers took too long and have not ended.
         unknown: the policies of other releases that it has met.
         database_ahead: how far the database clock was ahead of the clock of this process when it was last read.
@@ -296,8 +294,7 @@ class FiringState:
         self.backoff = TimeoutBackoff()
         self.running: dict[int, RunningWork] = {}
         self.brake_counts: dict[str, int] = {}
-        self.slow_logged_at: dict[str, float] = {}
-        self.traceback_logged_at: dict[tuple[str, type[BaseException]], float] = {}
+        self._logged_at: dict[Hashable, float] = {}
         self.abandoned: list[threading.Thread] = []
         self.database_ahead = timedelta(0)
         self._group_sizes: dict[str, GroupSize] = {}
@@ -307,6 +304,14 @@ class FiringState:
     def current(self) -> RunningWork | None:
         """What this thread runs; None: nothing."""
         return self.running.get(threading.get_ident())
+
+    def is_time_to_log(self, key: Hashable) -> bool:
+        """Return whether the last True for `key` was `LOG_INTERVAL_SECONDS` ago, or there was none."""
+        now = time.monotonic()
+        if now - self._logged_at.get(key, -math.inf) < LOG_INTERVAL_SECONDS:
+            return False
+        self._logged_at[key] = now
+        return True
 
     def note_database(self, now: datetime) -> None:
         """Note that the database clock has just shown `now`."""

@@ -54,35 +54,29 @@ MIN_ALONE_SECONDS: Final = 30.0
 ALONE_LIMITS: Final = 10
 """After a handler took too long, its policy is fired one by one for so many times its limit."""
 SLOW_SECONDS: Final = 1.0
-LOG_INTERVAL_SECONDS: Final = 60.0
-"""Slow works of one policy are logged at most once in this time."""
 MAX_FRAMES: Final = 3
 
 
-def time_limit(policy: TimeoutPolicy[Any]) -> float | None:
-    """Return how many seconds a call of the policy's handler may take; None: as long as it likes."""
-    limit = (policy.limits and policy.limits.run) or get_settings().handler_limit
-    return None if limit is None else limit.total_seconds()
-
-
-def run_within(limit: float, act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
-    """Run `act`, which fires `running.work`, and complete `report` if a call in it takes longer than `limit` seconds.
+def run_within_limit(act: Callable[[], None], running: RunningWork, report: ReportBuilder, using: str) -> None:
+    """Run `act`, which fires `running.work`. Complete `report` if a call in it takes longer than its policy allows.
 
     Inside another handler, or inside a transaction, as in a `TestCase`, the connections cannot be cut: then `act` runs
     without a limit of its own.
     """
+    policy = registry.get(running.work.policy)
+    limit = (policy and policy.limits and policy.limits.run) or get_settings().handler_limit
     is_inside = any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
-    if is_inside or threading.get_ident() in firing_state.running:
+    if policy is None or limit is None or is_inside or firing_state.current is not None:
         act()
         return
-    loan = _Loan(running, limit)
+    loan = _Loan(running, limit.total_seconds())
     call = loan.run(act)
     if call is None:
         return
     if call.timeout_ids:
-        _record(call, loan, report, using)
+        _record(policy, call, loan, report, using)
     else:
-        _complete(loan, report, using)
+        _complete(policy, loan, report, using)
     rest = [id for id in running.work.ids if id not in report.done and id not in report.again]
     report.release_rest(rest, report.current_time())
 
@@ -95,12 +89,13 @@ class _Loan:
         running: the work.
         limit: how many seconds a call may take.
         place: where the call was when it was abandoned.
+        lent: the connections.
     """
 
     running: RunningWork
     limit: float
     place: str = ""
-    _lent: Sequence[BaseDatabaseWrapper] = field(default_factory=lambda: connections.all())
+    lent: Sequence[BaseDatabaseWrapper] = field(default_factory=lambda: connections.all())
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, act: Callable[[], None]) -> Call | None:
@@ -109,7 +104,7 @@ class _Loan:
         # A copy of the context, so that tracing, for example, continues.
         target = partial(contextvars.copy_context().run, self._borrow, act)
         thread = threading.Thread(target=target, name=f"{threading.current_thread().name}-limited", daemon=True)
-        lend(self._lent)
+        lend(self.lent)
         thread.start()
         try:
             call = self._watch(self.limit)
@@ -120,18 +115,18 @@ class _Loan:
         if call is not None:
             self._abandon(thread)
         else:
-            take_back(self._lent)
+            take_back(self.lent)
         return call
 
     def _borrow(self, act: Callable[[], None]) -> None:
         with suppress(Abandoned):
             try:
-                for connection in self._lent:
+                for connection in self.lent:
                     connections[connection.alias] = connection
                 act()
             finally:
                 self._ended.release()
-        for connection in self._lent if self.running.is_abandoned else ():
+        for connection in self.lent if self.running.is_abandoned else ():
             with suppress(Exception):
                 connection.close()
 
@@ -149,8 +144,8 @@ class _Loan:
     def _abandon(self, thread: threading.Thread) -> None:
         """Take the connections away, cut them, and ask the thread to end: at the latest it ends with the process."""
         self.place = activity(thread.ident or 0, self.running)
-        take_away(self._lent)
-        self.cut()
+        take_away(self.lent)
+        cut(self.lent)
         firing_state.abandoned.append(thread)
         if self.running.cancel is not None:
             with suppress(RuntimeError):  # its event loop has just been closed
@@ -158,10 +153,6 @@ class _Loan:
             if self._ended.acquire(timeout=CANCEL_SECONDS):
                 return
         self.running.interrupt(_interrupt)
-
-    def cut(self) -> None:
-        """End the transactions of the other thread. May be repeated."""
-        cut(self._lent)
 
 
 def _interrupt(thread_id: int) -> None:
@@ -173,20 +164,15 @@ def _interrupt(thread_id: int) -> None:
     """
     if sys.version_info < (3, 12) and (sys.gettrace() or sys.getprofile()):
         return
-    frame = sys._current_frames().get(thread_id)
-    while frame is not None:
-        if frame.f_code.co_filename == logging.__file__:
-            return
-        frame = frame.f_back
+    if any(frame.f_code.co_filename == logging.__file__ for frame in _stack(thread_id)):
+        return
     with suppress(AttributeError):  # not every Python has it
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Abandoned))
 
 
-def _record(call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
+def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
     """Record the failed attempt of the timeout whose handler hangs. A batch is released, to be fired one by one."""
-    work, policy = loan.running.work, registry.get(loan.running.work.policy)
-    assert policy is not None
-    if len(work.ids) > 1:
+    if len(loan.running.work.ids) > 1:
         firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * loan.limit))
     error = TimeLimitExceeded(f"It took longer than {loan.limit:g} s, and was abandoned: {loan.place}")
     if len(call.timeout_ids) > 1:
@@ -201,23 +187,23 @@ def _record(call: Call, loan: _Loan, report: ReportBuilder, using: str) -> None:
     [timeout_id] = call.timeout_ids
 
     def settle() -> ReportBuilder:
-        found = record(policy, timeout_id, error, using, seen=call.seen, is_counted=call.is_counted)
+        found = record(policy, error, using, call)
         if timeout_id in found.uncounted:  # its row is still locked
-            loan.cut()
+            cut(loan.lent)
         return found
 
     report.add(persistently(settle, timeout_id, using))
 
 
-def _complete(loan: _Loan, report: ReportBuilder, using: str) -> None:
+def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, using: str) -> None:
     """Report the transaction whose `on_commit` callback hangs as fired, and run the callbacks behind it.
 
     If one of those hangs, too, the rest are lost, as if the process had died after the commit.
     """
-    running = loan.running
-    if running.committed is not None:
-        report.add(running.committed)
-    after, rest = RunningWork(running.work), running.callbacks
+    running, rest = loan.running, loan.running.callbacks
+    assert running.committed is not None
+    report.add(running.committed)
+    after = RunningWork(running.work)
 
     def act() -> None:
         with tracked(after):
@@ -227,15 +213,13 @@ def _complete(loan: _Loan, report: ReportBuilder, using: str) -> None:
         _Loan(after, loan.limit).run(act)
     logger.error(
         "An on_commit() callback of %s took longer than %g s and was abandoned; its transaction is committed: %s%s",
-        running.work.policy,
+        policy.label,
         loan.limit,
         loan.place,
         f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
-        extra={"event": "callback_abandoned", "policy": running.work.policy},
+        extra={"event": "callback_abandoned", "policy": policy.label},
     )
-    policy = registry.get(running.work.policy)
-    if policy is not None and running.committed is not None:
-        count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
+    count_fired(policy, len(running.committed.fired), stop_cache.guards(policy, using), using)
 
 
 def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
@@ -249,17 +233,14 @@ def log_long_runs(lease_seconds: float, threads: int = 0) -> None:
     for thread, run in busy:
         lasted = now - run.began
         if lasted >= max(lease_seconds, 2 * run.logged_after):
-            run.is_logged, run.logged_after = True, lasted
+            run.logged_after = lasted
             _log_run(run, lasted, logging.WARNING, "handler_runs_long", activity(thread, run))
-        elif lasted >= SLOW_SECONDS and not run.is_logged:
-            run.is_logged = True
-            label = run.work.policy
-            if now - firing_state.slow_logged_at.get(label, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
-                continue
-            firing_state.slow_logged_at[label] = now
-            level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
-            words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
-            _log_run(run, lasted, level, "handler_slow", activity(thread, run) + words)
+        elif lasted >= SLOW_SECONDS and not run.logged_after:
+            run.logged_after = lasted
+            if firing_state.is_time_to_log(run.work.policy):
+                level = logging.WARNING if 0 < threads <= len(busy) else logging.INFO
+                words = f"; {len(busy)} of {threads} threads are busy" if threads else ""
+                _log_run(run, lasted, level, "handler_slow", activity(thread, run) + words)
 
 
 def _log_run(run: RunningWork, lasted: float, level: int, event: str, activity: str) -> None:
@@ -275,7 +256,7 @@ def _log_run(run: RunningWork, lasted: float, level: int, event: str, activity: 
 
 def activity(thread: int, run: RunningWork) -> str:
     """Describe what the thread does or waits for, and where in the user's code."""
-    frames = [*_stack(sys._current_frames().get(thread)), *_awaited(run.awaited)]
+    frames = [*_stack(thread), *_awaited(run.awaited)]
     in_handler = bool(run.timeout_ids)
     elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
     parts = [_database_activity(frames) or elsewhere]
@@ -285,9 +266,9 @@ def activity(thread: int, run: RunningWork) -> str:
     return ", ".join(parts)
 
 
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    """Return `frame` and its callers up to the call of the handler, the outermost first."""
-    stack = []
+def _stack(thread: int) -> list[FrameType]:
+    """Return what the thread executes, from the call of the handler on, the outermost frame first."""
+    stack, frame = list[FrameType](), sys._current_frames().get(thread)
     while frame is not None:
         stack.append(frame)
         if frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name == "call_handler":

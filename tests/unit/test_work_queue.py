@@ -236,7 +236,7 @@ def test_what_is_in_line_when_it_closes_is_still_taken() -> None:
 
 
 def test_who_waits_is_woken_by_a_work_and_by_the_end() -> None:
-    one, taken = WorkQueue(4), []
+    one, taken = line(threads=4), []
     threads = [threading.Thread(target=lambda: taken.append(one.get()), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()

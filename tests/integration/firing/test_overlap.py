@@ -21,9 +21,9 @@ def detector() -> OverlapDetector:
     """Two members, the first of which has the turn; its object has the key 501, the other one 502."""
     policy = dq.get_policy("testapp.order.remind")
     members = []
-    for place, pk in enumerate((501, 502)):
+    for pk in (501, 502):
         order = Order.objects.create(pk=pk)
-        members.append(Member(due(order, policy), order, place))
+        members.append(Member(due(order, policy), order))
     return OverlapDetector(policy, members, connections["default"])
 
 
