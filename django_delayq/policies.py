@@ -151,11 +151,8 @@ class _Registry:
 
     def __init__(self) -> None:
         self._by_label: dict[str, TimeoutPolicy[Any]] = {}
-        self._unchecked: list[TimeoutPolicy[Any]] = []
-        self.resolved: dict[tuple[str, type[Model]], TimeoutPolicy[Any]] = {}
-        """The answers of `resolve_policy` for names and labels, until a policy is added or removed."""
-        self.version = 0
-        """Changes when a policy is added or removed, so that caches derived from the policies are rebuilt."""
+        self.derived: dict[Any, Any] = {}
+        """What has been derived from the policies, by the model or the name that was asked for; see `_changed`."""
 
     def add(self, policy: TimeoutPolicy[Any]) -> None:
         check_declaration(policy)
@@ -166,10 +163,8 @@ class _Registry:
                     f"{label} is declared twice: by {other.handler_path} and by {policy.handler_path}. "
                     "Give one of them another name=, or take the name out of aliases=."
                 )
-        if apps.models_ready:
+        if apps.models_ready:  # otherwise the app config checks it
             check_against_model(policy)
-        else:
-            self._unchecked.append(policy)
         self._by_label.update(dict.fromkeys(policy.labels, policy))
         self._changed()
 
@@ -180,12 +175,7 @@ class _Registry:
         self._changed()
 
     def _changed(self) -> None:
-        self.version += 1
-        self.resolved = {}  # a new one: a thread that is resolving now may still write its answer into the former one
-
-    def check_postponed(self) -> None:
-        while self._unchecked:
-            check_against_model(self._unchecked.pop())
+        self.derived = {}  # a new one: a thread that is deriving now may still write its answer into the former one
 
     def get(self, label: str) -> TimeoutPolicy[Any] | None:
         return self._by_label.get(label)
@@ -256,8 +246,9 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         )
     if not isinstance(policy, str):
         raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
-    resolved = registry.resolved
-    if found := resolved.get((policy, model)):
+    derived = registry.derived
+    found: TimeoutPolicy[M] | None = derived.get((policy, model))
+    if found is not None:
         return found
     fitting = get_policies(model)
     named = [known for known in fitting if policy in known.labels or known.is_named(policy)]
@@ -269,7 +260,7 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         names = [known.label if "." in policy else known.name for known in fitting]
         words = f"{policy!r} is declared for {' and '.join(dict.fromkeys(others))}, not for {model._meta.label}."
         raise UnknownPolicy(_historical(model) or (words if others else _unknown(policy, names, of=model.__name__)))
-    resolved[policy, model] = named[0]
+    derived[policy, model] = named[0]
     return named[0]
 
 
