@@ -34,7 +34,8 @@ class TimeoutPolicy(Generic[M]):
     model: type[M]
     """The model class; a string `"app.Model"` is replaced by it when the models are loaded."""
     handler: Callable[..., Any]
-    name: str = ""
+    name: str = cast("str", None)
+    """By default the name of the handler."""
     after: timedelta | Callable[[M], timedelta | None] | None = None
     since: str | Callable[[M], datetime | None] | None = None
     when: Q | None = None
@@ -316,27 +317,7 @@ def timeout_policy(
 def timeout_policy(
     model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
 ) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
-def timeout_policy(
-    model: type[Any] | str,
-    *,
-    name: str | None = None,
-    after: timedelta | Callable[[Any], timedelta | None] | None = None,
-    since: str | Callable[[Any], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    batch: int | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
-    limits: Limits | None = None,
-    late: Late | None = None,
-    brake: Brake | None = None,
-    shadow: bool = False,
-    search: str | Iterable[str] = (),
-    owner: str | None = None,
-    **unknown: Any,
-) -> Callable[[Any], TimeoutPolicy[Any]]:
+def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], TimeoutPolicy[Any]]:
     """Declare what happens to an object of `model` if something else has not happened by a deadline.
 
     Put it into `timeouts.py` of any installed app. With both `when` and `since` the policy is automatic:
@@ -363,7 +344,7 @@ def timeout_policy(
         shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
         search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
         owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
-        **unknown: refused with a suggestion.
+        **options: another option is refused, with a suggestion.
 
     Returns:
         A decorator. Handlers take `(obj, timeout)`, or `(queryset, timeouts)` with `batch`, and may be async.
@@ -371,16 +352,16 @@ def timeout_policy(
     Raises:
         PolicyError: when the declaration is wrong (fields of models not yet loaded: at start).
     """
-    options = {name: value for name, value in locals().items() if name != "unknown"}
-    check_call(model, unknown, _OPTIONS)
+    check_call(model, options, list(_OPTIONS))
 
     def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
-        return register_policy(TimeoutPolicy[Any](handler=handler, **cast("Any", options)))
+        return register_policy(TimeoutPolicy[Any](model=cast("Any", model), handler=handler, **options))
 
     return declare
 
 
-# Callers see the signature without `**unknown`.
-_NAMED = {name: each for name, each in inspect.signature(timeout_policy).parameters.items() if name != "unknown"}
-_OPTIONS = [name for name in _NAMED if name != "model"]
-timeout_policy.__signature__ = inspect.signature(timeout_policy).replace(parameters=[*_NAMED.values()])  # type: ignore[attr-defined]
+# Callers see the model, and the fields of a policy as options.
+_SIGNATURE, _OPTIONS = inspect.signature(timeout_policy), dict(inspect.signature(TimeoutPolicy).parameters)
+del _OPTIONS["model"], _OPTIONS["handler"]
+_SIGNATURE = _SIGNATURE.replace(parameters=[_SIGNATURE.parameters["model"], *_OPTIONS.values()])
+timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

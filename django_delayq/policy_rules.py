@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
@@ -52,7 +52,7 @@ MAX_EXTENSIONS = 32_000
 """More extensions of one round are not counted: the column of the ledger is a small integer."""
 
 
-def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> None:
+def check_call(model: Any, options: Iterable[str], known: Sequence[str]) -> None:
     """Raise PolicyError for a call of `timeout_policy` without a model or with unknown options."""
     is_model = isinstance(model, type) and issubclass(model, Model)
     if not is_model and (isinstance(model, type) or callable(model)):
@@ -61,7 +61,7 @@ def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> Non
             f"@timeout_policy is given {name}, which is not a model. The model comes first, in parentheses: "
             "@timeout_policy(Order, after=...)."
         )
-    for option in unknown:
+    for option in [each for each in options if each not in known]:
         near = difflib.get_close_matches(option, known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(known)}."
         raise PolicyError(f"timeout_policy() has no option {option!r}. {hint}")
