@@ -87,9 +87,9 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         'aliases are former names ("name") or labels ("app.model.name").',
     )
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
-    for option, type_, words in (("after", timedelta, "a timedelta"), ("since", str, "the name of a field")):
+    for option, other, words in (("after", timedelta, "a timedelta"), ("since", str, "the name of a field")):
         given = getattr(policy, option)
-        is_fitting = given is None or isinstance(given, type_) or callable(given)
+        is_fitting = given is None or isinstance(given, other) or callable(given)
         yield not is_fitting, f"{option} must be {words} or a callable, not {given!r}."
     negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
     yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."

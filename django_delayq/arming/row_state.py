@@ -19,13 +19,13 @@ from django_delayq.dialects import dialect_of
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.controls import delay_in_force
 from django_delayq.ledger.locking import as_it_is, for_update, has_own_manager, lock_parents, rows_of
-from django_delayq.ledger.statements import Param, compiled, params
+from django_delayq.ledger.statements import Param, Statement, compiled, params
 from django_delayq.ledger.subjects import NEWEST_FIRST, slots_of
 from django_delayq.models import Timeout
 from django_delayq.policy_rules import reads_other_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from datetime import datetime, timedelta
 
     from django.db.models import Model, QuerySet
@@ -69,8 +69,7 @@ def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lo
     """
     if lock:
         lock_parents(policies[0].concrete_model, [pk], using)
-    slots = list(slots_by_object(policies, [pk], using))
-    rows = _row.rows(using, tuple(policies), lock, pk=pk, slot=slots)
+    rows = _read(_row, policies, pk, using, lock)
     return [
         RowState(pk, policy, *values[COLUMNS * number : COLUMNS * (number + 1)])
         for pk, *values in rows
@@ -78,7 +77,19 @@ def row_state(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, lo
     ]
 
 
-@compiled
+def _read(
+    build: Callable[..., QuerySet[Any, Any]], policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *shape: Any
+) -> list[Sequence[Any]]:
+    """Execute the query that `build` returns for one row.
+
+    It is compiled each time if a base manager may filter by something else each time, such as a tenant.
+    """
+    values = {"pk": pk, "slot": list(slots_by_object(policies, [pk], using))}
+    if any(has_own_manager(policy.model) for policy in policies):
+        return Statement(build(using, tuple(policies), *shape), using).read(values, connections[using])
+    return compiled(build).rows(using, tuple(policies), *shape, **values)
+
+
 def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> QuerySet[Any, Any]:
     """Build the query for one row: the key, then `COLUMNS` per policy, in the order of `RowState`.
 
@@ -116,11 +127,9 @@ def ledger_fits(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str) -> 
     """
     if not all(isinstance(policy.since, str) for policy in policies):
         return False
-    slots = list(slots_by_object(policies, [pk], using))
-    return bool(_fitting.rows(using, tuple(policies), pk=pk, slot=slots))
+    return bool(_read(_fitting, policies, pk, using))
 
 
-@compiled
 def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[Any, Any]:
     rows = _by_key(policies, using)
     for policy, rounds, pending in _rounds_of(policies, using):
@@ -233,18 +242,12 @@ def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
-    if has_own_manager(policy.model):  # it may filter by something else each time, such as a tenant
-        return bool(_matching(using, policy, pk))
-    return bool(_condition.rows(using, policy, pk=pk))
+    return bool(_read(_condition, [policy], pk, using))
 
 
-@compiled
-def _condition(using: str, policy: TimeoutPolicy[Any]) -> QuerySet[Any, Any]:
-    return _matching(using, policy, Param(cast("Any", policy.model._meta.pk), "pk"))
-
-
-def _matching(using: str, policy: TimeoutPolicy[Any], pk: Any) -> QuerySet[Any, Any]:
-    rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=pk)
+def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:
+    model, when = policies[0].model, policies[0].when or Q()
+    rows = model._base_manager.using(using).filter(when, pk=Param(cast("Any", model._meta.pk), "pk"))
     return as_it_is(rows, using).values_list("pk")[:1]
 
 
