@@ -116,11 +116,8 @@ def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str
     handler = policy.handler
     yield not callable(handler), f"the handler must be a function, not {handler!r}."
     arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")
-    for name, one, given in (
-        ("the handler", handler, arguments),
-        ("after", policy.after, ("obj",)),
-        ("since", policy.since, ("obj",)),
-    ):
+    called = {"the handler": (handler, arguments), "after": (policy.after, ("obj",)), "since": (policy.since, ("obj",))}
+    for name, (one, given) in called.items():
         if callable(one):
             wrong = _misfit(one, given)
             yield bool(wrong), f"{name} {wrong}"
@@ -334,9 +331,8 @@ def _condition(policy: TimeoutPolicy[Any]) -> Any:
 
 def _walk(node: Any) -> Iterator[Any]:
     yield node
-    children = node.children if hasattr(node, "children") else node.get_source_expressions()
-    for child in children:
-        if hasattr(child, "get_source_expressions") or hasattr(child, "children"):
+    for child in node.get_source_expressions():
+        if hasattr(child, "get_source_expressions"):
             yield from _walk(child)
 
 

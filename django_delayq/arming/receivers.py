@@ -164,16 +164,11 @@ def arming_later(using: str) -> Iterator[ArmingLater]:
 
     The caller calls `arm`, or rolls the transaction back.
     """
-    connection = connections[using]
-    outer, later = _later.get(connection), ArmingLater(using)
-    _later[connection] = later
+    _later[connections[using]] = later = ArmingLater(using)
     try:
         yield later
     finally:
-        if outer is None:
-            del _later[connection]
-        else:
-            _later[connection] = outer
+        _later.pop(connections[using], None)
 
 
 def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:

@@ -223,6 +223,7 @@ def diff(
                     unfit.append((state, since_at))
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
+    # Only a round that may be armed can keep something.
     asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
     closed, kept = _settled_rounds(asked, using)
     for state, since_at in unfit:
@@ -280,12 +281,14 @@ def _settled_rounds(
     If they kept nothing, an order whose payment was tried and failed would lose its extensions, and could be extended
     without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
     """
+    closed, kept = set[Place](), dict[Place, Kept]()
+    if not unfit:
+        return closed, kept
     slots = slots_by_object({state.policy for state, _ in unfit}, {state.pk for state, _ in unfit}, using)
     wanted = (CLOSING | Q(cause=Cause.CONDITION)) & of_since(since_at for _, since_at in unfit)
     rows = as_it_is(Timeout.objects.using(using).filter(wanted, slot__in=list(slots)), using)
     ended = Case(When(cause=Cause.CONDITION, then=F("history")))  # not those of closed rounds, which may be long
     columns = ("id", "slot", "since_at", "due_at", "first_due_at", "extensions", "ended")
-    closed, kept = set[Place](), dict[Place, Kept]()
     for _, slot, since_at, *deadline, history in sorted(rows.annotate(ended=ended).values_list(*columns)):
         due_at, first_due_at, extensions = deadline
         place = (*slots[slot], since_at)

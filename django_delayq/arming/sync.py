@@ -9,6 +9,7 @@ An object for which a callable of the policy raises stays as it is, and the sync
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from datetime import timedelta
@@ -75,8 +76,7 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
         ValueError: an object without a primary key; nothing is written.
         TypeError: `target` is something else.
     """
-    changed = 0
-    oldest = get_settings().catch_up
+    changed, oldest = 0, get_settings().catch_up
     for model, using, objects in list(_targets(target)):
         for policies, _fields in policies_by_table(model):
             for pks in chunks(sorted(_keys(policies[0], objects))):
@@ -161,18 +161,17 @@ class TableSync:
         other policies are then synced first. What callables of policies raise is logged.
         """
         policies = {policy.label: policy for policy in automatic_policies(self._using)}
-        interval, spent = get_settings().sync_interval, 0.0
-        while spent < SLICE_SECONDS or at_once:
+        interval, spent, limit = get_settings().sync_interval, 0.0, math.inf if at_once else SLICE_SECONDS
+        while spent < limit:
             asked_at, now = clock.now(), database_now(self._using)
             due, wait = self._claim_due(list(policies), now, interval)
             if not due:
                 return wait.total_seconds()
             for row in due:
                 self._failed.add(row.policy)
-                spent += self._advance(policies[row.policy], row, now, between, at_once=at_once)
+                spent += self._advance(policies[row.policy], row, now, between, limit)
                 self._failed.discard(row.policy)
-                is_over = spent >= SLICE_SECONDS and not at_once
-                if is_over or clock.now() - asked_at > interval * CLAIM:  # another worker may have the claim now
+                if spent >= limit or clock.now() - asked_at > interval * CLAIM:  # another worker may have the claim now
                     break
         return spent / SHARE - spent
 
@@ -209,17 +208,11 @@ class TableSync:
         return due, interval
 
     def _advance(
-        self,
-        policy: TimeoutPolicy[Any],
-        row: PolicySync,
-        now: datetime,
-        between: Callable[[], object],
-        *,
-        at_once: bool,
+        self, policy: TimeoutPolicy[Any], row: PolicySync, now: datetime, between: Callable[[], object], limit: float
     ) -> float:
         """Continue the pass of `policy`, or begin one; return how many seconds reading and deciding took.
 
-        `now`: the time of the database when the policies were claimed.
+        `now`: the time of the database when the policies were claimed. `limit`: pause after so many seconds.
         """
         interval = get_settings().sync_interval
         if not row.is_running:
@@ -241,7 +234,7 @@ class TableSync:
             between()
             if step.place is not None:
                 row.place = object_id_of(policy.concrete_model, step.place)
-                if spent >= SLICE_SECONDS and not at_once:
+                if spent >= limit:
                     break
         row.failed += failures.count
         if step is None:
@@ -258,13 +251,9 @@ class TableSync:
             key = object_id_of(failures.policy.concrete_model, pk)
             is_known = label in self._reported
             self._reported.add(label)
-            logger.log(
-                logging.DEBUG if is_known else logging.ERROR,
-                "%s",
-                failures,
-                exc_info=None if is_known else shown(error),
-                extra={"event": "sync_failed", "policy": label, "object_id": key},
-            )
+            level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
+            extra = {"event": "sync_failed", "policy": label, "object_id": key}
+            logger.log(level, "%s", failures, exc_info=cause, extra=extra)
         elif label in self._reported and is_complete and not row.failed:
             self._reported.discard(label)
             words = "%s: the deadlines of all objects can be computed again"
@@ -288,8 +277,7 @@ def _was_left(row: PolicySync, since: datetime) -> bool:
 def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by `oldest` or more."""
     page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
-    options: Any = {"failures": Failures(policy), "dry_run": True}
-    changes = arm_many([policy], set(page), using, oldest, **options)
+    changes = arm_many([policy], set(page), using, oldest, failures=Failures(policy), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 
