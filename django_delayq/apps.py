@@ -16,8 +16,10 @@ class DelayqConfig(AppConfig):
         from django_delayq import checks
         from django_delayq.arming import receivers
         from django_delayq.policies import registry
+        from django_delayq.policy_rules import check_against_model
 
         autodiscover_modules("timeouts")
-        registry.check_postponed()
+        for policy in registry:  # also those that were declared before the models were loaded
+            check_against_model(policy)
         receivers.connect()
         checks.register()

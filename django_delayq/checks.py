@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,11 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
             import_string(settings.executor)
         except ImportError as error:
             yield Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003")
-    try:
-        check_source(settings.redis)
-    except ConfigError as error:
-        yield Error(str(error), id="django_delayq.E001")
-    try:
-        get_scrubber()
-    except ConfigError as error:
-        yield Error(str(error), id="django_delayq.E007")
+    for check, error_id in ((partial(check_source, settings.redis), "E001"), (get_scrubber, "E007")):
+        try:
+            check()
+        except ConfigError as error:
+            yield Error(str(error), id=f"django_delayq.{error_id}")
     if not django_settings.USE_TZ:
         yield Warning(
             "USE_TZ is False: deadlines are stored in local time, in which one hour a year occurs twice.",

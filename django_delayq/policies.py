@@ -34,7 +34,8 @@ class TimeoutPolicy(Generic[M]):
     model: type[M]
     """The model class; a string `"app.Model"` is replaced by it when the models are loaded."""
     handler: Callable[..., Any]
-    name: str = ""
+    name: str = cast("str", None)
+    """By default the name of the handler."""
     after: timedelta | Callable[[M], timedelta | None] | None = None
     since: str | Callable[[M], datetime | None] | None = None
     when: Q | None = None
@@ -151,11 +152,8 @@ class _Registry:
 
     def __init__(self) -> None:
         self._by_label: dict[str, TimeoutPolicy[Any]] = {}
-        self._unchecked: list[TimeoutPolicy[Any]] = []
-        self.resolved: dict[tuple[str, type[Model]], TimeoutPolicy[Any]] = {}
-        """The answers of `resolve_policy` for names and labels, until a policy is added or removed."""
-        self.version = 0
-        """Changes when a policy is added or removed, so that caches derived from the policies are rebuilt."""
+        self.derived: dict[Any, Any] = {}
+        """What has been derived from the policies, by the model or the name that was asked for; see `_changed`."""
 
     def add(self, policy: TimeoutPolicy[Any]) -> None:
         check_declaration(policy)
@@ -166,10 +164,8 @@ class _Registry:
                     f"{label} is declared twice: by {other.handler_path} and by {policy.handler_path}. "
                     "Give one of them another name=, or take the name out of aliases=."
                 )
-        if apps.models_ready:
+        if apps.models_ready:  # otherwise the app config checks it
             check_against_model(policy)
-        else:
-            self._unchecked.append(policy)
         self._by_label.update(dict.fromkeys(policy.labels, policy))
         self._changed()
 
@@ -180,12 +176,7 @@ class _Registry:
         self._changed()
 
     def _changed(self) -> None:
-        self.version += 1
-        self.resolved = {}  # a new one: a thread that is resolving now may still write its answer into the former one
-
-    def check_postponed(self) -> None:
-        while self._unchecked:
-            check_against_model(self._unchecked.pop())
+        self.derived = {}  # a new one: a thread that is deriving now may still write its answer into the former one
 
     def get(self, label: str) -> TimeoutPolicy[Any] | None:
         return self._by_label.get(label)
@@ -256,8 +247,9 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         )
     if not isinstance(policy, str):
         raise UnknownPolicy(_NOT_A_NAME.format(type(policy).__name__))
-    resolved = registry.resolved
-    if found := resolved.get((policy, model)):
+    derived = registry.derived
+    found: TimeoutPolicy[M] | None = derived.get((policy, model))
+    if found is not None:
         return found
     fitting = get_policies(model)
     named = [known for known in fitting if policy in known.labels or known.is_named(policy)]
@@ -269,7 +261,7 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         names = [known.label if "." in policy else known.name for known in fitting]
         words = f"{policy!r} is declared for {' and '.join(dict.fromkeys(others))}, not for {model._meta.label}."
         raise UnknownPolicy(_historical(model) or (words if others else _unknown(policy, names, of=model.__name__)))
-    resolved[policy, model] = named[0]
+    derived[policy, model] = named[0]
     return named[0]
 
 
@@ -325,27 +317,7 @@ def timeout_policy(
 def timeout_policy(
     model: str, *, batch: int | None = None, **options: Unpack[_Options[Any]]
 ) -> Callable[[Callable[[Any, Any], object]], TimeoutPolicy[Any]]: ...
-def timeout_policy(
-    model: type[Any] | str,
-    *,
-    name: str | None = None,
-    after: timedelta | Callable[[Any], timedelta | None] | None = None,
-    since: str | Callable[[Any], datetime | None] | None = None,
-    when: Q | None = None,
-    retry: Retry | None = None,
-    batch: int | None = None,
-    atomic: bool = True,
-    queue: str = "default",
-    max_extensions: int | None = None,
-    aliases: Iterable[str] = (),
-    limits: Limits | None = None,
-    late: Late | None = None,
-    brake: Brake | None = None,
-    shadow: bool = False,
-    search: str | Iterable[str] = (),
-    owner: str | None = None,
-    **unknown: Any,
-) -> Callable[[Any], TimeoutPolicy[Any]]:
+def timeout_policy(model: type[Any] | str, **options: Any) -> Callable[[Any], TimeoutPolicy[Any]]:
     """Declare what happens to an object of `model` if something else has not happened by a deadline.
 
     Put it into `timeouts.py` of any installed app. With both `when` and `since` the policy is automatic:
@@ -372,7 +344,7 @@ def timeout_policy(
         shadow: True: do everything but call the handler; rounds settle as `skipped`, cause `shadow`.
         search: a field, or several, by which people find timeouts, such as `"number"` or `"order__number"`.
         owner: the path to the owner of an object, such as `"customer"`, whose timeouts the admin shows together.
-        **unknown: refused with a suggestion.
+        **options: another option is refused, with a suggestion.
 
     Returns:
         A decorator. Handlers take `(obj, timeout)`, or `(queryset, timeouts)` with `batch`, and may be async.
@@ -380,16 +352,16 @@ def timeout_policy(
     Raises:
         PolicyError: when the declaration is wrong (fields of models not yet loaded: at start).
     """
-    options = {name: value for name, value in locals().items() if name != "unknown"}
-    check_call(model, unknown, _OPTIONS)
+    check_call(model, options, list(_OPTIONS))
 
     def declare(handler: Callable[..., Any]) -> TimeoutPolicy[Any]:
-        return register_policy(TimeoutPolicy[Any](handler=handler, **cast("Any", options)))
+        return register_policy(TimeoutPolicy[Any](model=cast("Any", model), handler=handler, **options))
 
     return declare
 
 
-# Callers see the signature without `**unknown`.
-_NAMED = {name: each for name, each in inspect.signature(timeout_policy).parameters.items() if name != "unknown"}
-_OPTIONS = [name for name in _NAMED if name != "model"]
-timeout_policy.__signature__ = inspect.signature(timeout_policy).replace(parameters=[*_NAMED.values()])  # type: ignore[attr-defined]
+# Callers see the model, and the fields of a policy as options.
+_SIGNATURE, _OPTIONS = inspect.signature(timeout_policy), dict(inspect.signature(TimeoutPolicy).parameters)
+del _OPTIONS["model"], _OPTIONS["handler"]
+_SIGNATURE = _SIGNATURE.replace(parameters=[_SIGNATURE.parameters["model"], *_OPTIONS.values()])
+timeout_policy.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

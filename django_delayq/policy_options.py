@@ -91,9 +91,8 @@ class Retry:
         """
         if attempts > len(self.delays):
             return None
-        step = self.delays[max(attempts, 1) - 1]
         spread = (rng or random).random() * self.jitter
-        return timedelta(seconds=step * (1 + spread))
+        return timedelta(seconds=self.delays[attempts - 1] * (1 + spread))
 
 
 def _check_count(value: Any, name: str, least: int = 1) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
@@ -52,7 +52,7 @@ MAX_EXTENSIONS = 32_000
 """More extensions of one round are not counted: the column of the ledger is a small integer."""
 
 
-def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> None:
+def check_call(model: Any, options: Iterable[str], known: Sequence[str]) -> None:
     """Raise PolicyError for a call of `timeout_policy` without a model or with unknown options."""
     is_model = isinstance(model, type) and issubclass(model, Model)
     if not is_model and (isinstance(model, type) or callable(model)):
@@ -61,7 +61,7 @@ def check_call(model: Any, unknown: dict[str, Any], known: Sequence[str]) -> Non
             f"@timeout_policy is given {name}, which is not a model. The model comes first, in parentheses: "
             "@timeout_policy(Order, after=...)."
         )
-    for option in unknown:
+    for option in [each for each in options if each not in known]:
         near = difflib.get_close_matches(option, known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(known)}."
         raise PolicyError(f"timeout_policy() has no option {option!r}. {hint}")
@@ -87,16 +87,12 @@ def _faults(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str]]:
         'aliases are former names ("name") or labels ("app.model.name").',
     )
     yield any(len(label) > MAX_LABEL for label in policy.labels), f"its label is longer than {MAX_LABEL} characters."
-    yield (
-        after is not None and not isinstance(after, timedelta) and not callable(after),
-        f"after must be a timedelta or a callable, not {after!r}.",
-    )
+    for option, other, words in (("after", timedelta, "a timedelta"), ("since", str, "the name of a field")):
+        given = getattr(policy, option)
+        is_fitting = given is None or isinstance(given, other) or callable(given)
+        yield not is_fitting, f"{option} must be {words} or a callable, not {given!r}."
     negative = duration_text(after) if isinstance(after, timedelta) and after < timedelta(0) else ""
     yield bool(negative) and since is None, f"after must not be negative without since, but is {negative}."
-    yield (
-        since is not None and not isinstance(since, str) and not callable(since),
-        f"since must be the name of a field or a callable, not {since!r}.",
-    )
     yield any(inspect.iscoroutinefunction(one) for one in (after, since)), "after and since cannot be async."
     # The type and not the repr, which would evaluate a queryset in it.
     kind = type(policy.when).__name__
@@ -120,11 +116,8 @@ def _faults_of_callables(policy: TimeoutPolicy[Any]) -> Iterator[tuple[bool, str
     handler = policy.handler
     yield not callable(handler), f"the handler must be a function, not {handler!r}."
     arguments = ("queryset", "timeouts") if policy.batch else ("obj", "timeout")
-    for name, one, given in (
-        ("the handler", handler, arguments),
-        ("after", policy.after, ("obj",)),
-        ("since", policy.since, ("obj",)),
-    ):
+    called = {"the handler": (handler, arguments), "after": (policy.after, ("obj",)), "since": (policy.since, ("obj",))}
+    for name, (one, given) in called.items():
         if callable(one):
             wrong = _misfit(one, given)
             yield bool(wrong), f"{name} {wrong}"
@@ -256,7 +249,7 @@ def columns_read(policy: TimeoutPolicy[Any]) -> frozenset[str] | None:
 
 def condition_columns(policy: TimeoutPolicy[Any]) -> set[Any] | None:
     """Return the fields that `when` reads, with the sources of generated ones; None if raw SQL hides them."""
-    nodes = list(_walk(_condition(policy)[0].where))
+    nodes = list(_walk(_condition(policy).where))
     if any(isinstance(node, RawSQL) for node in nodes):
         return None
     return {source for node in nodes if isinstance(node, Col) for source in _sources(node.target)}
@@ -278,24 +271,27 @@ def reads_other_rows(policy: TimeoutPolicy[Any]) -> bool:
 
 @lru_cache(maxsize=1000)  # each firing asks, and Django takes as long to resolve a condition as to send a statement
 def tables_of_other_rows(policy: TimeoutPolicy[Any]) -> frozenset[str]:
-    """Return the tables in which `when` reads rows other than the object's own."""
-    query, own = _condition(policy)
-    return frozenset(_tables(query, own))
+    """Return the tables in which `when` reads rows other than the object's own, and those joined on the way.
 
-
-def _tables(query: Any, own: Collection[str | None]) -> Iterator[str]:
-    """Yield the tables that the condition of `query` reads, without the aliases `own`, and those joined on the way.
-
-    Not all joins: the base manager may have added some that the condition does not read.
+    Not all joins: the base manager may have added some that the condition does not read. The object's own row is in its
+    table and those of its parents. They are found by joins and not by the names of tables, because a relation to the
+    same table joins it under another alias.
     """
+    query = _condition(policy)
+    own, found = set[str | None](), set[str]()
+    for alias, table in query.alias_map.items():
+        link = getattr(getattr(table, "join_field", None), "remote_field", None)
+        if table.parent_alias is None or (table.parent_alias in own and getattr(link, "parent_link", False)):
+            own.add(alias)
     for node in _walk(query.where):
         if isinstance(node, Query):
-            yield from _tables_of_subquery(node)
+            found.update(_tables_of_subquery(node))
         elif isinstance(node, Col):
             alias = node.alias
-            while alias in query.alias_map and alias not in own:  # else it is one of the query around this one
-                yield query.alias_map[alias].table_name
+            while alias in query.alias_map and alias not in own:  # else it is one of a subquery
+                found.add(query.alias_map[alias].table_name)
                 alias = query.alias_map[alias].parent_alias
+    return frozenset(found)
 
 
 def _tables_of_subquery(query: Any) -> Iterator[str]:
@@ -328,26 +324,15 @@ def ignored_deletion(policy: TimeoutPolicy[Any]) -> list[str]:
     return [] if used is None or used.intersection(own) else [field.name for field in own]
 
 
-def _condition(policy: TimeoutPolicy[Any]) -> tuple[Any, set[str | None]]:
-    """Return the query of the condition, by the policy's base manager, and the aliases of the object's own row.
-
-    These are its table and those of its parents. They are found by joins and not by the names of tables, because a
-    relation to the same table joins it under another alias.
-    """
-    query = policy.model._base_manager.filter(policy.when or Q()).query
-    own: set[str | None] = set()
-    for alias, table in query.alias_map.items():
-        link = getattr(getattr(table, "join_field", None), "remote_field", None)
-        if table.parent_alias is None or (table.parent_alias in own and getattr(link, "parent_link", False)):
-            own.add(alias)
-    return query, own
+def _condition(policy: TimeoutPolicy[Any]) -> Any:
+    """Return the query of the condition, by the policy's base manager."""
+    return policy.model._base_manager.filter(policy.when or Q()).query
 
 
 def _walk(node: Any) -> Iterator[Any]:
     yield node
-    children = node.children if hasattr(node, "children") else node.get_source_expressions()
-    for child in children:
-        if hasattr(child, "get_source_expressions") or hasattr(child, "children"):
+    for child in node.get_source_expressions():
+        if hasattr(child, "get_source_expressions"):
             yield from _walk(child)
 
 

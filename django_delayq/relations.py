@@ -22,7 +22,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.where import AND, OR, WhereNode
 from django.utils.functional import cached_property
 
-from django_delayq.key_types import refusal, root_of_key
+from django_delayq.key_types import object_id_of, refusal, root_of_key
 
 if TYPE_CHECKING:
     from django_delayq.models import RelatedTimeoutQuerySet, Timeout
@@ -66,20 +66,16 @@ class _SameObject(Expression):
         from django_delayq.ledger.subjects import key_of, kind_of, object_id, tables_of
         from django_delayq.models import Timeout
 
-        kind: Any = Timeout._meta.get_field("content_type")
-        text: Any = Timeout._meta.get_field("object_id")
-        kind, text = kind.get_col(self.ledger_alias), text.get_col(self.ledger_alias)
-        kinds: dict[Any, list[int]] = {}
+        fields: list[Any] = [Timeout._meta.get_field(name) for name in ("content_type", "object_id")]
+        kind, text = (field.get_col(self.ledger_alias) for field in fields)
+        by_root: dict[Any, list[type[Model]]] = {}
         for table in tables_of(self.model):
-            root = root_of_key(table)
-            kinds.setdefault(root, []).append(kind_of(table, connection.alias))
+            by_root.setdefault(root_of_key(table), []).append(table)
         conditions: Any = WhereNode(connector=OR)
-        for table in tables_of(self.model):
-            of_root = kinds.pop(root_of_key(table), None)
-            if of_root is None:  # a parent that shares its key with the child
-                continue
+        for table, *parents in by_root.values():  # of one root: the parents share their key with the child
+            kinds = [kind_of(each, connection.alias) for each in (table, *parents)]
             key = self._key_in(table)
-            both: list[Any] = [In(kind, of_root), Exact(text, object_id(key, table, connection.alias))]
+            both: list[Any] = [In(kind, kinds), Exact(text, object_id(key, table, connection.alias))]
             # Redundant, but for the planner: the first comparison uses the index of the ledger, this one the index of
             # the model.
             found = key_of(text, table, connection.alias) if key is self.key else None
@@ -176,8 +172,7 @@ def _of_instance(manager: Any, queryset: Any) -> Any:
 
 def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[Any] | None = None) -> Any:
     """Return what Django needs to prefetch: the rows about `instances`, and functions that match rows to instances."""
-    from django_delayq.key_types import object_id_of
-    from django_delayq.ledger.subjects import kind_of, tables_of
+    from django_delayq.ledger.subjects import about, kind_of, tables_of
     from django_delayq.models import RelatedTimeoutQuerySet
 
     if querysets and len(querysets) != 1:
@@ -193,12 +188,9 @@ def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[
         return [(kind_of(table, rows.db), object_id_of(table, key)) for table, key in keys]
 
     owners = {name: names(obj)[-1] for obj in instances for name in names(obj)}
-    kinds: dict[int, set[str]] = {}
-    for kind, object_id in owners:
-        kinds.setdefault(kind, set()).add(object_id)
     wanted = Q(pk__in=[])
-    for kind, ids in kinds.items():
-        wanted |= Q(content_type=kind, object_id__in=ids)
+    for model in {type(obj) for obj in instances}:
+        wanted |= about(tables_of(model), [obj for obj in instances if type(obj) is model], rows.db)
 
     def owner_of(row: Timeout) -> Any:
         return owners.get((row.content_type_id, row.object_id))
@@ -225,7 +217,6 @@ class TimeoutRelation(GenericRelation):
         def __get__(self, instance: Any, owner: Any) -> Any: ...
 
     def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("related_query_name", None)
         super().__init__("django_delayq.Timeout", **kwargs)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:

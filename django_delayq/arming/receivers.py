@@ -17,7 +17,7 @@ from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
 from django_delayq.arming.reconcile import arm_many, arm_one, cancel_of_deleted
-from django_delayq.arming.scan import TablePolicies, policies_by_table
+from django_delayq.arming.scan import policies_by_table
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
 from django_delayq.key_types import root_of_key
@@ -35,7 +35,6 @@ from django_delayq.policies import M, get_policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import timedelta
 
     from django.db.models import Model
 
@@ -63,14 +62,6 @@ def connect() -> None:
                 pre_save.connect(lock_parents_first, model, dispatch_uid="django_delayq.lock_parents_first")
 
 
-def concerned_by(model: type[Model], names: Collection[str] | None) -> list[TablePolicies]:
-    """Return the automatic policies that a write of the fields `names` of `model` concerns; None: of all fields."""
-    found = policies_by_table(model)
-    if names is None:
-        return found
-    return [each for each in found if each.fields is None or each.fields & set(names)]
-
-
 def lock_parents_first(
     sender: type[Model],
     instance: Model,
@@ -90,7 +81,7 @@ def lock_parents_first(
         return
     topmost = _table(sender)._meta.all_parents[-1]
     is_locked = any({field.name, field.attname} & set(update_fields) for field in topmost._meta.local_concrete_fields)
-    if is_locked or not connection.features.has_select_for_update or not concerned_by(sender, update_fields):
+    if is_locked or not connection.features.has_select_for_update or not policies_by_table(sender, update_fields):
         return
     if has_timeouts(sender, instance, using):
         lock_parents(_table(sender), [instance.pk], using)
@@ -109,18 +100,17 @@ def arm_saved(
     """Arm, move or cancel after a save. `raw` saves (fixtures) wait for `sync`: related rows may not exist yet."""
     if raw:
         return
-    for table, policies, _fields in concerned_by(sender, update_fields):
+    for concerned in policies_by_table(sender, update_fields):
         if not has_timeouts(sender, instance, using):
             return
-        key: Any = table._meta.pk  # a multi-table child may have a different key of its own
-        pk, oldest = getattr(instance, key.attname), get_settings().catch_up
+        pk = concerned.policies[0].pk_of(instance)
         if (later := _later.get(connections[using])) is not None:
-            later.note(table, policies, pk, oldest)
+            later.note(concerned.policies, pk)
         else:
-            arm_one(table, policies, pk, using, oldest, is_new=created)
+            arm_one(concerned.policies, pk, using, is_new=created)
 
 
-_Noted: TypeAlias = dict[tuple[type["Model"], tuple["TimeoutPolicy[Any]", ...], "timedelta"], set[Any]]
+_Noted: TypeAlias = dict[tuple["TimeoutPolicy[Any]", ...], set[Any]]
 
 
 class ArmingLater:
@@ -138,30 +128,30 @@ class ArmingLater:
         self._noted: _Noted = {}
         self._armed: _Noted = {}
 
-    def note(self, table: type[Model], policies: tuple[TimeoutPolicy[Any], ...], pk: Any, oldest: timedelta) -> None:
+    def note(self, policies: tuple[TimeoutPolicy[Any], ...], pk: Any) -> None:
         """Have the object armed by the next `arm`, as `arm_one` does."""
-        self._noted.setdefault((table, policies, oldest), set()).add(pk)
+        self._noted.setdefault(policies, set()).add(pk)
 
     def arm(self) -> None:
         """Arm, move or cancel for the noted objects. Raises what a callable of a policy raises, or the database."""
         noted, self._noted = self._noted, {}
         self.is_arming = True
         try:
-            for (table, policies, oldest), found in noted.items():
-                self._armed.setdefault((table, policies, oldest), set()).update(found)
-                pks = sorted(set(map(root_of_key(table).to_python, found)))
+            for policies, found in noted.items():
+                self._armed.setdefault(policies, set()).update(found)
+                pks = sorted(set(map(root_of_key(policies[0].concrete_model).to_python, found)))
                 if len(pks) >= FEWEST_TOGETHER:
-                    arm_many(table, policies, pks, self._using, oldest, signals=True)
+                    arm_many(policies, pks, self._using, get_settings().catch_up, signals=True)
                 else:
                     for pk in pks:
-                        arm_one(table, policies, pk, self._using, oldest)
+                        arm_one(policies, pk, self._using)
         finally:
             self.is_arming = False
 
     def arm_again(self) -> None:
         """Note all objects again: a savepoint was rolled back, and with it perhaps what `arm` has written."""
-        for (table, policies, oldest), found in self._armed.items():
-            self._noted.setdefault((table, policies, oldest), set()).update(found)
+        for policies, found in self._armed.items():
+            self._noted.setdefault(policies, set()).update(found)
         self._armed.clear()
 
 
@@ -174,16 +164,11 @@ def arming_later(using: str) -> Iterator[ArmingLater]:
 
     The caller calls `arm`, or rolls the transaction back.
     """
-    connection = connections[using]
-    outer, later = _later.get(connection), ArmingLater(using)
-    _later[connection] = later
+    _later[connections[using]] = later = ArmingLater(using)
     try:
         yield later
     finally:
-        if outer is None:
-            del _later[connection]
-        else:
-            _later[connection] = outer
+        _later.pop(connections[using], None)
 
 
 def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
@@ -221,7 +206,7 @@ def cancel_deleted(sender: type[Model], instance: Model, using: str, **_: Any) -
     noted = _being_deleted.get(connections[using], {}).get(_table(sender))
     if noted is not None and instance.pk in noted:
         pks = set(noted)
-        left = cancel_of_deleted(_table(sender), pks, using).left
+        left = cancel_of_deleted(_table(sender), pks, using)[1]
         for pk in pks - left:
             noted.pop(pk, None)
 
@@ -263,7 +248,8 @@ class ArmingQuerySet(QuerySet[M]):
         if using is None:
             return super().bulk_create(objects, **options)
         self._check_keys(objects, using, ignore_conflicts, update_conflicts and not self._is_key(unique_fields))
-        with _together(using):
+        # After an error the caller's transaction must be rolled back.
+        with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             created = super().bulk_create(objects, **options)
             sync_timeouts(objects)
         return created
@@ -277,7 +263,7 @@ class ArmingQuerySet(QuerySet[M]):
         using = self._armed_in(values.keys())
         if using is None or self.query.is_sliced or self.query.combinator:
             return super().update(**values)
-        with _together(using):
+        with transaction_of(using), transaction.atomic(using=using, savepoint=False):
             keys = sorted(set(self.using(using).order_by().values_list("pk", flat=True)))
             pages = list(chunks(keys))
             for page in pages:
@@ -294,7 +280,7 @@ class ArmingQuerySet(QuerySet[M]):
     def _armed_in(self, names: Collection[str] | None) -> str | None:
         """Return the database to which this queryset writes; None: no timeouts depend on the fields `names` there."""
         self._for_write = True
-        if not concerned_by(self.model, names):
+        if not policies_by_table(self.model, names):
             return None
         row = self.model()
         row._state.db = self.db
@@ -324,13 +310,6 @@ class ArmingQuerySet(QuerySet[M]):
             f"bulk_create() of {name} cannot arm timeouts: {words}. Use {name}._base_manager.bulk_create(), and then "
             "sync_timeouts() with a queryset that finds the rows."
         )
-
-
-@contextmanager
-def _together(using: str) -> Iterator[None]:
-    """Write rows and their timeouts in one transaction; after an error the caller's must be rolled back."""
-    with transaction_of(using), transaction.atomic(using=using, savepoint=False):
-        yield
 
 
 class ArmingManager(Manager[M]):

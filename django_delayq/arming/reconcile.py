@@ -5,7 +5,7 @@ a save that was missed.
 
 | the row | the ledger has | change |
 | --- | --- | --- |
-| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_kept_rounds` |
+| `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_settled_rounds` |
 | `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
 | `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if the new round is closed |
 | `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
@@ -13,11 +13,14 @@ a save that was missed.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from django.db import Error as DatabaseError
 from django.db import connections
-from django.db.models import F, Q
+from django.db.models import Case, F, Q, When
 
 from django_delayq import clock
 from django_delayq.arming.row_state import (
@@ -28,33 +31,31 @@ from django_delayq.arming.row_state import (
     of_since,
     row_state,
     row_states,
+    slots_by_object,
 )
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
-from django_delayq.ledger.locking import (
-    as_it_is,
-    lock_in_slot_order,
-    lock_row,
-    locking_rows,
-    transaction_of,
-)
+from django_delayq.ledger.history import message_of
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_row, locking_rows, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
-from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import kind_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable
     from datetime import datetime, timedelta
 
-    from django.db.models import Model, QuerySet
+    from django.db.models import Model
 
     from django_delayq.policies import TimeoutPolicy
 
 Cause = Timeout.Cause
+Place: TypeAlias = "tuple[str, Any, datetime | None]"
+"""A round, by the label of its policy, the key of its object, and its `since_at`."""
 
 
 class Kept(NamedTuple):
@@ -73,12 +74,11 @@ class Kept(NamedTuple):
         return is_moved or self.first_due_at > due_at
 
 
-class Arm(NamedTuple):
-    """A round that must be armed."""
+class Round(NamedTuple):
+    """A round that must be armed, or to which the pending one must be moved."""
 
-    policy: TimeoutPolicy[Any]
-    pk: Any
-    since_at: datetime | None
+    state: RowState
+    since_at: datetime
     due_at: datetime
     kept: Kept | None
 
@@ -87,124 +87,152 @@ class Arm(NamedTuple):
 class Changes:
     """What must be written so that the ledger fits some rows of one model."""
 
-    insert: list[Arm] = field(default_factory=list)
-    move: dict[int, tuple[datetime, datetime]] = field(default_factory=dict)
-    """For each id the new `since_at` and deadline."""
-    cancel: dict[int, tuple[Timeout.Cause, str]] = field(default_factory=dict)
-    """For each id the cause and the queue of the policy."""
+    insert: list[Round] = field(default_factory=list)
+    move: dict[int, Round] = field(default_factory=dict)
+    """By the id of the pending row."""
+    cancel: dict[int, tuple[RowState, Timeout.Cause]] = field(default_factory=dict)
+    """By the id of the pending row."""
     too_old: int = 0
-    pks: list[Any] = field(default_factory=list)
-    """The keys of the objects of these changes."""
 
     @property
-    def size(self) -> int:
-        """Return how many rows change."""
-        return len(self.insert) + len(self.move) + len(self.cancel)
+    def pks(self) -> list[Any]:
+        """Return the sorted keys of the objects of these changes, one for each change."""
+        states = [each.state for each in (*self.insert, *self.move.values())]
+        return sorted(state.pk for state in (*states, *(state for state, _ in self.cancel.values())))
 
 
-def arm_one(
-    model: type[Model],
-    policies: Sequence[TimeoutPolicy[Any]],
-    pk: Any,
-    using: str,
-    oldest: timedelta,
-    *,
-    is_new: bool = False,
-) -> None:
+@dataclass(slots=True)
+class Failures:
+    """The objects of a policy for which `since` or `after` raises, or results in a deadline that is refused."""
+
+    policy: TimeoutPolicy[Any]
+    count: int = 0
+    first: tuple[Any, Exception] | None = None
+    """The key of the first one, and its exception."""
+
+    @contextmanager
+    def counting(self, pk: Any) -> Iterator[None]:
+        """Count the object if the block raises, and continue after it: the object stays as it is.
+
+        Raises the database's errors: they are not errors of one object.
+        """
+        try:
+            yield
+        except DatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 - code of the application
+            self.count += 1
+            self.first = self.first or (pk, error)
+
+    def __str__(self) -> str:
+        """Describe the first one, and state the number of the others, for the log and the command."""
+        if self.first is None:
+            return f"{self.policy.label}: no failures"
+        pk, error = self.first
+        key = object_id_of(self.policy.concrete_model, pk)
+        words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
+        others = counted(self.count - 1, "other object fails", "other objects fail")
+        return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
+
+
+def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_new: bool = False) -> None:
     """Make the ledger fit the row `pk`. If anything changes, the row stays locked until the transaction ends.
 
-    Joins the caller's transaction or opens one. `oldest`: a round overdue by this or more is not armed. `is_new`: the
-    row was inserted just now, so that it most likely lacks a round.
+    Joins the caller's transaction or opens one. `is_new`: the row was inserted just now, so that it most likely lacks a
+    round.
     """
-    connection = connections[using]
+    connection, oldest = connections[using], get_settings().catch_up
     is_committed = not connection.in_atomic_block
     # Mostly nothing must change after a save outside a transaction, which one query shows without a lock: a transaction
     # that changes the row at the same time arms it itself.
     if is_committed and not is_new:
-        if ledger_fits(model, policies, pk, using):
+        if ledger_fits(policies, pk, using):
             return
-        if not diff(row_state(model, policies, pk, using, lock=False), using, oldest).size:
+        if not diff(row_state(policies, pk, using, lock=False), using, oldest).pks:
             return
     # Such a save has released the row. A query that waits for the lock shows the row as it is afterwards, but the
     # ledger as it was before, and a round closed in between would be armed again.
     must_lock_first = is_committed and connection.features.has_select_for_update
     with transaction_of(using):
         if must_lock_first:
-            lock_row(model, pk, using)
-        states = row_state(model, policies, pk, using, lock=not must_lock_first)
-        changes = diff(states, using, oldest, kept_rounds=KeptRounds(() if is_new else states, using))
-        apply(changes, using, signals=True)
+            lock_row(policies[0].concrete_model, pk, using)
+        states = row_state(policies, pk, using, lock=not must_lock_first)
+        apply(diff(states, using, oldest, is_new=is_new), using, signals=True)
 
 
 def arm_many(
-    model: type[Model],
     policies: Sequence[TimeoutPolicy[Any]],
     pks: Collection[Any],
     using: str,
     oldest: timedelta | None,
     *,
+    failures: Failures | None = None,
     signals: bool = False,
+    dry_run: bool = False,
 ) -> Changes:
     """Make the ledger fit the rows `pks` in one transaction; return what was written.
 
-    `oldest=None`: arm rounds of any age. `signals`: for few rows.
+    `oldest` and `failures`: see `diff`. `signals`: for few rows. `dry_run`: lock and write nothing.
     """
-    with transaction_of(using):
-        list(locking_rows(model, pks, using).values_list("pk", flat=True))
-        changes = changes_of(model, policies, pks, using, oldest)
-        apply(changes, using, signals=signals)
+    with nullcontext() if dry_run else transaction_of(using):
+        if not dry_run:
+            list(locking_rows(policies[0].concrete_model, pks, using).values_list("pk", flat=True))
+        changes = diff(row_states(policies, pks, using), using, oldest, failures=failures)
+        if not dry_run:
+            apply(changes, using, signals=signals)
     return changes
-
-
-def changes_of(
-    model: type[Model],
-    policies: Sequence[TimeoutPolicy[Any]],
-    pks: Collection[Any],
-    using: str,
-    oldest: timedelta | None,
-) -> Changes:
-    """Return what `arm_many` would write; a hint unless the rows are locked."""
-    return diff(row_states(model, policies, pks, using), using, oldest)
 
 
 def diff(
     states: Sequence[RowState],
     using: str,
     oldest: timedelta | None,
-    objects: dict[Any, Any] | None = None,
     *,
-    kept_rounds: KeptRounds | None = None,
+    objects: dict[type[Model], dict[Any, Any]] | None = None,
+    failures: Failures | None = None,
+    is_new: bool = False,
 ) -> Changes:
-    """Return the changes that the table above requires for `states`.
+    """Return the changes that the table above requires for `states`. A hint unless their rows are locked.
 
-    `objects`: those of `states` by key, if the caller has read them, and all states are of one policy. `kept_rounds`:
-    those of more states, if the caller proceeds state by state.
+    Args:
+        states: of rows of one table.
+        using: the database.
+        oldest: a round overdue by this or more is not armed; None: rounds of any age are.
+        objects: by model and key, those that the caller has read. Others are read if a callable needs them.
+        failures: counts the objects for which a callable raises. None: what it raises is raised.
+        is_new: the rows were inserted just now, so that their rounds keep nothing.
     """
-    changes = Changes()
-    kept_rounds = kept_rounds or KeptRounds(states, using)
-    read: dict[type[Model], dict[Any, Any]] = {}
+    read = objects or {}
 
     def object_of(state: RowState) -> Any:
-        if objects is not None:
-            return objects.get(state.pk)
         model = state.policy.model
         if model not in read:
             pks = {each.pk for each in states if each.holds and each.policy.model is model}
             read[model] = objects_of_policy(state.policy, pks, using)
         return read[model].get(state.pk)  # None: deleted since `states` were read without a lock
 
+    changes, unfit = Changes(), []
     for state in states:
-        policy, since_at, before = state.policy, state.since_at, changes.size
         if state.holds:
-            if callable(policy.since) and state.closed is None:  # of one row, by `row_state`
-                obj = object_of(state)
-                since_at = None if obj is None else policy.since_of(obj)
-            if state.pending_id is None or state.pending_since != since_at:
-                _diff_round(changes, state, since_at, object_of, kept_rounds, using=using, oldest=oldest)
+            with failures.counting(state.pk) if failures else nullcontext():
+                since_at = state.since_at
+                if callable(state.policy.since):
+                    obj = object_of(state)
+                    since_at = None if obj is None else state.policy.since_of(obj)
+                if state.pending_id is None or state.pending_since != since_at:
+                    unfit.append((state, since_at))
         elif state.pending_id is not None:
-            changes.cancel[state.pending_id] = (Cause.CONDITION, policy.queue)
-        if changes.size > before:
-            changes.pks.append(state.pk)
+            changes.cancel[state.pending_id] = (state, Cause.CONDITION)
+    # Only a round that may be armed can keep something.
+    asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
+    closed, kept = _settled_rounds(asked, using)
+    for state, since_at in unfit:
+        place = (state.policy.label, state.pk, since_at)
+        is_closed = place in closed if state.closed is None else state.closed
+        if state.pending_id is not None or not is_closed:
+            with failures.counting(state.pk) if failures else nullcontext():
+                keeps = kept.get(place)
+                _diff_round(changes, state, since_at, object_of, is_closed=is_closed, kept=keeps, oldest=oldest)
     return changes
 
 
@@ -213,112 +241,85 @@ def _diff_round(
     state: RowState,
     since_at: datetime | None,
     object_of: Callable[[RowState], Any],
-    kept_rounds: KeptRounds,
     *,
-    using: str,
+    is_closed: bool,
+    kept: Kept | None,
     oldest: timedelta | None,
 ) -> None:
     """Arm the round of `since_at`, or move the pending round to it; note in `changes` what must be written."""
     policy, pending_id = state.policy, state.pending_id
-
-    def is_closed() -> bool:
-        return state.closed if state.closed is not None else _is_closed(state, since_at, using)
-
-    if pending_id is None and (since_at is None or is_closed()):
-        return
     obj = object_of(state) if callable(policy.after) and since_at is not None else None
     is_gone = obj is None and callable(policy.after)
     due_at = None if is_gone else policy.due_of(obj, since_at, state.after)
-    kept = None if pending_id is not None or due_at is None else kept_rounds.of(state, since_at)
-    kept = kept if kept is not None and due_at is not None and kept.is_later(due_at) else None
+    if since_at is None or due_at is None:
+        if pending_id is not None:
+            changes.cancel[pending_id] = (state, Cause.CONDITION)
+        return
+    kept = kept if pending_id is None and kept is not None and kept.is_later(due_at) else None
     due_at = due_at if kept is None else kept.due_at or due_at
     # A sync leaves more of the old rounds alone than a save, but not pending ones.
     limit = oldest if oldest is None or pending_id is None else max(oldest, get_settings().catch_up)
-    is_too_old = due_at is not None and limit is not None and clock.now() - due_at >= limit
+    is_too_old = limit is not None and clock.now() - due_at >= limit
     if pending_id is None:
         if is_too_old:
             changes.too_old += 1
-        elif due_at is not None:
-            changes.insert.append(Arm(policy, state.pk, since_at, due_at, kept))
-    elif since_at is None or due_at is None:
-        changes.cancel[pending_id] = (Cause.CONDITION, policy.queue)
-    elif is_closed():
-        changes.cancel[pending_id] = (Cause.SUPERSEDED, policy.queue)
+        else:
+            changes.insert.append(Round(state, since_at, due_at, kept))
+    elif is_closed:
+        changes.cancel[pending_id] = (state, Cause.SUPERSEDED)
     elif is_too_old:
-        changes.cancel[pending_id] = (Cause.LATE, policy.queue)
+        changes.cancel[pending_id] = (state, Cause.LATE)
     else:
-        changes.move[pending_id] = (since_at, due_at)
+        changes.move[pending_id] = Round(state, since_at, due_at, kept)
 
 
-class KeptRounds:
-    """Reads at the first question what the rounds of `states` keep. Those of new objects keep nothing."""
+def _settled_rounds(
+    unfit: Sequence[tuple[RowState, datetime | None]], using: str
+) -> tuple[set[Place], dict[Place, Kept]]:
+    """Return which of these rounds are closed, and what those keep that their condition has ended, in one query.
 
-    def __init__(self, states: Collection[RowState], using: str) -> None:
-        self._unarmed = [each for each in states if each.holds and each.pending_id is None]
-        self._using = using
-        self._since: set[datetime | None] = set()
-        self._kept: dict[tuple[str, datetime | None], Kept] = {}
-
-    def of(self, state: RowState, since_at: datetime | None) -> Kept | None:
-        """Return what the round of `since_at` keeps; None: nothing."""
-        if since_at not in self._since:  # again for a callable of one row, of which `state` does not have the value
-            self._since |= {since_at, *(each.since_at for each in self._unarmed)}
-            self._kept = _kept_rounds(self._unarmed, self._since, self._using)
-        slots = subject_at(state.policy, state.pk, "", self._using).slots if self._kept else ()
-        return next((self._kept[slot, since_at] for slot in slots if (slot, since_at) in self._kept), None)
-
-
-def _kept_rounds(
-    states: Sequence[RowState], since: Collection[datetime | None], using: str
-) -> dict[tuple[str, datetime | None], Kept]:
-    """Return, by slot and `since_at`, what the rounds that their condition has ended keep; unmoved ones of `since`.
-
-    Otherwise an order whose payment was tried and failed would lose its extensions, and could be extended without a
-    limit. A deadline that "fire now" has set is not kept: that request has been answered.
+    If they kept nothing, an order whose payment was tried and failed would lose its extensions, and could be extended
+    without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
     """
-    pks: dict[TimeoutPolicy[Any], list[Any]] = {}
-    for state in states:
-        pks.setdefault(state.policy, []).append(state.pk)
-    named = ((policy, label, found) for policy, found in pks.items() for label in policy.labels)
-    slots = [slot for policy, label, found in named for _, _, slot in slots_of(policy, label, found, "", using)]
-    ended = Timeout.objects.using(using).filter(slot__in=slots, cause=Cause.CONDITION)
-    # An object may have very many rounds, of which few were moved.
-    wanted = ~Q(due_at=F("first_due_at"), extensions=0) | of_since(since)
-    rows = as_it_is(ended.filter(wanted), using).order_by("id")
-    kept = {}
-    for row in rows.only("slot", "since_at", "due_at", "first_due_at", "extensions", "history"):
-        moves = [event["what"] for event in row.history if "from" in event]
-        due_at = None if moves[-1:] == ["fire_requested"] else row.due_at
-        kept[row.slot, row.since_at] = Kept(due_at, row.first_due_at, row.extensions)
-    return kept
-
-
-def _is_closed(state: RowState, since_at: datetime | None, using: str) -> bool:
-    rounds = subject_at(state.policy, state.pk, "", using).rounds().filter(CLOSING, since_at=since_at)
-    return bool(as_it_is(rounds, using).values_list("pk")[:1])
+    closed, kept = set[Place](), dict[Place, Kept]()
+    if not unfit:
+        return closed, kept
+    slots = slots_by_object({state.policy for state, _ in unfit}, {state.pk for state, _ in unfit}, using)
+    wanted = (CLOSING | Q(cause=Cause.CONDITION)) & of_since(since_at for _, since_at in unfit)
+    rows = as_it_is(Timeout.objects.using(using).filter(wanted, slot__in=list(slots)), using)
+    ended = Case(When(cause=Cause.CONDITION, then=F("history")))  # not those of closed rounds, which may be long
+    columns = ("id", "slot", "since_at", "due_at", "first_due_at", "extensions", "ended")
+    for _, slot, since_at, *deadline, history in sorted(rows.annotate(ended=ended).values_list(*columns)):
+        due_at, first_due_at, extensions = deadline
+        place = (*slots[slot], since_at)
+        if history is None:
+            closed.add(place)
+        else:
+            moves = [event["what"] for event in history if "from" in event]
+            kept[place] = Kept(None if moves[-1:] == ["fire_requested"] else due_at, first_due_at, extensions)
+    return closed, kept
 
 
 def apply(changes: Changes, using: str, *, signals: bool) -> None:
     """Write `changes`. On commit, update Redis and, with `signals`, send the signals."""
     rows = Timeout.objects.using(using)
     moved, cancelled = list[Timeout](), list[Timeout]()
-    singly = [each for each in changes.insert if signals or each.kept]  # few
-    armed = [_new_row(each, using) for each in singly]
+    armed = [_new_row(each, using) for each in changes.insert if signals or each.kept]  # few
     writing.insert(armed, using)
     if not signals:
-        for policy in {each.policy for each in changes.insert}:
-            of_policy = [each for each in changes.insert if each.policy is policy and not each.kept]
-            rounds = {each.pk: (each.since_at, each.due_at) for each in of_policy}
+        for policy in {each.state.policy for each in changes.insert}:
+            rounds = {each.state.pk: each for each in changes.insert if each.state.policy is policy and not each.kept}
             slots = slots_of(policy, policy.label, rounds, "", using)
-            paging.insert_rounds(policy, [(slot, text, *rounds[pk]) for pk, text, slot in slots], using)
+            given = [(slot, text, rounds[pk].since_at, rounds[pk].due_at) for pk, text, slot in slots]
+            paging.insert_rounds(policy, given, using)
     if changes.move:
         moved = lock_in_slot_order(rows.filter(pk__in=list(changes.move), slot_taken=1), using)
-        writing.restart_rows([(row, *changes.move[row.pk]) for row in moved], using)
+        restarted = [(row, changes.move[row.pk]) for row in moved]
+        writing.restart_rows([(row, each.since_at, each.due_at) for row, each in restarted], using)
     if changes.cancel:
         _cancel(changes.cancel, using)
         if signals and timeout_cancelled.receivers:  # not has_listeners(), which ignores those of one sender
-            ids = padded(changes.cancel)
-            cancelled = _cancelled.objects(using, len(ids), id=ids)
+            cancelled = list(rows.filter(pk__in=list(changes.cancel), state=Timeout.State.CANCELLED))
     if signals:
         sent = ((timeout_scheduled, armed), (timeout_rescheduled, moved), (timeout_cancelled, cancelled))
         for signal, changed in sent:
@@ -326,39 +327,28 @@ def apply(changes: Changes, using: str, *, signals: bool) -> None:
                 announce(signal, row, using)
 
 
-def _new_row(arm: Arm, using: str) -> Timeout:
-    row = writing.new_row(subject_at(arm.policy, arm.pk, "", using), arm.due_at, arm.since_at)
-    if arm.kept is not None:
-        row.first_due_at, row.extensions = arm.kept.first_due_at, arm.kept.extensions
+def _new_row(each: Round, using: str) -> Timeout:
+    row = writing.new_row(subject_at(each.state.policy, each.state.pk, "", using), each.due_at, each.since_at)
+    if each.kept is not None:
+        row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
     return row
 
 
-@compiled
-def _cancelled(using: str, ids: int) -> QuerySet[Timeout, Any]:
-    return Timeout.objects.using(using).filter(pk__in=params("id", ids), state=Timeout.State.CANCELLED)
-
-
-def _cancel(cancel: dict[int, tuple[Timeout.Cause, str]], using: str) -> None:
-    for cause in sorted({cause for cause, _ in cancel.values()}):
+def _cancel(cancel: dict[int, tuple[RowState, Timeout.Cause]], using: str) -> None:
+    for cause in sorted({cause for _, cause in cancel.values()}):
         # A row whose queue is not the current one of its policy keeps its entry, which a worker checks unnecessarily.
-        for chunk in chunks([(row_id, queue) for row_id, (its_cause, queue) in cancel.items() if its_cause == cause]):
-            entries = dict(chunk)
-            if len(entries) > 1:  # in the order of their slots, as everywhere
-                lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=list(entries), slot_taken=1), using)
-            writing.cancel_ids(entries, using, cause)
+        queues = {row_id: state.policy.queue for row_id, (state, its_cause) in cancel.items() if its_cause == cause}
+        for ids in chunks(list(queues)):
+            if len(ids) > 1:  # in the order of their slots, as everywhere
+                lock_in_slot_order(Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1), using)
+            writing.cancel_ids({row_id: queues[row_id] for row_id in ids}, using, cause)
 
 
-class Gone(NamedTuple):
-    """How many timeouts of deleted rows were cancelled, and the keys of the rows that are not deleted."""
-
-    cancelled: int
-    left: set[Any]
-
-
-def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> Gone:
+def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> tuple[int, set[Any]]:
     """Cancel the pending timeouts, of every policy and key, of those rows `pks` of `model` that are deleted.
 
-    Sends no signals, as there may be very many.
+    Return how many there were, and the keys of the rows that are not deleted. Sends no signals, as there may be very
+    many.
     """
     kind = kind_of(model, using)
     cancelled, left = 0, set[Any]()
@@ -371,4 +361,4 @@ def cancel_of_deleted(model: type[Model], pks: Collection[Any], using: str) -> G
             rows = Timeout.objects.using(using).filter(content_type=kind, object_id__in=gone, slot_taken=1)
             found = lock_in_slot_order(rows.only("id", "queue", "slot"), using)
             cancelled += writing.cancel_ids({row.pk: row.queue for row in found}, using, Cause.GONE)
-    return Gone(cancelled, left)
+    return cancelled, left

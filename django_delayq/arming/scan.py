@@ -3,115 +3,59 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from django.db import Error as DatabaseError
-from django.db.models import OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Concat
-from django.db.models.lookups import In, IsNull
+from django.db.models.lookups import In
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Changes, KeptRounds, diff
-from django_delayq.arming.row_state import CLOSING, Rounds, RowState
-from django_delayq.clock import counted
-from django_delayq.key_types import object_id_of, pk_of, root_of_key
+from django_delayq.arming.reconcile import Failures, diff
+from django_delayq.arming.row_state import CLOSING, RowState, has_none, pending_rounds
+from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger.controls import read_delay
-from django_delayq.ledger.history import message_of
 from django_delayq.ledger.subjects import key_of, kind_of, object_id
 from django_delayq.models import Timeout
 from django_delayq.policies import get_policies, registry
 from django_delayq.policy_rules import columns_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Collection, Iterator
 
     from django.db.models import Model
 
     from django_delayq.policies import TimeoutPolicy
 
 PAGE = 500
-S = TypeVar("S")
-T = TypeVar("T")
 
 
 class TablePolicies(NamedTuple):
-    """Automatic policies that depend on the same table."""
+    """Automatic policies that depend on the same table, the `concrete_model` of each of them."""
 
-    table: type[Model]
     policies: tuple[TimeoutPolicy[Any], ...]
     fields: frozenset[str] | None
     """The names of the fields that decide on arming; None: every save may change the decision."""
 
 
-_by_model: dict[type[Model], list[TablePolicies]] = {}
-_version = -1
-
-
-def policies_by_table(model: type[Model]) -> list[TablePolicies]:
-    """Return the automatic policies that a save of `model` concerns, grouped by table."""
-    global _version  # noqa: PLW0603 - one cache per process, cleared when policies are added or removed
-    if _version != registry.version:
-        _by_model.clear()
-        _version = registry.version
-    found = _by_model.get(model)
+def policies_by_table(model: type[Model], names: Collection[str] | None = None) -> list[TablePolicies]:
+    """Return the automatic policies that a write of the fields `names` of `model` concerns; None: of all fields."""
+    derived = registry.derived
+    found: list[TablePolicies] | None = derived.get(model)
     if found is None:
         by_table: dict[type[Model], list[TimeoutPolicy[Any]]] = {}
         for policy in get_policies(model):
             if policy.is_automatic:
                 by_table.setdefault(policy.concrete_model, []).append(policy)
-        found = _by_model[model] = []
-        for table, policies in by_table.items():
+        found = []
+        for policies in by_table.values():
             read = [columns_read(policy) for policy in policies]
-            known = [fields for fields in read if fields is not None]
-            fields = frozenset[str]().union(*known) if len(known) == len(read) else None
-            found.append(TablePolicies(table, tuple(policies), fields))
-    return found
-
-
-@dataclass(slots=True)
-class Failures:
-    """The objects of a policy for which `since` or `after` raises, or results in a deadline that is refused."""
-
-    policy: TimeoutPolicy[Any]
-    count: int = 0
-    first: tuple[Any, Exception] | None = None
-    """The key of the first one, and its exception."""
-
-    def add(self, pk: Any, error: Exception) -> None:
-        """Count the object, which stays as it is."""
-        self.count += 1
-        if self.first is None:
-            self.first = pk, error
-
-    def without(self, given: Mapping[Any, S], compute: Callable[[S], T]) -> dict[Any, T]:
-        """Return for each key of `given` what `compute` returns for its value, without those for which it raises.
-
-        These are counted. Raises the database's errors: they are not errors of one object.
-        """
-        found: dict[Any, T] = {}
-        for pk, value in given.items():
-            try:
-                found[pk] = compute(value)
-            except DatabaseError:
-                raise
-            except Exception as error:  # noqa: BLE001 - code of the application
-                self.add(pk, error)
+            fields = None if None in read else frozenset[str]().union(*filter(None, read))
+            found.append(TablePolicies(tuple(policies), fields))
+        derived[model] = found
+    if names is None:
         return found
-
-    def __str__(self) -> str:
-        """Describe the first one, and state the number of the others, for the log and the command."""
-        if self.first is None:
-            return f"{self.policy.label}: no failures"
-        pk, error = self.first
-        key = object_id_of(self.policy.concrete_model, pk)
-        words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
-        others = (
-            f" ({counted(self.count - 1, 'other object fails', 'other objects fail')} too)" if self.count > 1 else ""
-        )
-        return f"{self.policy.label}: {words}{others}"
+    return [each for each in found if each.fields is None or each.fields & set(names)]
 
 
 class Step(NamedTuple):
@@ -151,26 +95,17 @@ def _checked(
     while True:
         page = list((rows if place is None else rows.filter(pk__gt=place))[:PAGE])
         objects = {to_python(obj.pk): obj for obj in page}  # fewer, if a condition on other rows repeats some
-        since = failures.without(objects, policy.since_of)
-        rounds = Rounds([policy], objects if callable(policy.since) else (), using, since.values())
-        states = {
-            pk: rounds.state(policy, pk, holds=True, since_at=since_at, after=in_force)
-            for pk, since_at in since.items()
-        }
-        kept = KeptRounds(states.values(), using)
-        decide = partial(_changes_of, using=using, oldest=oldest, objects=objects, kept_rounds=kept)
-        found = failures.without(states, decide).values()
-        wrong, too_old = [pk for changes in found for pk in changes.pks], sum(changes.too_old for changes in found)
+        # With a column `since`, the query has left out the objects whose rounds are pending.
+        pending = pending_rounds([policy], objects, using) if callable(policy.since) else {}
+        states = []
+        for pk, obj in objects.items():
+            since_at = getattr(obj, policy.since) if isinstance(policy.since, str) else None
+            states.append(RowState(pk, policy, True, since_at, in_force, *pending.get((policy.label, pk), ())))
+        changes = diff(states, using, oldest, objects={policy.model: objects}, failures=failures)
         place = page[-1].pk if len(page) == PAGE else None
-        yield Step(wrong, place, len(objects), too_old)
+        yield Step(changes.pks, place, len(objects), changes.too_old)
         if place is None:
             return
-
-
-def _changes_of(
-    state: RowState, using: str, oldest: timedelta | None, objects: dict[Any, Any], kept_rounds: KeptRounds
-) -> Changes:
-    return diff([state], using, oldest, objects, kept_rounds=kept_rounds)
 
 
 def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> QuerySet[Any]:
@@ -190,16 +125,7 @@ def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None)
         in_force = read_delay(policy, using)
         after = policy.after if in_force is None else in_force
         rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
-    return rows.filter(_has_none(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
-
-
-def _has_none(rows: QuerySet[Any]) -> IsNull:
-    """Return the condition that `rows` have none for the row of the surrounding query, which are looked up each time.
-
-    PostgreSQL makes a join of NOT EXISTS. Without statistics, as after a restored dump, it then read all rows of a
-    policy for each object: minutes for 80,000 orders. It cannot join a subquery for one value.
-    """
-    return IsNull(Subquery(rows.values("pk")[:1]), True)
+    return rows.filter(has_none(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
 
 
 def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
@@ -222,7 +148,7 @@ def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:
     if key is not None:  # the database finds them, mostly none, in one query
         rows = policy.model._base_manager.using(using).filter(policy.when or Q(), pk=key)
         fitting = rows.filter(**{policy.since: OuterRef("since_at")}) if isinstance(policy.since, str) else rows
-        pending = pending.filter(_has_none(fitting))
+        pending = pending.filter(has_none(fitting))
     last = 0
     while page := list(pending.filter(pk__gt=last).values_list("id", "object_id", "since_at")[:PAGE]):
         last = page[-1][0]

@@ -9,17 +9,17 @@ An object for which a callable of the policy raises stays as it is, and the sync
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from django.db import Error as DatabaseError
 from django.db.models import Model, Q, QuerySet
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import Changes, arm_many, cancel_of_deleted, changes_of
-from django_delayq.arming.scan import PAGE, Failures, Step, candidates, policies_by_table, steps
+from django_delayq.arming.reconcile import Failures, arm_many, cancel_of_deleted
+from django_delayq.arming.scan import PAGE, Step, candidates, policies_by_table, steps
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of, pk_of, root_of_key
@@ -32,7 +32,7 @@ from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from datetime import datetime
 
 logger = logging.getLogger("django_delayq.worker")
@@ -76,13 +76,11 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
         ValueError: an object without a primary key; nothing is written.
         TypeError: `target` is something else.
     """
-    changed = 0
-    oldest = get_settings().catch_up
+    changed, oldest = 0, get_settings().catch_up
     for model, using, objects in list(_targets(target)):
-        for table, policies, _fields in policies_by_table(model):
-            pks = sorted(_keys(table, objects))
-            for start in range(0, len(pks), PAGE):
-                changed += arm_many(table, policies, pks[start : start + PAGE], using, oldest).size
+        for policies, _fields in policies_by_table(model):
+            for pks in chunks(sorted(_keys(policies[0], objects))):
+                changed += len(arm_many(policies, pks, using, oldest).pks)
     return changed
 
 
@@ -128,39 +126,13 @@ def repair(
     dry_run: bool = False,
 ) -> Synced:
     """Change what `step` found, if that is still so: each object is locked and read again, a few at a time."""
-    done, table = Synced(too_old=step.too_old), policy.concrete_model
+    done = Synced(too_old=step.too_old)
     for pks in chunks(step.wrong, LOCKED):
-        for changes in _changes(policy, pks, using, oldest, failures, dry_run=dry_run):
-            done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
+        changes = arm_many([policy], pks, using, oldest, failures=failures, dry_run=dry_run)
+        done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if step.may_be_gone and not dry_run:
-            done += (0, 0, cancel_of_deleted(table, pks, using).cancelled, 0)
+            done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using)[0], 0)
     return done
-
-
-def _changes(
-    policy: TimeoutPolicy[Any],
-    pks: Sequence[Any],
-    using: str,
-    oldest: timedelta | None,
-    failures: Failures,
-    *,
-    dry_run: bool,
-) -> list[Changes]:
-    """Arm, move and cancel for the objects `pks`, without those for which a callable raises; return what changed.
-
-    Raises the database's errors: they are not errors of one object.
-    """
-    arm = changes_of if dry_run else arm_many
-    try:
-        return [arm(policy.concrete_model, [policy], pks, using, oldest)]
-    except DatabaseError:
-        raise
-    except Exception as error:  # noqa: BLE001 - code of the application
-        if len(pks) == 1:
-            failures.add(pks[0], error)
-            return []
-    halves = chunks(pks, (len(pks) + 1) // 2)
-    return [each for half in halves for each in _changes(policy, half, using, oldest, failures, dry_run=dry_run)]
 
 
 class TableSync:
@@ -189,18 +161,17 @@ class TableSync:
         other policies are then synced first. What callables of policies raise is logged.
         """
         policies = {policy.label: policy for policy in automatic_policies(self._using)}
-        interval, spent = get_settings().sync_interval, 0.0
-        while spent < SLICE_SECONDS or at_once:
+        interval, spent, limit = get_settings().sync_interval, 0.0, math.inf if at_once else SLICE_SECONDS
+        while spent < limit:
             asked_at, now = clock.now(), database_now(self._using)
             due, wait = self._claim_due(list(policies), now, interval)
             if not due:
                 return wait.total_seconds()
             for row in due:
                 self._failed.add(row.policy)
-                spent += self._advance(policies[row.policy], row, now, between, at_once=at_once)
+                spent += self._advance(policies[row.policy], row, now, between, limit)
                 self._failed.discard(row.policy)
-                is_over = spent >= SLICE_SECONDS and not at_once
-                if is_over or clock.now() - asked_at > interval * CLAIM:  # another worker may have the claim now
+                if spent >= limit or clock.now() - asked_at > interval * CLAIM:  # another worker may have the claim now
                     break
         return spent / SHARE - spent
 
@@ -237,17 +208,11 @@ class TableSync:
         return due, interval
 
     def _advance(
-        self,
-        policy: TimeoutPolicy[Any],
-        row: PolicySync,
-        now: datetime,
-        between: Callable[[], object],
-        *,
-        at_once: bool,
+        self, policy: TimeoutPolicy[Any], row: PolicySync, now: datetime, between: Callable[[], object], limit: float
     ) -> float:
         """Continue the pass of `policy`, or begin one; return how many seconds reading and deciding took.
 
-        `now`: the time of the database when the policies were claimed.
+        `now`: the time of the database when the policies were claimed. `limit`: pause after so many seconds.
         """
         interval = get_settings().sync_interval
         if not row.is_running:
@@ -269,7 +234,7 @@ class TableSync:
             between()
             if step.place is not None:
                 row.place = object_id_of(policy.concrete_model, step.place)
-                if spent >= SLICE_SECONDS and not at_once:
+                if spent >= limit:
                     break
         row.failed += failures.count
         if step is None:
@@ -286,13 +251,9 @@ class TableSync:
             key = object_id_of(failures.policy.concrete_model, pk)
             is_known = label in self._reported
             self._reported.add(label)
-            logger.log(
-                logging.DEBUG if is_known else logging.ERROR,
-                "%s",
-                failures,
-                exc_info=None if is_known else shown(error),
-                extra={"event": "sync_failed", "policy": label, "object_id": key},
-            )
+            level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
+            extra = {"event": "sync_failed", "policy": label, "object_id": key}
+            logger.log(level, "%s", failures, exc_info=cause, extra=extra)
         elif label in self._reported and is_complete and not row.failed:
             self._reported.discard(label)
             words = "%s: the deadlines of all objects can be computed again"
@@ -316,17 +277,17 @@ def _was_left(row: PolicySync, since: datetime) -> bool:
 def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
     """Count the objects, up to one page, that match, have no round, and are overdue by `oldest` or more."""
     page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
-    found = _changes(policy, list(dict.fromkeys(page)), using, oldest, Failures(policy), dry_run=True)
-    return Count(sum(changes.too_old for changes in found), is_capped=len(page) == PAGE)
+    changes = arm_many([policy], set(page), using, oldest, failures=Failures(policy), dry_run=True)
+    return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 
-def _keys(table: type[Model], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:
-    """Return the keys of `objects` in `table`; a multi-table child may have a different key of its own."""
-    key: Any = table._meta.pk
+def _keys(policy: TimeoutPolicy[Any], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:
+    """Return the keys of `objects` in the table of `policy`; a multi-table child may have another one of its own."""
+    table: Any = policy.concrete_model
     if isinstance(objects, QuerySet):
-        found = list(objects.values_list(key.name, flat=True))
+        found: Iterable[Any] = objects.values_list(table._meta.pk.name, flat=True)
     else:
-        found = [getattr(obj, key.attname) for obj in objects]
+        found = map(policy.pk_of, objects)
     return set(map(root_of_key(table).to_python, found))
 
 
@@ -334,12 +295,11 @@ def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | li
     """Yield models, the databases that hold their rows, and the objects to check."""
     if isinstance(target, QuerySet):
         using = database_of(target.model, target)
-        rows = target.using(using)
-        if target.model is Timeout:
-            yield from _objects_of(list(rows.only("policy", "content_type_id", "object_id")), using)
-        else:
-            yield target.model, using, rows
-        return
+        target = target.using(using)
+        if target.model is not Timeout:
+            yield target.model, using, target
+            return
+        target = target.only("policy", "content_type_id", "object_id")
     by_place: dict[tuple[type[Model], str], list[Any]] = {}
     for obj in instances(target):
         if obj.pk is None:
@@ -349,12 +309,8 @@ def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | li
             )
         by_place.setdefault((type(obj), database_of(type(obj), obj)), []).append(obj)
     for (model, using), objects in by_place.items():
-        if model is Timeout:
-            yield from _objects_of(objects, using)
-        else:
+        if model is not Timeout:
             yield model, using, objects
-
-
-def _objects_of(rows: list[Any], using: str) -> Iterator[tuple[type[Model], str, QuerySet[Any]]]:
-    for model, pks in objects_of(rows, using):
-        yield model, using, model._base_manager.using(using).filter(pk__in=pks)
+            continue
+        for about, pks in objects_of(objects, using):
+            yield about, using, about._base_manager.using(using).filter(pk__in=pks)

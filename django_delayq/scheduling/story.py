@@ -234,7 +234,7 @@ def _why_nothing_is_pending(subject: Subject) -> str:
     if not policy.is_automatic or subject.key:
         return _("Nothing is pending: this policy is scheduled by hand.")
     try:
-        seen = row_states(policy.concrete_model, [policy], [subject.pk], subject.using)
+        seen = row_states([policy], [subject.pk], subject.using)
         changes = diff(seen, subject.using, get_settings().catch_up)
     except DatabaseError:
         raise

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.arming.scan import Failures
+from django_delayq.arming.reconcile import Failures
 from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import Count

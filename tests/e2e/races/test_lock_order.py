@@ -183,8 +183,7 @@ def test_an_arming_that_waited_for_the_row_sees_what_was_closed_meanwhile() -> N
         order.status = "unpaid"
         order.save()
         assert dq.cancel_timeout(order, "cancel_unpaid")
-        oldest = timedelta(days=7)
-        session = Session(lambda: arm_one(Order, [cancel_unpaid], order.pk, "default", oldest, is_new=True))
+        session = Session(lambda: arm_one([cancel_unpaid], order.pk, "default", is_new=True))
         session.wait_until_it_waits()
     session.end()
     assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.arming import scan, sync
-from django_delayq.arming.row_state import Rounds
+from django_delayq.arming.row_state import pending_rounds
 from django_delayq.arming.sync import Synced, TableSync, sync_policy, sync_timeouts
 from django_delayq.models import PolicySync, Timeout
 from django_delayq.monitoring.snapshot import policy_statuses
@@ -110,7 +110,7 @@ def test_the_rounds_of_a_page_are_found_by_their_slots(policy: dq.TimeoutPolicy[
     """Without statistics SQLite read all rows of the policy for each page of 500 objects."""
     orders = slow_orders(20)
     with CaptureQueriesContext(connection) as captured:
-        Rounds([policy], [order.pk for order in orders], "default", [order.created_at for order in orders])
+        pending_rounds([policy], [order.pk for order in orders], "default")
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN QUERY PLAN {captured[-1]['sql']}")
         assert [line for *_, line in cursor.fetchall() if "(slot=?" in line]

@@ -183,7 +183,7 @@ def test_an_arming_of_its_own_that_waited_sees_what_was_closed_meanwhile(always:
     with transaction.atomic():
         assert dq.sync_timeouts(Order.objects.get(pk=order.pk)) == 1
         assert dq.cancel_timeout(order, always)
-        session = Session(lambda: arm_one(Order, [always], order.pk, "default", timedelta(days=7)))
+        session = Session(lambda: arm_one([always], order.pk, "default"))
         session.wait_until_it_waits()
     session.end()
     assert list(Timeout.objects.values_list("state", "cause")) == [("cancelled", "hand")]

@@ -15,7 +15,7 @@ from django.apps import AppConfig, apps
 from django.core.checks import run_checks
 from django.db import connection
 from django.db.migrations.state import ProjectState
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.db.models.fields import BooleanField
 from django.utils import timezone
@@ -24,6 +24,7 @@ import django_delayq as dq
 from django_delayq.models import Timeout
 from django_delayq.policy_rules import columns_read
 from tests.integration.firing.conftest import due, fire, state
+from tests.testapp.conditions import NotHidden
 from tests.testapp.models import (
     Archived,
     Customer,
@@ -248,6 +249,19 @@ def test_handlers_of_every_callable_kind_run(declare: Declare) -> None:
     assert [state(row)[0] for row in rows] == ["fired"] * len(rows)
     assert ran == [task.pk] * 6
     assert plain.ran == waiting.ran == task.pk
+
+
+def test_a_base_manager_is_asked_again_by_each_save(declare: Declare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it filters by may differ each time, as the tenant of a request does."""
+    declare(ManagedNotHidden, name="own", after=HOUR, since="begun_at", when=Q(status="open"))
+    for tenant in ("first", "second"):
+        rows = QuerySet(ManagedNotHidden).filter(remark=tenant)
+        monkeypatch.setattr(NotHidden, "get_queryset", lambda manager, rows=rows: rows)
+        obj = ManagedNotHidden.objects.create(remark=tenant, begun_at=timezone.now())
+        assert Timeout.objects.pending().filter(object_id=obj.pk).count() == 1
+        obj.status = "done"
+        obj.save()
+        assert Timeout.objects.get(object_id=obj.pk).state == "cancelled"
 
 
 def test_the_decorator_without_a_model_is_refused() -> None:

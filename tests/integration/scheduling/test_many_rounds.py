@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 import django_delayq as dq
+from django_delayq.arming.reconcile import diff
 from django_delayq.arming.row_state import ledger_fits, row_state, row_states
 from django_delayq.models import Timeout, slot_of
 from django_delayq.scheduling import story
@@ -109,9 +110,9 @@ def test_a_countdown_is_one_statement(old_order: Order) -> None:
 def test_a_save_whose_round_is_pending_reads_no_closed_ones(old_order: Order) -> None:
     old_order.save()
     policies = [dq.get_policy((Order, "cancel_unpaid"))]
-    assert ledger_fits(Order, policies, old_order.pk, "default")
-    assert rows_read(lambda: ledger_fits(Order, policies, old_order.pk, "default")) < ROUNDS / 10
-    assert rows_read(lambda: row_state(Order, policies, old_order.pk, "default", lock=True)) < ROUNDS / 10
+    assert ledger_fits(policies, old_order.pk, "default")
+    assert rows_read(lambda: ledger_fits(policies, old_order.pk, "default")) < ROUNDS / 10
+    assert rows_read(lambda: row_state(policies, old_order.pk, "default", lock=True)) < ROUNDS / 10
     assert rows_read(old_order.save) < ROUNDS / 10
 
 
@@ -138,9 +139,9 @@ def test_the_closed_rounds_of_another_since_are_not_loaded(
     for since_at, is_closed in ((old_order.created_at, False), (newest.since_at, True)):
         Order.objects.filter(pk=old_order.pk).update(created_at=since_at)
         with CaptureQueriesContext(connection) as captured:
-            (state,) = row_states(Order, [policy], [old_order.pk], "default")
-        assert (state.closed, state.since_at) == (is_closed, since_at)
-        (sql,) = (query["sql"] for query in captured if TABLE in query["sql"])
+            changes = diff(row_states([policy], [old_order.pk], "default"), "default", None)
+        assert [each.since_at for each in changes.insert] == ([] if is_closed else [since_at])
+        _, sql = (query["sql"] for query in captured if TABLE in query["sql"])
         with connection.cursor() as cursor:
             cursor.execute(sql)
             assert len(cursor.fetchall()) == is_closed
