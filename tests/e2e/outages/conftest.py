@@ -46,7 +46,7 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
         settings.DELAYQ = {**settings.DELAYQ, "REDIS": url}
         engine = get_engine("default")
         assert engine is not None
-        engine.breaker._clock = engine.breaker._backoff._monotonic = seconds
+        engine.breaker._clock = engine.breaker._backoff.monotonic = seconds
         return engine
 
     yield use
