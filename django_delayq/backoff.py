@@ -12,8 +12,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 
+@dataclass
 class Backoff:
     """The delay before the next try: `first` seconds, doubled with each failure in a row up to `longest`.
 
@@ -23,45 +25,37 @@ class Backoff:
     A failure within `steady_seconds` after a recovery belongs to the former outage, and doubles its delay.
     """
 
-    def __init__(
-        self,
-        first: float,
-        longest: float,
-        *,
-        jitter: float = 0.5,
-        steady_seconds: float = 0.0,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._first = first
-        self._longest = longest
-        self._jitter = jitter
-        self._steady_seconds = steady_seconds
-        self._monotonic = monotonic
-        self._recovered_at = -math.inf
-        self.delay = 0.0
-        """Seconds, without jitter. 0 before the first failure."""
-        self.retry_at = -math.inf
-        """When the next try may begin, by the given clock."""
-        self.is_failing = False
-        """Whether the last try failed."""
+    first: float
+    longest: float
+    _: KW_ONLY
+    jitter: float = 0.5
+    steady_seconds: float = 0.0
+    monotonic: Callable[[], float] = time.monotonic
+    delay: float = field(default=0.0, init=False)
+    """Seconds, without jitter. 0 before the first failure."""
+    retry_at: float = field(default=-math.inf, init=False)
+    """When the next try may begin, by the given clock."""
+    is_failing: bool = field(default=False, init=False)
+    """Whether the last try failed."""
+    _recovered_at: float = field(default=-math.inf, init=False)
 
     @property
     def seconds_left(self) -> float:
         """Return how long to wait before the next try. 0: it may begin."""
-        return max(0.0, self.retry_at - self._monotonic())
+        return max(0.0, self.retry_at - self.monotonic())
 
     def failed(self) -> None:
-        now = self._monotonic()
-        if not self.is_failing and now - self._recovered_at >= self._steady_seconds:
+        now = self.monotonic()
+        if not self.is_failing and now - self._recovered_at >= self.steady_seconds:
             self.delay = 0.0
         self.is_failing = True
-        self.delay = min(max(2 * self.delay, self._first), self._longest)
-        self.retry_at = now + self.delay * (1 - random.uniform(0, self._jitter))
+        self.delay = min(max(2 * self.delay, self.first), self.longest)
+        self.retry_at = now + self.delay * (1 - random.uniform(0, self.jitter))
 
     def succeeded(self) -> None:
         if self.is_failing:
             self.is_failing = False
-            self._recovered_at = self._monotonic()
+            self._recovered_at = self.monotonic()
         self.retry_at = -math.inf
 
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypedDict
 
@@ -40,11 +41,7 @@ _moment: datetime | None = None
 """The last of `_moments`, which other threads can read at any time."""
 
 
-class _Compiling(threading.local):
-    is_kept = False
-
-
-_compiling = _Compiling()
+_is_compiling: ContextVar[bool] = ContextVar("is_compiling", default=False)
 
 
 def now() -> datetime:
@@ -99,11 +96,11 @@ def evaluated_at_execution() -> Iterator[None]:
 
     For statements that are compiled once and executed later.
     """
-    _compiling.is_kept = True
+    token = _is_compiling.set(True)
     try:
         yield
     finally:
-        _compiling.is_kept = False
+        _is_compiling.reset(token)
 
 
 class DatabaseNow(Expression):
@@ -119,9 +116,8 @@ class DatabaseNow(Expression):
         dialect = dialect_of(connection)
         if dialect.server_time and not is_set():
             return dialect.now(connection)
-        if _compiling.is_kept:
-            return dialect.datetime_literal("%s"), (self._adapted,)
-        return dialect.datetime_literal("%s"), (self._adapted(connection),)
+        value = self._adapted if _is_compiling.get() else self._adapted(connection)
+        return dialect.datetime_literal("%s"), (value,)
 
     def _adapted(self, connection: BaseDatabaseWrapper) -> Any:
         return self.output_field.get_db_prep_value(now(), connection)
@@ -217,15 +213,13 @@ def shifted(start: datetime, by: timedelta) -> datetime:
         due = None
     if due is None or due.year > LATEST_YEAR:
         # Translated, because users may have entered the delay in a form.
-        day = f"{start:%Y-%m-%d}"
         if by < timedelta(0):
             text = _("A deadline {length} before {start} is too far in the past: there is no year before 1.")
-            raise InvalidDelay(text.format(length=duration_text(-by), start=day))
-        if not by:
+        elif by:
+            text = _("A deadline {length} from {start} is too far in the future: the latest supported year is {year}.")
+        else:
             text = _("{start} is too far in the future: the latest supported year is {year}.")
-            raise InvalidDelay(text.format(start=day, year=LATEST_YEAR))
-        text = _("A deadline {length} from {start} is too far in the future: the latest supported year is {year}.")
-        raise InvalidDelay(text.format(length=duration_text(by), start=day, year=LATEST_YEAR))
+        raise InvalidDelay(text.format(length=duration_text(abs(by)), start=f"{start:%Y-%m-%d}", year=LATEST_YEAR))
     return due
 
 

@@ -28,7 +28,6 @@ MIN_DURATION = timedelta(milliseconds=50)
 MAX_DURATION = timedelta(days=36_500)
 """Deadlines are computed with the durations: with longer ones, datetimes would overflow inside a caller's `save()`."""
 MAX_LEASE = timedelta(days=1)
-PREFIX_RULE = "a non-empty string without braces and blanks"
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/\d+)?")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
@@ -106,41 +105,34 @@ def _is_redis_alias(alias: str) -> bool:
 
 def _checked(key: str, value: Any) -> Any:
     """Return `value` if it is valid for `key`; otherwise raise ConfigError, at the start and not at a deadline."""
-    default = Settings.__dataclass_fields__[KEYS[key].name].default
+    default = KEYS[key].default
     if key == "REDIS":
         return _checked_redis(value)
-    if key == "PREFIX" and isinstance(value, Mapping):
-        return _checked_prefixes(value)
-    if key in {"EXECUTOR", "SCRUB"}:
-        expected = value is None or isinstance(value, str) or (key == "SCRUB" and callable(value))
-        rule = "a dotted path or None" if key == "EXECUTOR" else "a callable, a dotted path to one, or None"
-    elif key == "HANDLER_LIMIT":
-        expected = value is None or (isinstance(value, timedelta) and MIN_DURATION <= value <= MAX_DURATION)
-        rule = f"{_duration_rule(MIN_DURATION, MAX_DURATION)}, or None"
-    elif key == "INSTALLATION":
-        expected = value is None or (
-            isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
-        )
-        rule = f"a string of 1 to {MAX_INSTALLATION} printable characters, or None"
-    elif isinstance(default, timedelta):
+    if key == "PREFIX":
+        return _checked_prefix(value)
+    if value is None and default is None:
+        return None
+    if isinstance(default, timedelta) or key == "HANDLER_LIMIT":
         least = timedelta(0) if key in {"CATCH_UP", "RETENTION", "HORIZON"} else MIN_DURATION
         most = MAX_LEASE if key == "LEASE" else MAX_DURATION
         expected = isinstance(value, timedelta) and least <= value <= most
-        rule = _duration_rule(least, most)
+        rule = f"a timedelta of at least {least.total_seconds():g} seconds and at most {most.days} days"
     elif isinstance(default, int):
         expected = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
         rule = f"an int from 1 to {MAX_CONCURRENCY}"
     elif isinstance(default, Retry):
         expected, rule = isinstance(value, Retry), "a django_delayq.Retry"
-    else:
-        expected, rule = _is_prefix(value), PREFIX_RULE
+    elif key == "EXECUTOR":
+        expected, rule = isinstance(value, str), "a dotted path"
+    elif key == "SCRUB":
+        expected, rule = isinstance(value, str) or callable(value), "a callable, a dotted path to one"
+    else:  # INSTALLATION
+        expected = isinstance(value, str) and 0 < len(value) <= MAX_INSTALLATION and value.isprintable()
+        rule = f"a string of 1 to {MAX_INSTALLATION} printable characters"
     if not expected:
+        rule += ", or None" if default is None else ""
         raise ConfigError(f"DELAYQ[{key!r}] must be {rule}, not {value!r}.")
     return value
-
-
-def _duration_rule(least: timedelta, most: timedelta) -> str:
-    return f"a timedelta of at least {least.total_seconds():g} seconds and at most {most.days} days"
 
 
 def _checked_redis(value: Any) -> Any:
@@ -164,8 +156,10 @@ def _checked_redis(value: Any) -> Any:
     )
 
 
-def _checked_prefixes(value: Mapping[Any, Any]) -> Mapping[str, str]:
-    """Return the prefixes of several ledgers. Two of them must not share one, because their rows have the same ids."""
+def _checked_prefix(value: Any) -> str | Mapping[str, str]:
+    """Return the prefix, or those of several ledgers, which must differ, because their rows have the same ids."""
+    if not isinstance(value, Mapping):
+        return _checked_string(value, "DELAYQ['PREFIX']")
     if not value:
         raise ConfigError("DELAYQ['PREFIX'] names no database.")
     owners: dict[str, str] = {}
@@ -173,8 +167,7 @@ def _checked_prefixes(value: Mapping[Any, Any]) -> Mapping[str, str]:
         if alias not in django_settings.DATABASES:
             known = ", ".join(django_settings.DATABASES)
             raise ConfigError(f"DELAYQ['PREFIX'] names the database {alias!r}. Those in DATABASES are: {known}.")
-        if not _is_prefix(prefix):
-            raise ConfigError(f"DELAYQ['PREFIX'][{alias!r}] must be {PREFIX_RULE}, not {prefix!r}.")
+        _checked_string(prefix, f"DELAYQ['PREFIX'][{alias!r}]")
         if prefix in owners:
             raise ConfigError(
                 f"DELAYQ['PREFIX'] is {prefix!r} for the databases {owners[prefix]!r} and {alias!r}. Give each its own."
@@ -183,8 +176,10 @@ def _checked_prefixes(value: Mapping[Any, Any]) -> Mapping[str, str]:
     return dict(value)
 
 
-def _is_prefix(value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and not set(value) & set("{} \n\r\t")
+def _checked_string(value: Any, name: str) -> str:
+    if isinstance(value, str) and value and not set(value) & set("{} \n\r\t"):
+        return value
+    raise ConfigError(f"{name} must be a non-empty string without braces and blanks, not {value!r}.")
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

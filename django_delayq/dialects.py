@@ -65,8 +65,6 @@ class Dialect:
     """Whether strings of different collations can be compared, and by an index."""
     exact_digits: int | None = None
     """The number of digits up to which decimals are stored exactly; None: all."""
-    has_pool: bool = False
-    """Whether Django offers a connection pool, by `OPTIONS["pool"]`."""
 
     connection_limits: str = ""
     """SQL for how many connections this account may open: rows of (limit or NULL, name of the setting)."""
@@ -86,8 +84,8 @@ class Dialect:
     datetime_text: str = ""
     """Regular expression of what Django stores, where datetimes are strings: raw SQL may write others."""
 
-    text_as_key: ClassVar[dict[str, tuple[str, str]]] = {}
-    """Regular expression and SQL for the key of the string `{0}`, by type of key, where a cast may raise an error."""
+    text_as_key: ClassVar[dict[str, str]] = {}
+    """SQL for the key of the string `{0}`, or NULL, by type of key, where a bare cast may raise an error."""
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
@@ -160,7 +158,6 @@ class PostgreSQL(Dialect):
     is_supported = True
     server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
     locks_and_writes_at_once = True
-    has_pool = True
     needs_statistics = True
     hex_type = "uuid"
     updates_from_rows = True
@@ -189,12 +186,12 @@ class PostgreSQL(Dialect):
             " ELSE host({0}) END)"
         ),
     }
-    text_as_key: ClassVar[dict[str, tuple[str, str]]] = {
+    text_as_key: ClassVar[dict[str, str]] = {
         "integer": (
-            "^-?[0-9]{1,19}$",
-            f"CASE WHEN {{0}}::numeric BETWEEN {-(2**63) + 1} AND {2**63 - 1} THEN {{0}}::bigint END",
+            "(CASE WHEN {0} ~ '^-?[0-9]{1,19}$' THEN CASE WHEN {0}::numeric"
+            f" BETWEEN {-(2**63) + 1} AND {2**63 - 1} THEN {{0}}::bigint END END)"
         ),
-        "uuid": ("^[0-9a-f-]{36}$", "{0}::uuid"),
+        "uuid": "(CASE WHEN {0} ~ '^[0-9a-f-]{36}$' THEN {0}::uuid END)",
     }
 
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
@@ -394,7 +391,4 @@ def _collation(using: str, table: str, column: str) -> str:
             "WHERE table_schema = DATABASE() AND table_name = %s AND column_name = %s",
             [table, column],
         )
-        name = str(cursor.fetchone()[0])
-    if not name.replace("_", "").isalnum():
-        raise ValueError(f"Column {table}.{column} has the collation {name!r}, which is not a plain name.")
-    return name
+        return str(cursor.fetchone()[0])

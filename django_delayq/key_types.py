@@ -54,21 +54,17 @@ class KeyType:
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         """Return the key of which `reference` is the text, as SQL that can use the key's index; None: not in SQL."""
-        return None
+        template = dialect_of(connection).text_as_key.get(self.name)
+        return None if template is None else _Template(template, reference, field)
 
-    def fault(self, field: Any) -> str:
-        """Return why this key is not supported on any database, or an empty string."""
-        return ""
-
-    def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
-        """Return why this key is not supported on this database, or an empty string."""
+    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
+        """Return why this key is not supported on this database, None: on any, or an empty string."""
         return ""
 
 
 class _Integer(KeyType):
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
-        guarded = dialect_of(connection).text_as_key.get(self.name)
-        return Cast(reference, field) if guarded is None else _Readable(reference, field, *guarded)
+        return super().key(reference, field, connection) or Cast(reference, field)
 
 
 class _Text(KeyType):
@@ -81,7 +77,7 @@ class _Text(KeyType):
         same = dialect_of(connection).compares_across_collations
         return ExpressionWrapper(reference, CharField()) if same else None
 
-    def fault(self, field: Any) -> str:
+    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
         if field.max_length is not None and field.max_length <= LONGEST:
             return ""
         return f"its text may be longer than the {LONGEST} characters that the ledger stores: set max_length={LONGEST}"
@@ -102,8 +98,7 @@ class _UUID(KeyType):
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         if not connection.features.has_native_uuid_field:
             return Replace(Cast(reference, CharField(max_length=36)), Value("-"), Value(""))
-        guarded = dialect_of(connection).text_as_key.get(self.name)
-        return None if guarded is None else _Readable(reference, field, *guarded)
+        return super().key(reference, field, connection)
 
 
 class _Date(KeyType):
@@ -124,8 +119,10 @@ class _DateTime(KeyType):
         moment = field.get_prep_value(value)
         return str((moment.astimezone(datetime.UTC) if settings.USE_TZ else moment).isoformat())
 
-    def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
-        if connection.features.supports_timezones or not settings.USE_TZ or connection.timezone_name == "UTC":
+    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
+        if connection is None or connection.features.supports_timezones or not settings.USE_TZ:
+            return ""
+        if connection.timezone_name == "UTC":
             return ""
         return f"database {connection.alias!r} stores it in the time zone {connection.timezone_name}: remove TIME_ZONE"
 
@@ -141,9 +138,9 @@ class _Decimal(KeyType):
             raise ValueError(f"{value} is not a key with {places} decimal places: use the value that the database has.")
         return f"{value or abs(value):.{places}f}"
 
-    def fault_on(self, field: Any, connection: BaseDatabaseWrapper) -> str:
-        exact = dialect_of(connection).exact_digits
-        if exact is None or field.max_digits <= exact:
+    def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
+        exact = None if connection is None else dialect_of(connection).exact_digits
+        if connection is None or exact is None or field.max_digits <= exact:
             return ""
         return f"{connection.display_name} stores {exact} digits of a decimal exactly: set max_digits={exact}"
 
@@ -194,19 +191,16 @@ def refusal(model: type[Model], connection: BaseDatabaseWrapper | None = None) -
     `connection`: consider also what this database cannot do.
     """
     name = model._meta.label
-    if len(getattr(model._meta, "pk_fields", ())) > 1:
+    if len(model._meta.pk_fields) > 1:
         return f"{name}: models with a composite primary key are not supported. Use a single field as the key."
     field = root_of_key(model)
     kind = TYPES.get(field.get_internal_type())
     if kind is None or hasattr(field, "from_db_value"):
-        what, why = type(field).__name__, f"supported are {NAMES} keys of Django's own field types"
-    else:
-        what = type(field).__name__
-        why = kind.fault(field) or ("" if connection is None else kind.fault_on(field, connection))
-        if not why:
-            return ""
+        why = f"supported are {NAMES} keys of Django's own field types"
+    elif not (why := kind.fault(field, connection)):
+        return ""
     return (
-        f"{name}: the primary key {field.name!r} is a {what}, which is not supported: {why}. "
+        f"{name}: the primary key {field.name!r} is a {type(field).__name__}, which is not supported: {why}. "
         "Or use an automatic primary key and make this field unique."
     )
 
@@ -235,36 +229,18 @@ def pk_of(model: type[Model], object_id: str) -> Any:
 
 
 class _Template(Func):
-    """SQL with `{0}` for the key."""
+    """SQL with `{0}` for the key or its text."""
 
-    output_field = CharField()
-
-    def __init__(self, sql: str, reference: Any) -> None:
-        super().__init__(reference)
+    def __init__(self, sql: str, reference: Any, output_field: Any = None) -> None:
+        super().__init__(reference, output_field=output_field or CharField())
         self.sql = sql
 
     def as_sql(
         self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **kwargs: Any
     ) -> tuple[str, Any]:
-        """Compile the key into every place."""
+        """Compile the reference into every place."""
         sql, params = compiler.compile(self.get_source_expressions()[0])
-        return self.sql.format(sql), [*params] * self.sql.count("{0}")
-
-
-class _Readable(Func):
-    """The text as a value of the key's type, or NULL if it does not match. A bare cast would raise an error."""
-
-    def __init__(self, text: Any, field: Any, pattern: str, cast: str) -> None:
-        super().__init__(text, output_field=field)
-        self.pattern, self.cast = pattern, cast
-
-    def as_sql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **kwargs: Any
-    ) -> tuple[str, Any]:
-        """Compile the guarded cast."""
-        sql, params = compiler.compile(self.get_source_expressions()[0])
-        cast_params = [*params] * self.cast.count("{0}")
-        return f"(CASE WHEN {sql} ~ %s THEN {self.cast.format(sql)} END)", (*params, self.pattern, *cast_params)
+        return self.sql.replace("{0}", sql), [*params] * self.sql.count("{0}")
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -73,26 +73,21 @@ def shown(
         colors: as in `Formatter`.
     """
     logger, formatter = logging.getLogger(LIBRARY), Formatter(as_json=bool(as_json), colors=colors)
-    former_level, added = logger.level, None
-    changed: list[tuple[logging.Handler, logging.Formatter | None]] = []
-    if not logger.hasHandlers():
-        added = logging.StreamHandler(sys.stderr)
-        added.setFormatter(formatter)
-        logger.addHandler(added)
-    elif as_json is not None:
-        changed = [(handler, handler.formatter) for handler in _console_handlers(logger)]
-        for handler, _ in changed:
-            handler.setFormatter(formatter)
-    if level is not None or added is not None:
-        logger.setLevel(level or "INFO")
-    try:
+    with ExitStack() as undo:
+        undo.callback(logger.setLevel, logger.level)
+        if not logger.hasHandlers():
+            level = level or "INFO"
+            added = logging.StreamHandler(sys.stderr)
+            added.setFormatter(formatter)
+            logger.addHandler(added)
+            undo.callback(logger.removeHandler, added)
+        elif as_json is not None:
+            for handler in _console_handlers(logger):
+                undo.callback(handler.setFormatter, handler.formatter)
+                handler.setFormatter(formatter)
+        if level is not None:
+            logger.setLevel(level)
         yield
-    finally:
-        logger.setLevel(former_level)
-        if added is not None:
-            logger.removeHandler(added)
-        for handler, former in changed:
-            handler.setFormatter(former)
 
 
 def _console_handlers(logger: logging.Logger | None) -> Iterator[logging.StreamHandler[Any]]:

@@ -18,19 +18,18 @@ from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from django.db import connections
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
 from django_delayq.clock import DatabaseNow, database_now, to_ms
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.locking import for_update, transaction_of
 from django_delayq.ledger.paging import chunks
+from django_delayq.ledger.search import count_each
+from django_delayq.ledger.settling import lock_free
 from django_delayq.models import PolicyMeter, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 
 if TYPE_CHECKING:
-    from django.db.models import QuerySet
-
     from django_delayq.policy_options import Rate
 
 AHEAD_SECONDS: Final = 1.0
@@ -111,27 +110,20 @@ def meter(policy: str, name: str, using: str, *, wait: bool = True) -> Iterator[
     Raises:
         django.db.Error: the database failed.
     """
-    while True:
-        with transaction_of(using):
-            row = next(iter(for_update(_rows(policy, name, using), using, wait=wait)), None)
-            if row is not None:
-                before = deepcopy(row.state)
-                yield row.state
-                if row.state != before:
-                    _rows(policy, name, using).update(state=row.state)
-                return
-        if _rows(policy, name, using).exists():  # with `wait` it was created meanwhile
-            if not wait:
-                yield None
-                return
-        else:
-            # Outside the transaction: where two workers insert it at once, InnoDB would let both lock it, and then
-            # abort one that wants to write.
-            PolicyMeter.objects.using(using).bulk_create([PolicyMeter(policy=policy, name=name)], ignore_conflicts=True)
-
-
-def _rows(policy: str, name: str, using: str) -> QuerySet[PolicyMeter]:
-    return PolicyMeter.objects.using(using).filter(policy=policy, name=name)
+    rows = PolicyMeter.objects.using(using).filter(policy=policy, name=name)
+    if not rows.exists():
+        # Outside the transaction: where two workers insert it at once, InnoDB would let both lock it, and then abort
+        # one that wants to write.
+        PolicyMeter.objects.using(using).bulk_create([PolicyMeter(policy=policy, name=name)], ignore_conflicts=True)
+    with transaction_of(using):
+        row = next(iter(for_update(rows, using, wait=wait)), None)  # first() would sort, and MySQL lock other rows
+        if row is None:
+            yield None
+            return
+        before = deepcopy(row.state)
+        yield row.state
+        if row.state != before:
+            rows.update(state=row.state)
 
 
 CHUNK = 200
@@ -184,15 +176,8 @@ def is_any_claimable(using: str, queues: Sequence[str] | None, without: Collecti
 def labels_with_claimable(using: str, queues: Sequence[str] | None, labels: Sequence[str]) -> list[str]:
     """Return those of `labels` for which `claim_each` would find a row: one index lookup for each, in one query."""
     stopped = set(stop_cache.confirmed(using).all_labels())
-    labels = [label for label in labels if label not in stopped]
-    if not labels:
-        return []
-    lookups = [claimable(using, queues, label).values("pk")[:1].query.get_compiler(using).as_sql() for label in labels]
-    columns = ", ".join(f"({sql})" for sql, _ in lookups)
-    with connections[using].cursor() as cursor:
-        cursor.execute(f"SELECT {columns}", [value for _, values in lookups for value in values])
-        [found] = cursor.fetchall()
-    return [label for label, id in zip(labels, found, strict=True) if id is not None]
+    rows = {label: claimable(using, queues, label) for label in labels if label not in stopped}
+    return [label for label, found in count_each(rows, using, cap=1).items() if found.value]
 
 
 def claim(
@@ -294,7 +279,7 @@ def extend(ids: Collection[int], until: datetime, seconds: timedelta, using: str
     """
     longer = database_now(using) + seconds
     with transaction_of(using):
-        free = _lock_free(Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until), using)
+        free = lock_free(Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until), using)
         Timeout.objects.using(using).filter(pk__in=free, claimed_until=until).update(claimed_until=longer)
     return longer, free
 
@@ -311,7 +296,7 @@ def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[
         free_from = Case(*moments, output_field=DateTimeField())
         claimed = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
         with transaction_of(using):
-            free = _lock_free(claimed, using)
+            free = lock_free(claimed, using)
             rows = claimed.filter(pk__in=free)
             rows.filter(run_at__gte=free_from).update(claims=F("claims") - 1, claimed_until=None)
             rows.update(claims=F("claims") - 1, claimed_until=free_from)
@@ -327,13 +312,4 @@ def requeue(ids: Sequence[int], using: str) -> int:
     """
     rows = Timeout.objects.using(using).filter(pk__in=ids, slot_taken=1, claims=0, claimed_until__isnull=False)
     with transaction_of(using):
-        return int(rows.filter(pk__in=_lock_free(rows, using)).update(claimed_until=None))
-
-
-def _lock_free(rows: TimeoutQuerySet, using: str) -> list[int]:
-    """Lock those of `rows` that no other transaction has locked; return their ids.
-
-    An UPDATE of many rows would wait for the others: for a running handler, or for a request that waits for one of
-    the rows which the UPDATE has already locked.
-    """
-    return list(for_update(rows.order_by("pk"), using, wait=False).values_list("pk", flat=True))
+        return int(rows.filter(pk__in=lock_free(rows, using)).update(claimed_until=None))

@@ -4,8 +4,8 @@
 
 Arming reads the delay in the query that reads the row, so the delay is never outdated and costs no query.
 
-A firing reads the stop in the query that locks the row (`IsStopped`). A cached answer is not enough for it: the process
-may have been suspended between the answer and the firing, and would fire a policy that was paused meanwhile.
+A firing reads the stop in the query that locks the row (`stop_in_force`). A cached answer is not enough for it: the
+process may have been suspended between the answer and the firing, and would fire a policy that was paused meanwhile.
 `StopCache` is an optimization around it: rows of stopped policies need not be locked to find out that they are. It also
 has the guard rails that operators have set, which a firing follows within two seconds without a statement of its own.
 """
@@ -15,25 +15,24 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import BooleanField, DurationField, Expression, Subquery, Value
+from django.db.models import DurationField, Exists, Q, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.ledger.locking import for_update
+from django_delayq.ledger.search import labels_of
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.models import PolicyControl, Timeout
 from django_delayq.policies import get_policies, get_policy, registry
 from django_delayq.policy_options import Brake, Late
 
 if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models import QuerySet
-    from django.db.models.sql.compiler import SQLCompiler
 
     from django_delayq.policies import TimeoutPolicy
 
@@ -179,32 +178,16 @@ def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
 
 
 def _is_in_force(stop: str, until: datetime | None, now: datetime) -> bool:
-    return bool(stop) and (until is None or until > now)  # as `IsStopped` in SQL
+    return bool(stop) and (until is None or until > now)  # as `stop_in_force` in SQL
 
 
-class IsStopped(Expression):
-    """SQL expression: whether `policy` is stopped by the database clock, in the snapshot of the statement.
+def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
+    """Return an expression for whether `policy` is stopped by the database clock, in the snapshot of the statement.
 
-    The condition `_is_in_force` as SQL, because compiling it through the ORM costs each firing 0.6 ms.
+    EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other.
     """
-
-    output_field = BooleanField()
-    contains_aggregate = False
-
-    def __init__(self, policy: TimeoutPolicy[Any]) -> None:
-        super().__init__()
-        self._labels = policy.labels
-
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        """Use EXISTS, not a join: FOR UPDATE would also lock the control, and firings would wait for each other."""
-        now, moment = compiler.compile(DatabaseNow())
-        table = connection.ops.quote_name(PolicyControl._meta.db_table)
-        labels = ", ".join(["%s"] * len(self._labels))
-        sql = (
-            f"EXISTS (SELECT 1 FROM {table} control WHERE control.policy IN ({labels}) AND control.stop <> ''"
-            f" AND (control.until IS NULL OR control.until > {now}))"
-        )
-        return sql, (*self._labels, *moment)
+    stops = PolicyControl.objects.filter(policy__in=policy.labels).exclude(stop=Stop.NONE)
+    return Exists(stops.filter(Q(until__isnull=True) | Q(until__gt=DatabaseNow())))
 
 
 class Stopped(dict[str, "datetime | None"]):
@@ -212,8 +195,7 @@ class Stopped(dict[str, "datetime | None"]):
 
     def all_labels(self) -> list[str]:
         """Return the present and former labels under which the ledger may have rows of these policies."""
-        policies = {label: registry.get(label) for label in self}
-        return sorted({each for label, policy in policies.items() for each in (policy.labels if policy else (label,))})
+        return sorted({each for label in self for each in labels_of(label)})
 
     def recheck_at(self, label: str, now: datetime) -> datetime:
         """Return when to check a timeout of the policy `label` again; `now` if the policy is not stopped.
@@ -253,6 +235,8 @@ class _Answer(NamedTuple):
     """What one query has shown of the controls."""
 
     asked_at: float
+    now: datetime
+    has_expired: bool
     stopped: Stopped
     controls: dict[str, tuple[dict[str, Any], datetime]]
     """The guard rails that operators have set, and the last change, of each policy that has a control."""
@@ -271,20 +255,20 @@ class StopCache:
 
     def read(self, using: str) -> Stopped:
         """Query the database."""
-        return self._ask(using)[0].stopped
+        return self._ask(using).stopped
 
     def read_news(self, using: str, since: datetime) -> News:
         """Query the database for the same, and what else a worker needs to know every few seconds."""
-        answer, rows = self._ask(using, with_expired=True)
-        resumed = {label for label, stop, _, changed_at, *_ in rows if label and not stop and changed_at > since}
-        *_, now, has_expired = rows[0]
-        return News(now, answer.stopped, resumed, bool(has_expired))
+        answer = self._ask(using)
+        changed = {label for label, (_, changed_at) in answer.controls.items() if changed_at > since}
+        return News(answer.now, answer.stopped, changed - answer.stopped.keys(), answer.has_expired)
 
-    def _ask(self, using: str, *, with_expired: bool = False) -> tuple[_Answer, list[Sequence[Any]]]:
+    def _ask(self, using: str) -> _Answer:
         asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
-        rows = _controls.rows(using, with_expired)
-        answer = _Answer(asked_at, Stopped(), {}, {})
-        for label, stop, until, changed_at, guards, now, *_ in rows:
+        rows = _controls.rows(using)
+        *_, now, has_expired = rows[0]
+        answer = _Answer(asked_at, now, bool(has_expired), Stopped(), {}, {})
+        for label, stop, until, changed_at, guards, *_ in rows:
             if label is None:  # there are no controls
                 continue
             policy = registry.get(label)
@@ -293,7 +277,7 @@ class StopCache:
             if _is_in_force(stop, until, now):
                 answer.stopped[name] = until
         self._answers[using] = answer
-        return answer, rows
+        return answer
 
     def cached(self, using: str) -> Stopped:
         """Return an answer that is at most a second old."""
@@ -302,7 +286,7 @@ class StopCache:
     def _recent(self, using: str) -> _Answer:
         answer = self._answers.get(using)
         if answer is None or time.monotonic() - answer.asked_at >= CACHE_SECONDS:
-            answer, _ = self._ask(using)
+            answer = self._ask(using)
         return answer
 
     def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
@@ -317,16 +301,14 @@ class StopCache:
         return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
-        """Return what is stopped, of the present `labels` only if they are given.
+        """Return what is stopped; with `labels`, only if that is one of these present labels.
 
         A stop that ended before the call is never in the answer, so that a policy that was just resumed is not left
         out for another minute. A stop that began within the last second may be missing.
         """
         cached = self.cached(using)
-        if not (cached if labels is None else any(label in cached for label in labels)):
-            return Stopped()
-        stopped = self.read(using)
-        return stopped if labels is None else Stopped((label, stopped[label]) for label in labels if label in stopped)
+        is_any = bool(cached) if labels is None else not cached.keys().isdisjoint(labels)
+        return self.read(using) if is_any else Stopped()
 
     def forget(self) -> None:
         """Query the database at the next call, because this process has just changed a control."""
@@ -349,26 +331,23 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
 
 
 @compiled
-def _controls(using: str, with_expired: bool) -> Raw:
+def _controls(using: str) -> Raw:
     """Select all controls, with the time and whether rows have expired; one row without a control if there are none."""
     connection = connections[using]
     field: Any = PolicyControl._meta.get_field
-    compiler = PolicyControl.objects.using(using).all().query.get_compiler(using)
+    firing = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
+    expired, parameters = sql_of(firing.filter(run_at__lte=DatabaseNow()).values("pk"), using)
     with evaluated_at_execution():
-        now, parameters = compiler.compile(DatabaseNow())
-    now = selected(now, field("changed_at"), connection)
-    if with_expired:
-        rows = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
-        expired, more = sql_of(rows.filter(run_at__lte=DatabaseNow()).values("pk"), using)
-        now, parameters = f"{now}, EXISTS ({expired})", (*parameters, *more)
+        now, moment = firing.query.get_compiler(using).compile(DatabaseNow())
     names = ("policy", "stop", "until", "changed_at", "guards")
-    columns = ", ".join(selected(f"control.{name}", field(name), connection) for name in names)
+    columns = [selected(f"control.{name}", field(name), connection) for name in names]
+    columns.append(selected(now, field("changed_at"), connection))
     sql = (
-        f"SELECT {columns}, {now} FROM (SELECT 1 AS one) one"
+        f"SELECT {', '.join(columns)}, EXISTS ({expired}) FROM (SELECT 1 AS one) one"
         f" LEFT JOIN {connection.ops.quote_name(PolicyControl._meta.db_table)} control ON 1 = 1"
         " ORDER BY control.changed_at, control.id"
     )
-    return Raw(sql, parameters, [field(name) for name in (*names, "changed_at")])
+    return Raw(sql, [*moment, *parameters], [field(name) for name in (*names, "changed_at")])
 
 
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:
@@ -379,12 +358,8 @@ def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyContr
 def _state_of(policy: TimeoutPolicy[Any], control: Any) -> PolicyState:
     if control is None:
         return PolicyState(policy)
-    guards = valid_guards(policy, control.guards)
-    if control.stop and not is_stop_in_force(control, control.now):
-        return PolicyState(policy, after=control.after, changed_at=control.changed_at, guards=guards)
-    return PolicyState(
-        policy,
-        stop=str(control.stop),
-        **{name: getattr(control, name) for name in ("stopped_at", "until", "after", "by", "reason", "changed_at")},
-        guards=guards,
-    )
+    names = ["after", "changed_at"]
+    if not control.stop or is_stop_in_force(control, control.now):
+        names += ["stop", "stopped_at", "until", "by", "reason"]
+    values = {name: getattr(control, name) for name in names}
+    return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

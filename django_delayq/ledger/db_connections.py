@@ -38,17 +38,14 @@ POOL_SIZE: Final = 4
 """The default of psycopg's pool."""
 # SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.
 _TRANSIENT_STATES: Final = ("40001", "40P01", "55P03", "53", "58")
-# Lock wait timeout, deadlock, record changed since last read, NOWAIT; too many connections, of the server, of
-# the account.
-_TRANSIENT_MYSQL: Final = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226})
+# MySQL: lock wait timeout, deadlock, record changed since last read, NOWAIT; too many connections, of the server, of
+# the account. SQLite: BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL.
+_TRANSIENT_CODES: Final = frozenset({1205, 1213, 1020, 3572, 1040, 1203, 1226, 5, 6, 10, 13, 14, 15})
 # Undefined table, undefined column: SQLSTATE, and numbers of MySQL.
 _MISSING: Final = frozenset({"42P01", "42703", 1146, 1054})
-# BUSY, LOCKED, IOERR, FULL, CANTOPEN, PROTOCOL: the low byte of SQLite's extended error codes.
-_TRANSIENT_SQLITE: Final = frozenset({5, 6, 10, 13, 14, 15})
 # Read-only transaction (PostgreSQL); --read-only, read-only transaction, read-only mode, InnoDB read-only (MySQL and
-# MariaDB). SQLite's code 8 is its READONLY.
-_READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874})
-_SQLITE_READ_ONLY: Final = 8
+# MariaDB); READONLY (SQLite).
+_READ_ONLY: Final = frozenset({"25006", 1290, 1792, 1836, 1874, 8})
 
 
 class Limit(NamedTuple):
@@ -91,7 +88,7 @@ class Limit(NamedTuple):
 def pool_limit(using: str) -> Limit | None:
     """Return the size of the connection pool of database `using`; None without a pool. Reads only the settings."""
     pool = connections[using].settings_dict.get("OPTIONS", {}).get("pool")
-    if not pool or not dialect_of(connections[using]).has_pool:
+    if not pool:
         return None
     options: dict[str, Any] = pool if isinstance(pool, dict) else {}
     size = options.get("max_size") or options.get("min_size", POOL_SIZE)
@@ -256,19 +253,22 @@ def is_usable(connection: BaseDatabaseWrapper) -> bool:
 
 def is_read_only(error: BaseException) -> bool:
     """Return whether the server refused `error`'s statement because it accepts no writes."""
-    return error_code(error) in _READ_ONLY or (
-        getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF == _SQLITE_READ_ONLY
-    )
+    return error_code(error) in _READ_ONLY
 
 
 def error_code(error: BaseException) -> str | int | None:
-    """Return the driver's code of a database error: SQLSTATE from psycopg, a number from MySQL's drivers."""
+    """Return the driver's code of a database error: SQLSTATE from psycopg, a number from MySQL's drivers and SQLite.
+
+    SQLite's numbers are below 256, and those of MySQL above 1,000.
+    """
     if not isinstance(error, Error):
         return None
     cause = error.__cause__ or error
     state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
     if isinstance(state, str):
         return state
+    if isinstance(number := getattr(cause, "sqlite_errorcode", None), int):
+        return number & 0xFF  # the rest of an extended code is a detail
     number = cause.args[0] if cause.args else None
     return number if isinstance(number, int) else None
 
@@ -324,10 +324,9 @@ def _is_contention(error: BaseException) -> bool:
     if not isinstance(error, Error):
         return False
     code = error_code(error)
-    if is_read_only(error) or (isinstance(code, str) and code.startswith(_TRANSIENT_STATES)):
+    if isinstance(code, str) and code.startswith(_TRANSIENT_STATES):
         return True
-    sqlite_code = getattr(error.__cause__, "sqlite_errorcode", None)
-    return sqlite_code & 0xFF in _TRANSIENT_SQLITE if isinstance(sqlite_code, int) else code in _TRANSIENT_MYSQL
+    return is_read_only(error) or code in _TRANSIENT_CODES
 
 
 def _summary(error: BaseException) -> str:

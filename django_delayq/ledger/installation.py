@@ -8,7 +8,7 @@ Redis remembers the name too, because two ledgers that share a prefix have diffe
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
     from django_delayq.engine.engine import Engine
 
 logger = logging.getLogger("django_delayq.worker")
-ROW_ID: Final = 1
 MAX_SHOWN: Final = 100
 
 
 def ledger_name(using: str) -> str | None:
     """Return the name that the ledger remembers; None: no worker with a name has used it. Raises database errors."""
-    rows: Any = Installation.objects.using(using).filter(pk=ROW_ID)
-    found: str | None = rows.values_list("name", flat=True).first()
-    return found
+    return Installation.objects.using(using).values_list("name", flat=True).first()
 
 
 def check(using: str, engine: Engine | None) -> EngineError | None:
@@ -56,7 +53,7 @@ def check(using: str, engine: Engine | None) -> EngineError | None:
     if check_ledger(using) is None:
         redis_failure(engine, claim=False)
         # Of several first workers one inserts its name, and the others read it.
-        first = Installation(pk=ROW_ID, name=name, since_at=database_now(using))
+        first = Installation(name=name, since_at=database_now(using))
         Installation.objects.using(using).bulk_create([first], ignore_conflicts=True)
         check_ledger(using)
     return redis_failure(engine)
@@ -85,9 +82,7 @@ def assign(using: str, name: str) -> None:
 
     Their heartbeats would be shown as running workers, and a claim of a copied sync would delay the next one.
     """
-    Installation.objects.using(using).update_or_create(
-        pk=ROW_ID, defaults={"name": name, "since_at": database_now(using)}
-    )
+    Installation.objects.using(using).update_or_create(defaults={"name": name, "since_at": database_now(using)})
     WorkerSeen.objects.using(using).all().delete()
     PolicySync.objects.using(using).filter(claimed_until__isnull=False).update(claimed_until=None)
 

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import BooleanField, F, Func, Q, QuerySet, Value
-from django.db.models.sql.compiler import SQLCompiler
 from django.utils import timezone
 
 from django_delayq import clock
@@ -121,27 +120,13 @@ class Cursor:
         if not dialect_of(connections[rows.db]).compares_rows_by_index:
             (column, _id), (value, row_id) = columns, self.values
             return rows.filter(Q((f"{column}__{lookup[:2]}", value)) | Q((column, value), (f"id__{lookup}", row_id)))
-        return rows.filter(_RowComparison(rows.model, columns, sign, self.values))
-
-
-class _RowComparison(Func):
-    """`(a, b) > (x, y)`: PostgreSQL and SQLite start reading their index exactly there."""
-
-    output_field = BooleanField()
-
-    def __init__(self, model: Any, names: tuple[str, ...], sign: str, values: tuple[Any, ...]) -> None:
-        literals = [Value(value, model._meta.get_field(name)) for name, value in zip(names, values, strict=True)]
-        super().__init__(*map(F, names), *literals)
-        self.sign = sign
-
-    def as_sql(  # type: ignore[override]
-        self, compiler: SQLCompiler, connection: Any, **_: Any
-    ) -> tuple[str, list[Any]]:
-        """Return the comparison of the two rows of values."""
-        parts = [compiler.compile(part) for part in self.get_source_expressions()]
-        sql, half = [part for part, _ in parts], len(parts) // 2
-        values = [value for _, params in parts for value in params]
-        return f"({', '.join(sql[:half])}) {self.sign} ({', '.join(sql[half:])})", values
+        # `(a, b) > (x, y)`: PostgreSQL and SQLite start reading their index exactly there.
+        fields = [rows.model._meta.get_field(name) for name in columns]
+        sides: Any = map(F, columns), map(Value, self.values, fields)
+        tuples = [Func(*side, template="(%(expressions)s)") for side in sides]
+        return rows.filter(
+            Func(*tuples, template="%(expressions)s", arg_joiner=f" {sign} ", output_field=BooleanField())
+        )
 
 
 def in_state(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:
@@ -175,12 +160,8 @@ def page(rows: Any, narrow: Q, start: Cursor | None, size: int) -> tuple[list[An
 
 def read_ids(rows: Any, start: Cursor | None, size: int) -> tuple[list[int], Cursor | None]:
     """Return the ids of the next `size` of `rows` after `start`, and the cursor of the next ones (None: end)."""
-    order = Order.of(rows)
-    if start is not None:
-        rows = start.after(rows)
-    found = list(rows.values_list(*order.columns)[: size + 1])
-    end = Cursor(order, tuple(found[size - 1])) if len(found) > size else None
-    return [values[-1] for values in found[:size]], end
+    found, end = page(rows.values_list(*Order.of(rows).columns, named=True), Q(), start, size)
+    return [row.id for row in found], end
 
 
 def ids_if_few(rows: Any, limit: int) -> list[int] | None:
@@ -225,10 +206,8 @@ class Count(NamedTuple):
     def __str__(self) -> str:
         return f"{self.value}+" if self.is_capped else str(self.value)
 
-    def __add__(self, other: object) -> Count:
+    def __add__(self, other: Count) -> Count:  # type: ignore[override]
         """Return the sum of two counts."""
-        if not isinstance(other, Count):
-            return NotImplemented
         return Count(self.value + other.value, self.is_capped or other.is_capped)
 
 

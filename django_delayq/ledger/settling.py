@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce
 
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.key_types import array_of
-from django_delayq.ledger.controls import IsStopped
+from django_delayq.ledger.controls import stop_in_force
 from django_delayq.ledger.history import began_at, clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
@@ -79,8 +79,17 @@ def _locked(using: str, count: int, history: bool, policy: TimeoutPolicy[Any] | 
     rows: Any = Timeout.objects.using(using).filter(has_key(Timeout, "id", count, using)).order_by("pk")
     rows = rows.annotate(database_now=DatabaseNow())
     if policy is not None:
-        rows = rows.annotate(is_stopped=IsStopped(policy))
+        rows = rows.annotate(is_stopped=stop_in_force(policy))
     return for_update(rows if history else rows.defer("history"), using, wait=False)
+
+
+def lock_free(rows: TimeoutQuerySet, using: str) -> list[int]:
+    """Lock those of `rows` that no other transaction has locked; return their ids.
+
+    An UPDATE of many rows would wait for the others: for a running handler, or for a request that waits for one of
+    the rows which the UPDATE has already locked.
+    """
+    return list(for_update(rows.order_by("pk"), using, wait=False).values_list("pk", flat=True))
 
 
 def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: bool = False) -> bool:
@@ -94,16 +103,15 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
         marked = _mark_fired.execute(using, count, attempts, id=ids, settled_at=now)
     if marked != len(rows):
         return False
-    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": now, "slot_taken": None}
     for row in rows:
-        _assign(row, {**values, "attempts": row.attempts + attempts})
+        vars(row).update(settled(State.FIRED, Cause.DUE, now), attempts=row.attempts + attempts)
     return True
 
 
 @compiled
 def _mark_fired(using: str, count: int, attempts: int) -> UpdateQuery:
-    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": param("settled_at"), "slot_taken": None}
-    return update(_due(has_key(Timeout, "id", count, using), using), **values, attempts=F("attempts") + attempts)
+    values = {**settled(State.FIRED, Cause.DUE, param("settled_at")), "attempts": F("attempts") + attempts}
+    return update(_due(has_key(Timeout, "id", count, using), using), **values)
 
 
 @lru_cache(maxsize=1000)
@@ -164,14 +172,14 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], attempts: int, late:
     own = [f"c{number}" for number in range(len(model._meta.concrete_fields))]
     due: Any = _due(Q(pk__in=[RawSQL("delayq_given.id", ())]), using)
     due = due.alias(label=_by_no_index("policy"), about=_by_no_index("object_id"))
-    due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ())).exclude(IsStopped(policy))
+    due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ())).exclude(stop_in_force(policy))
     if late is not None:
         due = due.filter(Q(attempts__gt=1 - attempts) | Q(run_at__gte=DatabaseNow() - late))
-    values = {"state": State.FIRED, "cause": Cause.DUE, "settled_at": DatabaseNow(), "slot_taken": None}
+    values = {**settled(State.FIRED, Cause.DUE, DatabaseNow()), "attempts": F("attempts") + attempts}
     parts = (
         sql_of(for_update(objects, using, wait=False), using),
         sql_of(for_update(due.order_by().values_list("pk"), using, wait=False), using),
-        sql_of(update(Timeout.objects.using(using), **values, attempts=F("attempts") + attempts), using),
+        sql_of(update(Timeout.objects.using(using), **values), using),
     )
     (locked, _), (checked, _), (marked, _) = parts
     given = ", ".join(f"%s::{elements_of(each, using)}[]" for each in (Timeout, model))
@@ -207,7 +215,7 @@ def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
     with raising_instead_of_waiting(using):
         if not _due(Q(pk=row.pk), using).filter(attempts=row.attempts).update(**values):
             return False
-    _assign(row, values)
+    vars(row).update(values)
     return True
 
 
@@ -230,7 +238,7 @@ def mark_settled(
     with raising_instead_of_waiting(using):
         Timeout.objects.using(using).filter(pk__in=[row.pk for row in rows], slot_taken=1).update(**values)
     for row in rows:
-        _assign(row, values)
+        vars(row).update(values)
 
 
 def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
@@ -238,12 +246,12 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
     unchanged = {name: getattr(row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
     if not Timeout.objects.using(using).filter(pk=row.pk, **unchanged).update(**values):
         return False
-    _assign(row, values)
+    vars(row).update(values)
     return True
 
 
-def settled(state: Timeout.State, cause: Timeout.Cause, now: datetime) -> dict[str, Any]:
-    """Return the columns of a row that settles as `state`, for `compare_and_set`."""
+def settled(state: Timeout.State, cause: Timeout.Cause, now: Any) -> dict[str, Any]:
+    """Return the columns of a row that settles as `state` at `now`, a datetime or an expression."""
     return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
 
 
@@ -266,17 +274,10 @@ def is_superseded(row: Timeout, labels: Iterable[str], using: str) -> bool:
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
     """Return at most `limit` rows, only `ids` if given, whose attempt has expired, the longest expired first."""
-    if ids is None:
-        return _expired.objects(using, limit, None)
-    wanted, count = key_list(Timeout, ids, using)
-    return _expired.objects(using, limit, count, id=wanted) if ids else []
-
-
-@compiled
-def _expired(using: str, limit: int, ids: int | None) -> QuerySet[Timeout, Any]:
     rows = Timeout.objects.using(using).filter(state=State.FIRING, settled_at__isnull=True, run_at__lte=DatabaseNow())
-    rows = rows if ids is None else rows.filter(has_key(Timeout, "id", ids, using))
-    return rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit]
+    if ids is not None:
+        rows = rows.filter(pk__in=ids)
+    return list(rows.only("policy", "state", "attempts", "run_at").order_by("run_at", "pk")[:limit])
 
 
 def extend(ids: Collection[int], until: datetime, using: str) -> bool:
@@ -286,7 +287,7 @@ def extend(ids: Collection[int], until: datetime, using: str) -> bool:
     """
     firing = in_state(Timeout.objects.using(using).filter(pk__in=ids), State.FIRING, using)
     with transaction_of(using):
-        free = list(for_update(firing.order_by("pk"), using, wait=False).values_list("pk", flat=True))
+        free = lock_free(firing, using)
         Timeout.objects.using(using).filter(pk__in=free).update(run_at=until)
     return not firing.exclude(pk__in=free).exists()
 
@@ -313,8 +314,7 @@ def delete_settled(using: str, before: datetime, start: datetime | None) -> tupl
     with transaction_of(using):
         # Read again, because an operator may have revived one in between. A row that another transaction has locked
         # stays until the next time: that transaction may be waiting for another row of the page.
-        found = old.filter(pk__in=[id for _, id in page]).order_by("pk")
-        free = list(for_update(found, using, wait=False).values_list("pk", flat=True))
+        free = lock_free(old.filter(pk__in=[id for _, id in page]), using)
         count, _ = old.filter(pk__in=free).delete()
     return count, page[-1][0] if count and len(page) == PRUNED_PAGE else None
 
@@ -333,8 +333,3 @@ def _by_no_index(column: str) -> Coalesce:
     server.
     """
     return Coalesce(column, column)
-
-
-def _assign(row: Timeout, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(row, name, value)

@@ -53,7 +53,7 @@ def use_redis(settings: Settings, seconds: Seconds) -> Iterator[Callable[[str], 
         engine = get_engine("default")
         assert engine is not None
         breaker = breaker_of(engine)
-        breaker._clock = breaker._backoff._monotonic = seconds
+        breaker._clock = breaker._backoff.monotonic = seconds
         return engine
 
     yield use

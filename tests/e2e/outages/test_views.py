@@ -278,7 +278,7 @@ get_settings.cache_clear()
 
 def order():
     breaker = get_engine("default").caller.breaker
-    breaker._clock = breaker._backoff._monotonic = lambda: 0.0  # so that no pause ends on a slow machine
+    breaker._clock = breaker._backoff.monotonic = lambda: 0.0  # so that no pause ends on a slow machine
     for _ in range(10):
         schedule_timeout(Order.objects.create(status="new"), "remind", minutes=5)
 
