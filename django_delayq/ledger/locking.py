@@ -88,12 +88,8 @@ def writer_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -
 
 def _routed(action: str, model: type[Model], hints: dict[str, Any]) -> str | None:
     """Return the first router's answer; None: no router answers, and Django falls back to the hint's own alias."""
-    for each in router.routers:
-        choose = getattr(each, action, None)
-        chosen: str | None = None if choose is None else choose(model, **hints)
-        if chosen:
-            return chosen
-    return None
+    answers = (getattr(each, action)(model, **hints) for each in router.routers if hasattr(each, action))
+    return next(filter(None, answers), None)
 
 
 def has_ledger(using: str) -> bool:
