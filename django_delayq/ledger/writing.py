@@ -105,8 +105,8 @@ def _insert_if_free(
         found = list(rows.values_list("pk", "since_at", "idempotency_key"))
     if not found:
         return False
-    row_id, since_at, *key = found[0]
-    if key not in ([], [row.idempotency_key]):  # MariaDB returned the row that has the slot already
+    row_id, since_at, key = found[0]
+    if key != row.idempotency_key:  # MariaDB returned the row that has the slot already
         return False
     row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using
@@ -139,28 +139,25 @@ def _inserted(
     sql = f"{sql} {source} {dialect_of(connection).on_conflict_keep}"
     if not connection.features.can_return_columns_from_insert:
         return Raw(sql, parameters)
-    # Where the slot is taken, MariaDB returns the row that has it. The key shows whether it is the new one.
-    key = () if connection.features.supports_update_conflicts_with_target else ("idempotency_key",)
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", *key)]
+    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", "idempotency_key")]
     returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
     return Raw(f"{sql} RETURNING {returned}", parameters, returning)
 
 
-def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False) -> None:
+def insert(rows: Sequence[Timeout], using: str) -> None:
     """Insert `rows` where their slots are free, and set the id of each to that of the pending row in its slot.
 
-    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values. An upsert,
-    because an IntegrityError would leave the caller's PostgreSQL transaction unusable.
+    A slot that was taken keeps its row as it is. An upsert, because an IntegrityError would leave the caller's
+    PostgreSQL transaction unusable.
     """
-    is_plain = len(rows) == 1 and not replace and not rows[0].extensions
-    if is_plain and _insert_if_free(rows[0], using):
+    if len(rows) == 1 and not rows[0].extensions and _insert_if_free(rows[0], using):
         return
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
         Timeout.objects.using(using).bulk_create(
             chunk,
             update_conflicts=True,
-            update_fields=ROUND_FIELDS if replace else ("slot",),
+            update_fields=("slot",),
             unique_fields=("slot", "slot_taken") if features.supports_update_conflicts_with_target else None,
         )
         if len(chunk) > 1 or chunk[0].pk is None:  # MySQL returns no ids, and no database promises their order
@@ -173,14 +170,19 @@ def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False) -> Non
 
 
 def upsert(new: Timeout, subject: Subject) -> Timeout:
-    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row."""
+    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row.
+
+    The transaction has locked the object. The row gets the present label of its policy: with a former one, renaming a
+    policy would let one object have two pending timeouts.
+    """
     using = subject.using
     if len(subject.slots) == 1 and _insert_if_free(new, using):
         return new
-    row = relabel_pending(subject)
-    if row is None:
-        insert([new], using, replace=True)
+    rows = lock_pending(subject)
+    if not rows:
+        insert([new], using)
         return new
+    row = keep_first(rows, using)
     for name in ROUND_FIELDS:
         setattr(row, name, getattr(new, name))
     update_each([row], ROUND_FIELDS, using)
@@ -258,9 +260,7 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     return update(rows, state=State.CANCELLED, slot_taken=None, **given)
 
 
-def cancel_pending(
-    subject: Subject, reason: str, *, lock: bool, whole: bool = False, in_time: bool = False
-) -> list[Timeout]:
+def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
     """Cancel the pending round of `subject` by hand, in one statement; return its row.
 
     If there are several, see `lock_pending`, cancel all, and return the newest first. Notify Redis and the receivers of
@@ -269,9 +269,8 @@ def cancel_pending(
     Args:
         subject: what to cancel.
         reason: is stored.
-        lock: lock the object in the same statement, and cancel only the round of its present `since`, if the policy is
-            automatic; otherwise the transaction has locked it.
-        whole: return all columns of the row. Otherwise only those are read that this function needs.
+        lock: lock the object in the same statement, cancel only the round of its present `since`, if the policy is
+            automatic, and read only the columns that this function needs. Otherwise the transaction has locked it.
         in_time: only if its deadline has not passed by the clock of the database.
     """
     policy, using = subject.policy, subject.using
@@ -283,7 +282,7 @@ def cancel_pending(
     if (in_time or since) and len(subject.slots) > 1:  # one of several rows may be too late, or of another `since`
         return []
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
-    columns = () if whole or timeout_cancelled.receivers else ("id", "queue")
+    columns = () if not lock or timeout_cancelled.receivers else ("id", "queue")
     shape = (policy.model if lock else None, since), len(subject.slots), columns, in_time
     rows: list[Timeout] = sorted(_cancelled.objects(using, *shape, **values), key=lambda row: -row.pk)
     for row in rows:
@@ -370,19 +369,6 @@ def note_condition(rows: Sequence[Timeout], using: str) -> None:
     for row in rows:
         row.cause = Cause.CONDITION
     update_each(rows, ("cause",), using, (State.CANCELLED,))
-
-
-def relabel_pending(subject: Subject) -> Timeout | None:
-    """Lock the pending row of `subject`; give it the present label of its policy, if it has a former one; return it.
-
-    Without this, renaming a policy would let one object have two pending timeouts.
-    """
-    rows = lock_pending(subject)
-    row = keep_first(rows, subject.using) if rows else None
-    if row is not None and row.slot != subject.slots[0]:
-        row.policy, row.slot = subject.labels[0], subject.slots[0]
-        update_each([row], ("policy", "slot"), subject.using)
-    return row
 
 
 def keep_first(rows: Sequence[Timeout], using: str) -> Timeout:
