@@ -49,8 +49,6 @@ else:
     NullableDateTimeField = DateTimeField
 
 State = Timeout.State
-MAX_SLOTS = 500
-"""Older SQLite accepts at most 999 parameters in a statement."""
 
 
 def pending_timeouts(
@@ -220,7 +218,7 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
         else:
             found |= {(subject.using, row.slot): countdown_of(row) for row in kept if row.slot_taken}
     for using, slots in asked.items():
-        for chunk in chunks(slots, MAX_SLOTS):  # by the unique index of slots
+        for chunk in chunks(slots):  # by the unique index of slots
             rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
             for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id"):
                 found[using, slot] = Countdown(*values)
@@ -231,16 +229,12 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
 def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
     """Return the rounds of `subject` among the timeouts that were prefetched with `obj`; None: they were not."""
     kept = getattr(obj, "_prefetched_objects_cache", {})
-    if not kept or subject.policy is None:
-        return None
-    place = (subject.content_type_id, subject.object_id)  # a child's rows may be about a parent's table
-    for field in obj._meta.private_fields:
+    for field in obj._meta.private_fields if kept else ():
         if isinstance(field, TimeoutRelation) and field.name in kept:
             rows = kept[field.name]
             if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
                 return None  # read from a replica, which may be behind
-            mine = [row for row in rows if (row.content_type_id, row.object_id) == place]
-            return [row for row in mine if row.policy in subject.labels and row.key == subject.key]
+            return [row for row in rows if row.slot in subject.slots]
     return None
 
 
