@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from django_delayq.policies import TimeoutPolicy
 
-if TYPE_CHECKING:
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 
 CHUNK = 500
@@ -194,17 +193,7 @@ def _listed(rows: Any) -> list[Timeout]:
 # extend a cart three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
 ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
-# Columns of which every new row has the same value, as SQL: fewer parameters take less time.
-NEW = {
-    "state": "'pending'",
-    "cause": "''",
-    "extensions": "0",
-    "attempts": "0",
-    "settled_at": "NULL",
-    "slot_taken": "1",
-    "claims": "0",
-    "claimed_until": "NULL",
-}
+DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at")
 """The columns of which each row has its own value. If all rows of a page have the same times, these are parameters."""
 TIMES = ("due_at", "run_at", "first_due_at")
@@ -273,29 +262,59 @@ def _write(
 @compiled
 def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: bool) -> Raw:
     connection = connections[using]
-    dialect, quoted = dialect_of(connection), connection.ops.quote_name
-    fields: dict[str, Any] = {field.name: field for field in Timeout._meta.concrete_fields if not field.primary_key}
-    known = NEW | {name: f"given.{name}" for name in given} | {"history": "'[]'", "final_attempt": "false"}
-    known |= dict.fromkeys(empty, "NULL")  # among the parameters it would have no type
+    known = {name: f"given.{name}" for name in given}
     if "due_at" in given:
         known |= dict.fromkeys(TIMES, "given.due_at")
-    values = ", ".join(known.get(name, "%s") for name in fields)
-    columns = ", ".join(quoted(field.column) for field in fields.values())
-    rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in given}, "given")
-    unique = [quoted("slot"), quoted("slot_taken")]
-    end = (
-        dialect.on_conflict(unique, [quoted(fields[name].column) for name in ROUND_FIELDS])
-        if replace
-        else dialect.on_conflict_keep
-    )
-    sql = f"INSERT INTO {quoted(Timeout._meta.db_table)} ({columns}) SELECT {values} FROM {rows} {end}"
-    parameters = [*(param(name) for name in fields if name not in known), Param(TextField(), "rows")]
-    if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
-        return Raw(sql, parameters)
-    # Drivers take long to read datetimes: only where they differ.
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "run_at") if name == "id" or "due_at" in given]
-    returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
-    return Raw(f"{sql} RETURNING {returned}", parameters, returning)
+    common = ("policy", "content_type_id", "key", "queue", "payload", "reason", "created_at", "since_at", *TIMES)
+    values = {name: None if name in empty else param(name) for name in common}
+    types = {name: cast("Any", Timeout._meta.get_field(name)).cast_db_type(connection) for name in given}
+    source = f"SELECT {{values}} FROM {dialect_of(connection).rows_of_json(types, 'given')}"
+    returning: Sequence[str] = ()
+    if connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
+        # Drivers take long to read datetimes: only where they differ.
+        returning = ("id", "run_at") if "due_at" in given else ("id",)
+    after = [Param(TextField(), "rows")]
+    return insert_statement(using, known, values, source, after=after, returning=returning, replace=replace)
+
+
+def insert_statement(
+    using: str,
+    known: Mapping[str, str],
+    values: Mapping[str, Any],
+    source: str,
+    *,
+    before: tuple[str, Sequence[Any]] = ("", ()),
+    after: Sequence[Any] = (),
+    returning: Sequence[str] = (),
+    replace: bool = False,
+) -> Raw:
+    """Return an INSERT of new rows that leaves rows alone whose slot is taken, or with `replace` begins new rounds.
+
+    Columns that all rows of a statement have in common are part of the SQL: each parameter takes time in the driver.
+
+    Args:
+        using: the database.
+        known, values: the SQL of columns, and parameters or constants for others; the rest have their defaults.
+        source: where the values come from, with `{values}` for them.
+        before, after: a WITH clause and its parameters, and those at the end of `source`.
+        returning: the columns that it returns.
+        replace: see above.
+    """
+    connection = connections[using]
+    dialect, quoted = dialect_of(connection), connection.ops.quote_name
+    every: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
+    columns = {field.attname: quoted(field.column) for field in every}
+    values = {**DEFAULTS, "history": "[]", **values}
+    lock, first = before
+    parameters = [*first, *(values[name] for name in columns if name not in known), *after]
+    source = source.format(values=", ".join(known.get(name, "%s") for name in columns))
+    end = dialect.on_conflict_keep
+    if replace:
+        end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], [columns[name] for name in ROUND_FIELDS])
+    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(columns.values())}) {source} {end}"
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in returning]
+    returned = ", ".join(selected(quoted(field.column), field, connection) for field in fields)
+    return Raw(f"{sql} RETURNING {returned}" if returned else sql, parameters, fields)
 
 
 def update_each(

@@ -13,12 +13,11 @@ from django.db import connections
 from django.db.models import Exists, F, OuterRef
 
 from django_delayq import clock
-from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
-from django_delayq.ledger.paging import NEW, ROUND_FIELDS, chunks, update_each
-from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, update
+from django_delayq.ledger.paging import DEFAULTS, ROUND_FIELDS, TIMES, chunks, insert_statement, update_each
+from django_delayq.ledger.statements import Raw, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_rules import MAX_EXTENSIONS
 from django_delayq.signals import timeout_cancelled
@@ -34,17 +33,13 @@ if TYPE_CHECKING:
 
 State, Cause = Timeout.State, Timeout.Cause
 
-SETTLED_FIELDS = ("state", "cause", "settled_at", "slot_taken", "reason", "history")
-_DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
-_OPTIONAL = ("key", "queue", "payload", "reason", "since_at")
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
-REVIVED_FIELDS = ("run_at", "attempts", "final_attempt", "claims", "claimed_until")
 
 
 def new_row(
-    subject: Subject, due_at: datetime, since_at: datetime | None, *, payload: Any = None, reason: str = ""
+    subject: Subject, due_at: datetime, since_at: datetime | None, *, reason: str = "", **columns: Any
 ) -> Timeout:
-    """Return an unsaved pending row for `subject`."""
+    """Return an unsaved pending row for `subject`; `columns` are those that differ from other new rows."""
     given = {
         "policy": subject.labels[0],
         "content_type_id": subject.content_type_id,
@@ -55,14 +50,13 @@ def new_row(
         "run_at": due_at,
         "since_at": since_at,
         "first_due_at": due_at,
-        "payload": payload,
         "history": [],
         "reason": clipped(reason),
         "created_at": clock.now(),
         "idempotency_key": new_idempotency_key(),
         "slot": subject.slots[0],
     }
-    values: Any = (_DEFAULTS | given).values()
+    values: Any = (DEFAULTS | given | columns).values()
     return Timeout(*values)  # by position, which takes a third of the time
 
 
@@ -95,12 +89,11 @@ def _insert_if_free(
     With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
     """
     values = vars(row)
-    given = tuple(name for name in _OPTIONAL if values[name] != _DEFAULTS[name])
-    shape = model, since, (row.policy, row.content_type_id), given
+    given = tuple(name for name, default in DEFAULTS.items() if values[name] != default)
     if connections[using].features.can_return_columns_from_insert:
-        found = _inserted.rows(using, *shape, **values, pk=pk)
+        found = _inserted.rows(using, model, since, given, **values, pk=pk)
     else:
-        _inserted.execute(using, *shape, **values, pk=pk)
+        _inserted.execute(using, model, since, given, **values, pk=pk)
         rows = Timeout.objects.using(using).filter(slot=row.slot, slot_taken=1)
         found = list(rows.values_list("pk", "since_at", "idempotency_key"))
     if not found:
@@ -115,33 +108,18 @@ def _insert_if_free(
 
 
 @compiled
-def _inserted(
-    using: str, model: type[Model] | None, since: str | None, kind: tuple[str, int], given: tuple[str, ...]
-) -> Raw:
-    """Write what all rows of a shape have in common into the SQL: each parameter takes time in the driver."""
-    connection = connections[using]
-    quoted = connection.ops.quote_name
-    columns: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
-    common = {"policy": kind[0], "content_type_id": kind[1], "history": "[]", "final_attempt": False}
-    common |= {name: _DEFAULTS[name] for name in _OPTIONAL if name not in given}
-    known, lock, first = NEW, "", ()
+def _inserted(using: str, model: type[Model] | None, since: str | None, given: tuple[str, ...]) -> Raw:
+    known, lock, source = dict[str, str](), ("", ()), "VALUES ({values})"
     if model is not None:
-        known = NEW | dict.fromkeys(("due_at", "run_at", "first_due_at"), "delayq_due")
-        known |= {"since_at": "delayq_since"} if since else {}
         read = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
-        lock, first = lock_clause(model, using, **read)
-    values = ", ".join(known.get(field.name, "%s") for field in columns)
-    # WHERE, because SQLite would read ON as the condition of a join.
-    source = f"SELECT {values} FROM locked WHERE 1 = 1" if lock else f"VALUES ({values})"
-    names = [field.attname for field in columns if field.name not in known]
-    parameters = [*first, *(common[name] if name in common else param(name) for name in names)]
-    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(quoted(each.column) for each in columns)})"
-    sql = f"{sql} {source} {dialect_of(connection).on_conflict_keep}"
-    if not connection.features.can_return_columns_from_insert:
-        return Raw(sql, parameters)
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", "idempotency_key")]
-    returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
-    return Raw(f"{sql} RETURNING {returned}", parameters, returning)
+        known = dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
+        lock = lock_clause(model, using, **read)
+        # WHERE, because SQLite would read ON as the condition of a join.
+        source = "SELECT {values} FROM locked WHERE 1 = 1"
+    can_return = connections[using].features.can_return_columns_from_insert
+    returning = ("id", "since_at", "idempotency_key") if can_return else ()
+    values = {name: param(name) for name in given}
+    return insert_statement(using, known, values, source, before=lock, returning=returning)
 
 
 def insert(rows: Sequence[Timeout], using: str) -> None:
@@ -150,7 +128,7 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
     A slot that was taken keeps its row as it is. An upsert, because an IntegrityError would leave the caller's
     PostgreSQL transaction unusable.
     """
-    if len(rows) == 1 and not rows[0].extensions and _insert_if_free(rows[0], using):
+    if len(rows) == 1 and _insert_if_free(rows[0], using):
         return
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
@@ -277,9 +255,8 @@ def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool =
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return []
     since = policy.since if lock and policy.is_automatic and not subject.key else None
-    if callable(since):
-        return []
-    if (in_time or since) and len(subject.slots) > 1:  # one of several rows may be too late, or of another `since`
+    # One of several rows may be too late, or of another `since`.
+    if callable(since) or ((in_time or since) and len(subject.slots) > 1):
         return []
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
     columns = () if not lock or timeout_cancelled.receivers else ("id", "queue")
@@ -327,25 +304,22 @@ def cancel_rows(
     states: Sequence[Timeout.State] = (State.PENDING, State.DEAD),
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
-    for row in rows:
-        row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, cause, now, None
-        row.reason = clipped(reason)
-    update_each(rows, SETTLED_FIELDS, using, states)
+    values = {"state": State.CANCELLED, "cause": cause, "settled_at": now, "slot_taken": None}
+    _set(rows, using, states, **values, reason=clipped(reason))
     remove_entries([(row.queue, row.pk) for row in rows], using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
-    for row in rows:
-        row.state, row.cause, row.settled_at, row.slot_taken, row.reason = State.PENDING, "", None, 1, ""
-        row.run_at, row.attempts, row.final_attempt, row.claims, row.claimed_until = now, 0, False, 0, None
-    update_each(rows, (*SETTLED_FIELDS, *REVIVED_FIELDS), using, (State.DEAD,))
+    values: dict[str, Any] = {"state": State.PENDING, "cause": "", "settled_at": None, "slot_taken": 1, "reason": ""}
+    values |= {"run_at": now, "attempts": 0, "final_attempt": False, "claims": 0, "claimed_until": None}
+    _set(rows, using, (State.DEAD,), **values)
     push_rows(rows, using)
 
 
 def write_histories(rows: Sequence[Timeout], using: str) -> None:
     """Write the histories of the locked `rows`, in whatever state they are."""
-    update_each(rows, ("history",), using, tuple(State))
+    _set(rows, using, tuple(State))
 
 
 def renew_keys(rows: Sequence[Timeout], using: str) -> None:
@@ -360,15 +334,19 @@ def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, by: str = 
     now, firing = clock.now(), [row for row in rows if row.state == State.FIRING]
     for row in firing:
         record(row, "cancel_requested", now, by=by, reason=reason)
-        row.final_attempt = True
-    update_each(firing, ("final_attempt", "history"), using, (State.FIRING,))
+    _set(firing, using, (State.FIRING,), final_attempt=True)
 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:
     """Count rounds that were cancelled by hand as cancelled by their condition, so that they may be armed again."""
+    _set(rows, using, (State.CANCELLED,), cause=Cause.CONDITION)
+
+
+def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:
+    """Write these values, and the histories, of those of the locked `rows` that are in one of `states`."""
     for row in rows:
-        row.cause = Cause.CONDITION
-    update_each(rows, ("cause",), using, (State.CANCELLED,))
+        vars(row).update(values)
+    update_each(rows, (*values, "history"), using, states)
 
 
 def keep_first(rows: Sequence[Timeout], using: str) -> Timeout:

@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from django.db.models import Model
 
     from django_delayq.clock import Delay, DelayArgs, Span
-    from django_delayq.models import TimeoutQuerySet
+    from django_delayq.ledger.paging import Rows
     from django_delayq.scheduling.single import Moved, OnConflict
-
-    Rows = Timeout | TimeoutQuerySet | Iterable[Timeout]
 
 LOCKED_AT_ONCE = 5_000
 COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state")
@@ -101,13 +99,7 @@ def _places(
         pks = rows.values_list(cast("Any", resolved.concrete_model._meta.pk).name, flat=True)
         places, found = {(resolved, using)}, set(pks)
     else:
-        listed = instances(objects)
-        if any(isinstance(obj, Timeout) for obj in listed):
-            raise TypeError(
-                "schedule_timeouts() takes objects and a policy, not a Timeout: that one is scheduled already. To move "
-                "it, use reschedule_timeouts() or extend_timeouts()."
-            )
-        each = [place_of(obj, policy) for obj in listed]
+        each = [place_of(obj, policy) for obj in instances(objects)]
         places = {(resolved, using) for resolved, using, _ in each}
         found = {pk_of(resolved.concrete_model, pk) for resolved, _, pk in each}  # `"7"` is the key 7, too
     if len(places) > 1:

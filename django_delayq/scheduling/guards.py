@@ -77,12 +77,20 @@ def before_deadline(
 
 
 def _refresh(obj: Model, using: str) -> None:
-    """Lock the row of `obj` and read it into `obj`."""
+    """Lock the row of `obj` and read it into `obj`, mostly by a statement that was compiled once."""
+    model: Any = type(obj)
+    if model.refresh_from_db is Model.refresh_from_db and not obj.get_deferred_fields():
+        row = lock_object(model, obj.pk, using)
+        if row is None:
+            raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
+        rows: Any = _Read(row)
+    else:
+        rows = locking_rows(model, [obj.pk], using)
     try:
-        obj.refresh_from_db(using=using, from_queryset=_locking(obj, using))
+        obj.refresh_from_db(using=using, from_queryset=rows)
     except AttributeError as error:
         error.add_note(
-            f"before_deadline() reads {type(obj).__name__} again with refresh_from_db(), which sets each field. For "
+            f"before_deadline() reads {model.__name__} again with refresh_from_db(), which sets each field. For "
             "FSMField(protected=True) of django-fsm-2, add FSMModelMixin to the bases of the model."
         )
         raise
@@ -101,14 +109,3 @@ class _Read:
 
     def get(self) -> Model:
         return self._row
-
-
-def _locking(obj: Model, using: str) -> Any:
-    """Return a queryset that locks the row of `obj`; mostly one that was compiled once, and is executed already."""
-    model: Any = type(obj)
-    if model.refresh_from_db is not Model.refresh_from_db or obj.get_deferred_fields():
-        return locking_rows(model, [obj.pk], using)
-    row = lock_object(model, obj.pk, using)
-    if row is None:
-        raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
-    return _Read(row)

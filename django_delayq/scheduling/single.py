@@ -31,7 +31,7 @@ from django_delayq.ledger.locking import (
     transaction_of,
 )
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.subjects import subject_of
+from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
@@ -85,12 +85,8 @@ def schedule_timeout(
         ValueError: `obj` is not saved or does not exist any more, or the key is too long.
         TypeError: `obj` is a `Timeout`, which exists already, or no policy is given.
     """
-    if isinstance(obj, Timeout):
-        raise TypeError(
-            "schedule_timeout() takes an object and a policy, not a Timeout: that one is scheduled already. To move "
-            "it, use reschedule_timeout() or extend_timeout()."
-        )
-    subject = subject_of(obj, policy, key)
+    resolved, using, pk = place_of(obj, policy)
+    subject = subject_at(resolved, pk, key, using)
     given = parse_delay(dict(delay))
     body = check_payload(payload)
     check_conflict(on_conflict)
@@ -99,7 +95,7 @@ def schedule_timeout(
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
         row = writing.write_at_once(new, subject, replace=on_conflict == "replace")
         if row is not None:
-            announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
+            announce(timeout_scheduled if row is new else timeout_rescheduled, row, using)
             return row
     return _schedule_in_steps(subject, given, on_conflict, payload=body, reason=reason)
 
@@ -242,8 +238,8 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
         logger.error(words, subject, exc_info=shown(error), extra=extra)
         return
     if due_at is not None:
-        row = writing.new_row(subject, due_at, since_at)
-        row.first_due_at = due_at if ended is None else ended.first_due_at
+        first_due_at = due_at if ended is None else ended.first_due_at
+        row = writing.new_row(subject, due_at, since_at, first_due_at=first_due_at)
         writing.insert([row], using)
         writing.cancel_rows([row], using, reason, clock.now())
 
