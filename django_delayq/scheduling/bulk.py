@@ -18,15 +18,7 @@ from django_delayq.ledger.paging import PENDING, Page, chunks, each_page
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling.single import (
-    check_conflict,
-    check_payload,
-    may_extend,
-    move_by_hand,
-    no_deadline,
-    parse_span,
-    parse_target,
-)
+from django_delayq.scheduling import single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -63,8 +55,8 @@ def schedule_timeouts(
         TypeError: the objects are of several models.
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ValueError: as for `schedule_timeout`.
     """
-    given, body = parse_delay(dict(delay)), check_payload(payload)
-    check_conflict(on_conflict)
+    given, body = parse_delay(dict(delay)), single.check_payload(payload)
+    single.check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)
     if found is None:
@@ -133,7 +125,7 @@ def _lock_and_plan(
             since_at, obj = read[pk]
             due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
             if due is None:
-                raise no_deadline(subject_at(policy, pk, key, using))
+                raise single.no_deadline(subject_at(policy, pk, key, using))
             rounds.append((slot, object_id, since_at, due))
     return rounds
 
@@ -172,7 +164,7 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
 
     Raises InvalidDelay.
     """
-    due_at = parse_target(dict(delay)).due_from(clock.now())
+    due_at = single.parse_target(dict(delay)).due_from(clock.now())
     return _move(rows, "rescheduled", reason, lambda _: due_at)
 
 
@@ -181,10 +173,10 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> in
 
     Rows whose policy's `max_extensions` is used up stay as they are. Raises InvalidDelay.
     """
-    by = parse_span(dict(span))
+    by = single.parse_span(dict(span))
 
     def later(row: Timeout) -> datetime | None:
-        return shifted(row.due_at, by) if may_extend(row, registry.get(row.policy)) else None
+        return shifted(row.due_at, by) if single.may_extend(row, registry.get(row.policy)) else None
 
     return _move(rows, "extended", reason, later)
 
@@ -194,6 +186,6 @@ def _move(rows: Rows, what: Moved, reason: str, deadline_of: Callable[[Timeout],
 
     def change(page: Page) -> int:
         deadlines = [(row, due_at) for row in page.rows if (due_at := deadline_of(row)) is not None]
-        return len(move_by_hand(deadlines, page.using, what, reason))
+        return len(single.move_by_hand(deadlines, page.using, what, reason))
 
     return sum(each_page(rows, change, columns=COLUMNS))

@@ -83,7 +83,7 @@ def _refresh(obj: Model, using: str) -> None:
         row = lock_object(model, obj.pk, using)
         if row is None:
             raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
-        rows: Any = _Read(row)
+        rows: Any = _Read([row])
     else:
         rows = locking_rows(model, [obj.pk], using)
     try:
@@ -96,16 +96,13 @@ def _refresh(obj: Model, using: str) -> None:
         raise
 
 
-class _Read:
+class _Read(list[Any]):
     """A queryset that has been executed: what `Model.refresh_from_db` narrows further, and gets its row from."""
 
-    def __init__(self, row: Model) -> None:
-        self._row = row
-
-    def using(self, *_: Any, **__: Any) -> Self:
+    def filter(self, *_: Any, **__: Any) -> Self:
         return self
 
-    filter = using
+    using = filter
 
-    def get(self) -> Model:
-        return self._row
+    def get(self) -> Any:
+        return self[0]

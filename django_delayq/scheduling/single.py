@@ -253,7 +253,13 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     newest = lock_newest(subject)
     if newest is None:
         return True, None, []
-    rows = [newest, *_lock_older(subject, newest)]
+    rows = [newest]
+    # An operator may have retried an older one, or old and new code may each have armed one: see `lock_pending`. A
+    # newest row that is pending in the only slot, the most frequent case, needs no query: it replaces what is firing.
+    is_in_only_slot = newest.slot_taken and len(subject.slots) == 1
+    if subject.row_id is None and not is_in_only_slot and newest.state not in (State.FIRED, State.FIRING):
+        older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
+        rows += sorted(older, key=lambda row: -row.pk)
     writing.forbid_attempts(rows, subject.using, reason)
     firing = [row for row in rows if row.state == State.FIRING]
     decisive = max([newest, *firing], key=lambda row: (began_at(row), row.pk))
@@ -270,19 +276,6 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     for row in rows:
         announce(timeout_cancelled, row, subject.using)
     return True, rows[0] if rows else newest, rows
-
-
-def _lock_older(subject: Subject, newest: Timeout) -> list[Timeout]:
-    """Lock and return the rows of `subject` that are pending or firing although `newest` is newer.
-
-    An operator may have retried one, or old and new code may each have armed one: see `lock_pending`. A newest row that
-    is pending in the only slot, the most frequent case, needs no query: it replaces what is firing.
-    """
-    is_in_only_slot = newest.slot_taken and len(subject.slots) == 1
-    if subject.row_id is not None or is_in_only_slot or newest.state in (State.FIRED, State.FIRING):
-        return []
-    rows = subject.rounds().unsettled().exclude(pk=newest.pk)
-    return sorted(lock_in_slot_order(rows, subject.using), key=lambda row: -row.pk)
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:
