@@ -100,8 +100,6 @@ def due_ms_of(moment: datetime) -> int:
 class _Push:
     """An on-commit callback with its changes."""
 
-    __slots__ = ("__weakref__", "changes", "pending", "using")
-
     def __init__(self, connection: BaseDatabaseWrapper, changes: tuple[Change, ...]) -> None:
         self.changes = changes
         self.using = connection.alias

@@ -262,25 +262,24 @@ def _write(
 @compiled
 def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: bool) -> Raw:
     connection = connections[using]
-    known = {name: f"given.{name}" for name in given}
-    if "due_at" in given:
-        known |= dict.fromkeys(TIMES, "given.due_at")
     common = ("policy", "content_type_id", "key", "queue", "payload", "reason", "created_at", "since_at", *TIMES)
-    values = {name: None if name in empty else param(name) for name in common}
+    columns: dict[str, Any] = {name: param(name) for name in common} | {name: f"given.{name}" for name in given}
+    columns |= dict.fromkeys(empty, "NULL")  # as a parameter it would have no type
+    returning: Sequence[str] = ("id",)
+    if "due_at" in given:
+        columns |= dict.fromkeys(TIMES, "given.due_at")
+        returning = ("id", "run_at")  # only where they differ, because drivers take long to read datetimes
+    if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
+        returning = ()
     types = {name: cast("Any", Timeout._meta.get_field(name)).cast_db_type(connection) for name in given}
     source = f"SELECT {{values}} FROM {dialect_of(connection).rows_of_json(types, 'given')}"
-    returning: Sequence[str] = ()
-    if connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
-        # Drivers take long to read datetimes: only where they differ.
-        returning = ("id", "run_at") if "due_at" in given else ("id",)
     after = [Param(TextField(), "rows")]
-    return insert_statement(using, known, values, source, after=after, returning=returning, replace=replace)
+    return insert_statement(using, columns, source, after=after, returning=returning, replace=replace)
 
 
 def insert_statement(
     using: str,
-    known: Mapping[str, str],
-    values: Mapping[str, Any],
+    columns: Mapping[str, Param | str],
     source: str,
     *,
     before: tuple[str, Sequence[Any]] = ("", ()),
@@ -290,28 +289,28 @@ def insert_statement(
 ) -> Raw:
     """Return an INSERT of new rows that leaves rows alone whose slot is taken, or with `replace` begins new rounds.
 
-    Columns that all rows of a statement have in common are part of the SQL: each parameter takes time in the driver.
+    Columns that are not given have their defaults, as a part of the SQL: each parameter takes time in the driver.
 
     Args:
         using: the database.
-        known, values: the SQL of columns, and parameters or constants for others; the rest have their defaults.
+        columns: the parameter or the SQL of each column that is given.
         source: where the values come from, with `{values}` for them.
         before, after: a WITH clause and its parameters, and those at the end of `source`.
         returning: the columns that it returns.
         replace: see above.
     """
     connection = connections[using]
-    dialect, quoted = dialect_of(connection), connection.ops.quote_name
+    (lock, first), dialect, quoted = before, dialect_of(connection), connection.ops.quote_name
     every: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
-    columns = {field.attname: quoted(field.column) for field in every}
-    values = {**DEFAULTS, "history": "[]", **values}
-    lock, first = before
-    parameters = [*first, *(values[name] for name in columns if name not in known), *after]
-    source = source.format(values=", ".join(known.get(name, "%s") for name in columns))
+    names = {field.attname: quoted(field.column) for field in every}
+    sqls = dict.fromkeys(names, "%s") | {name: sql for name, sql in columns.items() if isinstance(sql, str)}
+    values = {**DEFAULTS, "history": "[]", **columns}
+    parameters = [*first, *(values[name] for name, sql in sqls.items() if sql == "%s"), *after]
+    source = source.format(values=", ".join(sqls.values()))
     end = dialect.on_conflict_keep
     if replace:
-        end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], [columns[name] for name in ROUND_FIELDS])
-    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(columns.values())}) {source} {end}"
+        end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], [names[name] for name in ROUND_FIELDS])
+    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(names.values())}) {source} {end}"
     fields: list[Any] = [Timeout._meta.get_field(name) for name in returning]
     returned = ", ".join(selected(quoted(field.column), field, connection) for field in fields)
     return Raw(f"{sql} RETURNING {returned}" if returned else sql, parameters, fields)

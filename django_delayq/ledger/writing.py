@@ -68,9 +68,9 @@ def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout |
     one statement cannot do this here. Then the caller locks the object and proceeds step by step.
     """
     policy, using = subject.policy, subject.using
-    if policy is None or callable(policy.since) or len(subject.slots) > 1:  # a row under a former label: another slot
+    if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
         return None
-    if not can_lock_and_write(policy.model, using):
+    if len(subject.slots) > 1:  # a row under a former label has another slot
         return None
     if _insert_if_free(new, using, policy.model, policy.since, subject.pk):
         return new
@@ -109,17 +109,17 @@ def _insert_if_free(
 
 @compiled
 def _inserted(using: str, model: type[Model] | None, since: str | None, given: tuple[str, ...]) -> Raw:
-    known, lock, source = dict[str, str](), ("", ()), "VALUES ({values})"
+    columns: dict[str, Any] = {name: param(name) for name in given}
+    lock, source = ("", ()), "VALUES ({values})"
     if model is not None:
         read = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
-        known = dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
+        columns |= dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
         lock = lock_clause(model, using, **read)
         # WHERE, because SQLite would read ON as the condition of a join.
         source = "SELECT {values} FROM locked WHERE 1 = 1"
     can_return = connections[using].features.can_return_columns_from_insert
     returning = ("id", "since_at", "idempotency_key") if can_return else ()
-    values = {name: param(name) for name in given}
-    return insert_statement(using, known, values, source, before=lock, returning=returning)
+    return insert_statement(using, columns, source, before=lock, returning=returning)
 
 
 def insert(rows: Sequence[Timeout], using: str) -> None:
@@ -172,29 +172,23 @@ def move_rows(
     moves: Iterable[tuple[Timeout, datetime, datetime]],
     using: str,
     *,
-    what: str,
-    at: datetime,
-    by: str,
-    reason: str = "",
-    to: datetime | None = None,
-    fixed: bool = False,
     extended: bool = False,
     columns: Sequence[str] = (),
+    **event: Any,
 ) -> list[Timeout]:
     """Move pending, locked rows to other deadlines, in one statement; return the rows.
 
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`.
         using: the database.
-        what, at, by, reason, to: the event that is added to the history of each row; `to` is by default its new
-            `due_at`.
-        fixed: note in the event that the new deadline was given as a datetime, and does not count from the former one.
         extended: count the move as one of `max_extensions`.
         columns: further columns that the caller has changed.
+        **event: `what`, `at`, `by` and others, see `history.record`. `to` is by default the new `due_at`. `fixed`: the
+            new deadline was given as a datetime, and does not count from the former one.
     """
     rows = []
     for row, due_at, run_at in moves:
-        record(row, what, at, by=by, reason=reason, fixed=fixed, **{"from": row.due_at, "to": to or due_at})
+        record(row, **{"from": row.due_at, "to": due_at, **event})
         row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_EXTENSIONS)
         row.claims, row.claimed_until = 0, None
         rows.append(row)
