@@ -109,8 +109,7 @@ def place_of(obj: Model, policy: str | TimeoutPolicy[Any] | None) -> tuple[Timeo
         words = f"the class {obj.__name__}" if isinstance(obj, type) else type(obj).__name__
         raise TypeError(f"Expected a model instance or a Timeout, not {words}.")
     if isinstance(obj, Timeout):
-        words = "Expected an object and a policy, not a Timeout: that one is scheduled already. To move it, use "
-        raise TypeError(f"{words}reschedule_timeout() or extend_timeout(), or those for several.")
+        raise TypeError("Expected an object, not a Timeout, which is scheduled. To move it, use reschedule_timeout().")
     if policy is None:
         raise TypeError(f"Which policy of {type(obj).__name__}? Name one: the policy, its label or its name.")
     resolved = resolve_policy(policy, type(obj))

@@ -138,12 +138,12 @@ def insert(rows: Sequence[Timeout], using: str) -> None:
             update_fields=("slot",),
             unique_fields=("slot", "slot_taken") if features.supports_update_conflicts_with_target else None,
         )
-        if len(chunk) > 1 or chunk[0].pk is None:  # MySQL returns no ids, and no database promises their order
-            slots = [row.slot for row in chunk]
-            taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
-            ids = dict(taken.values_list("slot", "id"))
-            for row in chunk:
-                row.pk = ids.get(row.slot)
+        # MySQL returns no ids, and no database promises their order.
+        slots = [row.slot for row in chunk]
+        taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
+        ids = dict(taken.values_list("slot", "id"))
+        for row in chunk:
+            row.pk = ids.get(row.slot)
     push_rows(rows, using, earlier_only=True)
 
 

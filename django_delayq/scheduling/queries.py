@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 else:
     NullableDateTimeField = DateTimeField
 
-State = Timeout.State
-
 
 def pending_timeouts(
     target: M | type[M] | Iterable[M] | None = None,
@@ -151,7 +149,7 @@ class Countdown:
     timeout_id: int | None = None
 
     def __bool__(self) -> bool:
-        return self.due_at is not None and self.state == State.PENDING
+        return self.due_at is not None and self.state == Timeout.State.PENDING
 
     @property
     def seconds_left(self) -> int | None:

@@ -50,7 +50,7 @@ logger = logging.getLogger("django_delayq")
 
 OnConflict = Literal["replace", "keep", "error"]
 Moved = Literal["rescheduled", "extended"]
-State, Cause = Timeout.State, Timeout.Cause
+State = Timeout.State
 MAX_PAYLOAD_BYTES = 1_000_000
 MAX_PAYLOAD_DEPTH = 31
 """The number of lists and dicts in each other that MariaDB can parse; the other databases can parse more."""
