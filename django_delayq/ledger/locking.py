@@ -88,19 +88,13 @@ def writer_of(model: type[Model], source: Model | QuerySet[Any] | None = None) -
 
 def _routed(action: str, model: type[Model], hints: dict[str, Any]) -> str | None:
     """Return the first router's answer; None: no router answers, and Django falls back to the hint's own alias."""
-    for each in router.routers:
-        choose = getattr(each, action, None)
-        chosen: str | None = None if choose is None else choose(model, **hints)
-        if chosen:
-            return chosen
-    return None
+    answers = (getattr(each, action)(model, **hints) for each in router.routers if hasattr(each, action))
+    return next(filter(None, answers), None)
 
 
 def has_ledger(using: str) -> bool:
     """Return whether database `using` has the ledger's tables, or is the one that must have them."""
-    if using == writer_of(Timeout):
-        return True
-    return router.allow_migrate_model(using, Timeout) and _is_migrated(using)
+    return using == writer_of(Timeout) or (router.allow_migrate_model(using, Timeout) and _is_migrated(using))
 
 
 @functools.cache
@@ -323,20 +317,27 @@ def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
     return [*found.values(), *(row for row in waited_for if row is not None)]
 
 
-def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
-    """Wait for the newest row of `subject`, or for the pending one, and lock it; return None if there is none.
+def lock_newest(subject: Subject) -> Timeout | None:
+    """Wait for the newest row of `subject` and lock it; return None if there is none.
 
     A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
     the ids alone, it reads them from the index of slots.
     """
     using, slots, row_id = subject.using, subject.slots, subject.row_id
     if row_id is None and dialect_of(connections[using]).locks_what_it_reads:
-        ids = _rounds.rows(using, len(slots), pending, True, slot=slots)
+        ids = _rounds.rows(using, len(slots), True, slot=slots)
         if not ids:
             return None
         row_id = max(row[0] for row in ids)
-    found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
+    found = _rounds.objects(using, len(slots) if row_id is None else 0, False, slot=slots, id=row_id)
     return found[0] if found else None
+
+
+@compiled
+def _rounds(using: str, slots: int, only_ids: bool) -> QuerySet[Any, Any]:
+    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
+    rows = for_update(rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id")), using)
+    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]
 
 
 def lock_pending(subject: Subject) -> list[Timeout]:
@@ -344,18 +345,5 @@ def lock_pending(subject: Subject) -> list[Timeout]:
 
     There are several only while a rename is deployed, if old and new code each arm a row.
     """
-    if subject.row_id is not None or len(subject.slots) == 1:
-        row = lock_newest(subject, pending=True)
-        return [] if row is None else [row]
     rows = lock_in_slot_order(subject.pending(), subject.using)
-    return sorted(rows, key=lambda row: subject.slots.index(row.slot))
-
-
-@compiled
-def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
-    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
-    rows = rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id"))
-    if pending:
-        rows = rows.filter(slot_taken=1)
-    rows = for_update(rows, using)
-    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]
+    return sorted(rows, key=lambda row: row.slot != subject.slots[0])

@@ -39,7 +39,7 @@ logger = logging.getLogger("django_delayq.outbox")
 
 def announce(signal: Signal, row: Timeout, using: str) -> None:
     """Send `signal` for `row` once the transaction has committed; what a receiver raises is logged."""
-    if not signal.receivers:
+    if not signal.receivers:  # then `cancel_pending` has not read the other columns
         return
     policy = registry.get(row.policy)
     sender = policy.model if policy else Timeout
@@ -51,24 +51,22 @@ def announce(signal: Signal, row: Timeout, using: str) -> None:
 
 
 def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False) -> None:
-    """Push when `rows`, as they were written, are due.
+    """Push when the pending `rows`, as they were written, are due: see `push_due`."""
+    push_due(((row.queue, row.pk, row.run_at) for row in rows), using, earlier_only=earlier_only)
+
+
+def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_only: bool) -> None:
+    """Push when pending rows are due, given by their queues, ids and `run_at`.
+
+    A row that is due within `HORIZON` gets an entry. One that is due later stays out of Redis until a sweep adds it, so
+    the entry that it had before it was moved is removed.
 
     `earlier_only`: for new rows, of which Redis has nothing that would be wrong. Otherwise a later due time replaces
     the one that Redis has.
     """
-    if get_settings().redis is None:
-        return
-    changes = [change_for(row, earlier_only=earlier_only) for row in rows]
-    push(using, [change for change in changes if change is not None])
-
-
-def push_due(queue: str, due: Iterable[tuple[int, datetime]], using: str, *, earlier_only: bool) -> None:
-    """Push when these pending rows of `queue`, ids with their `run_at`, are due; as `push_rows` does for instances."""
-    if get_settings().redis is None:
-        return
     end, in_ms = clock.now() + get_settings().horizon, functools.cache(due_ms_of)
-    near = [(row_id, in_ms(at) if at <= end else None) for row_id, at in due]
-    push(using, [Change(queue, row_id, ms, earlier_only) for row_id, ms in near if ms is not None or not earlier_only])
+    near = ((queue, row_id, in_ms(at) if at <= end else None) for queue, row_id, at in due)
+    push(using, [Change(*each, earlier_only) for each in near if each[-1] is not None or not earlier_only])
 
 
 def remove_entries(rows: Iterable[tuple[str, int]], using: str) -> None:
@@ -93,19 +91,6 @@ def push(using: str, changes: Iterable[Change]) -> None:
         _send(changes, using)
 
 
-def change_for(timeout: Timeout, *, earlier_only: bool = False) -> Change | None:
-    """Return what to send to Redis about `timeout` as it is now; None: nothing.
-
-    A pending row that is due within `HORIZON` gets an entry, due at its `run_at`. One that is due later stays out of
-    Redis until a sweep adds it, so the entry that it had before it was moved is removed, and so is that of a row that
-    is not pending.
-    """
-    is_near = timeout.run_at - clock.now() <= get_settings().horizon
-    if timeout.state == timeout.State.PENDING and is_near:
-        return Change(timeout.queue, timeout.pk, due_ms_of(timeout.run_at), earlier_only)
-    return None if earlier_only else Change(timeout.queue, timeout.pk, None)
-
-
 def due_ms_of(moment: datetime) -> int:
     """Return the datetime as the engine counts it, within what it can count."""
     return min(max(clock.to_ms(moment), 0), MAX_DUE_MS)
@@ -113,8 +98,6 @@ def due_ms_of(moment: datetime) -> int:
 
 class _Push:
     """An on-commit callback with its changes."""
-
-    __slots__ = ("__weakref__", "changes", "pending", "using")
 
     def __init__(self, connection: BaseDatabaseWrapper, changes: tuple[Change, ...]) -> None:
         self.changes = changes

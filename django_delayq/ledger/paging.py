@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,6 @@ from django.db.models import Model, Q, QuerySet, TextField
 
 from django_delayq import clock
 from django_delayq.dialects import dialect_of
-from django_delayq.key_types import pk_of
 from django_delayq.ledger.history import clipped
 from django_delayq.ledger.locking import (
     as_it_is,
@@ -34,7 +33,7 @@ from django_delayq.ledger.locking import (
 )
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, update
-from django_delayq.ledger.subjects import kind_of, model_and_pk_of, model_of_kind, objects_of, order_matters
+from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -44,10 +43,12 @@ if TYPE_CHECKING:
 
     from django_delayq.policies import TimeoutPolicy
 
-if TYPE_CHECKING:
     Rows = Timeout | QuerySet[Timeout] | Iterable[Timeout]
 
 CHUNK = 500
+PENDING = Q(slot_taken=1)
+PLACE = ("policy", "content_type_id", "object_id")
+"""The columns that name the object of a row."""
 R = TypeVar("R")
 _EXPECTED = "Expected timeouts, such as pending_timeouts(...) returns, not {}."
 
@@ -82,67 +83,52 @@ def each_page(
     rows: Rows,
     change: Callable[[Page], R],
     *,
-    pending_only: bool = True,
-    or_firing: bool = False,
-    by_id: bool = False,
-    newest_first: bool = False,
+    only: Q = PENDING,
+    by_id: str = "",
     dry_run: bool = False,
     columns: Sequence[str] = (),
 ) -> Iterator[R]:
     """Call `change` for each page of `rows` in a transaction of its own, or in the caller's; yield its results.
 
-    Inside a caller's transaction the locks of all pages add up, so the pages come in lock order. Outside, each
-    transaction ends before its result is yielded, so that the caller may stop between two pages.
+    Inside a caller's transaction the locks of all pages add up, so the pages come in lock order, and of each object the
+    newest row first. Outside, each transaction ends before its result is yielded, so that the caller may stop between
+    two pages.
 
     Args:
         rows: a `Timeout`, a queryset or an iterable of them. They are read again on the writer.
         change: gets a `Page`, and writes.
-        pending_only: leave out rows that are not pending any more.
-        or_firing: with `pending_only`, do not leave out those that are firing.
-        by_id: outside a transaction, read the ids of a queryset page by page. A list of a million ids is not needed.
-            Rows that are created meanwhile are left out: workers may fire rows of the first pages, and their handlers
-            schedule the next rounds, which belong to the queryset, too.
-        newest_first: of each object, the newest row comes first, whatever `rows` is.
+        only: the condition that rows of a page fulfil; others are left out.
+        by_id: `"pk"` or `"-pk"`: outside a transaction, read the ids of a queryset page by page in this order. A list
+            of a million ids is not needed. Rows that are created meanwhile are left out: workers may fire rows of the
+            first pages, and their handlers schedule the next rounds, which belong to the queryset, too.
         dry_run: lock nothing and open no transaction.
         columns: those of the rows that `change` reads, if it needs no others and no objects: half of the work is to
             make instances.
     """
-    using, pages = _pages(rows, by_id=by_id, newest_first=newest_first)
+    using, pages = _pages(rows, by_id)
     for ids in pages:
         with nullcontext() if dry_run else transaction_of(using):
-            options: Any = {"pending_only": pending_only, "or_firing": or_firing, "columns": columns}
-            result = change(read_page(ids, using, lock=not dry_run, **options))
+            result = change(read_page(ids, using, only=only, lock=not dry_run, columns=columns))
         yield result
 
 
 def read_page(
-    ids: Sequence[int],
-    using: str,
-    *,
-    pending_only: bool = True,
-    or_firing: bool = False,
-    lock: bool = True,
-    columns: Sequence[str] = (),
+    ids: Sequence[int], using: str, *, only: Q = PENDING, lock: bool = True, columns: Sequence[str] = ()
 ) -> Page:
     """Return the rows `ids` and their objects, locked in the order in which all callers lock: objects, then rows.
 
     The objects are fresh. Call it inside `transaction_of(using)`. The other arguments are those of `each_page`.
     """
-    rows: Any = with_keys(Timeout.objects.using(using).all(), ids)
-    if pending_only:
-        rows = rows.filter(Q(slot_taken=1) | Q(state=Timeout.State.FIRING) if or_firing else Q(slot_taken=1))
-    if columns:
-        rows = rows.only(*columns)
+    rows: Any = with_keys(Timeout.objects.using(using).filter(only), ids)
     if not lock:
         return Page(using, ids, list(rows.defer("payload").order_by("slot", "id")), None)
     objects: dict[type[Model], dict[Any, Model]] = {}
-    places: Any = rows.values_list("policy", "content_type_id", "object_id", named=True)
-    for model, pks in objects_of(places, using):
+    for model, pks in objects_of(rows.values_list(*PLACE, named=True), using):
         if columns:
             list(locking_rows(model, pks, using).values_list("pk", flat=True))
         else:
             objects[model] = lock_objects(model, pks, using)
-    return Page(using, ids, lock_in_slot_order(rows, using), objects)
+    return Page(using, ids, lock_in_slot_order(rows.only(*columns) if columns else rows, using), objects)
 
 
 def chunks(rows: Sequence[Any], size: int | None = None) -> Iterator[Sequence[Any]]:
@@ -157,13 +143,12 @@ def newest_id(using: str) -> int:
     return Timeout.objects.using(using).order_by("-pk").values_list("pk", flat=True).first() or 0
 
 
-def _pages(rows: Rows, *, by_id: bool, newest_first: bool) -> tuple[str, Iterator[Sequence[int]]]:
+def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
     """Return the writer and pages of ids, in the order of the objects' kinds and keys, in which all callers lock them.
 
     Not in the order of the strings, where 10 comes before 9. Of one object the newest row comes first. A queryset is
     evaluated again, by the writer.
     """
-    names = ("content_type_id", "object_id", "pk")
     if isinstance(rows, QuerySet):
         if rows.model is not Timeout:
             raise TypeError(_EXPECTED.format(rows.model.__name__ + " queryset"))
@@ -171,21 +156,24 @@ def _pages(rows: Rows, *, by_id: bool, newest_first: bool) -> tuple[str, Iterato
         found: Any = rows.using(using)
         if not order_matters(rows):
             if by_id and not connections[using].in_atomic_block:
-                return using, _pages_by_id(found, newest_id(using), newest_first=newest_first)
+                return using, _pages_by_id(found, by_id, newest_id(using))
             found = found.order_by()
-        found = found.values_list(*names)
+        found = found.values_list(*PLACE, "pk", named=True)
     else:
-        listed = _listed(rows)
-        writers = sorted({database_of(Timeout, row) for row in listed}) or [database_of(Timeout)]
+        found = _listed(rows)
+        writers = sorted({database_of(Timeout, row) for row in found}) or [database_of(Timeout)]
         if len(writers) > 1:
             raise TypeError(f"The timeouts are in several databases, {', '.join(writers)}. Pass those of one.")
-        using, found = writers[0], [tuple(getattr(row, name) for name in names) for row in listed]
-    places = sorted({_place(kind, key, row_id, using) for kind, key, row_id in found})  # a join may repeat a row
-    return using, chunks([-place[-1] for place in places])
+        using = writers[0]
+    places = set()
+    for row in found:  # a join may repeat one
+        _, pk = model_and_pk_of(row, using)
+        places.add((row.content_type_id, pk is None, row.object_id if pk is None else pk, -row.pk))
+    return using, chunks([-place[-1] for place in sorted(places)])
 
 
-def _pages_by_id(rows: QuerySet[Timeout], newest: int, *, newest_first: bool) -> Iterator[Sequence[int]]:
-    order, beyond, last = ("-pk", "pk__lt", newest + 1) if newest_first else ("pk", "pk__gt", 0)
+def _pages_by_id(rows: QuerySet[Timeout], order: str, newest: int) -> Iterator[Sequence[int]]:
+    beyond, last = ("pk__lt", newest + 1) if order == "-pk" else ("pk__gt", 0)
     rows = rows.filter(pk__lte=newest).order_by(order)
     while page := list(rows.filter(**{beyond: last}).values_list("pk", flat=True)[:CHUNK]):
         yield list(dict.fromkeys(page))
@@ -193,42 +181,19 @@ def _pages_by_id(rows: QuerySet[Timeout], newest: int, *, newest_first: bool) ->
 
 
 def _listed(rows: Any) -> list[Timeout]:
-    if isinstance(rows, Timeout):
-        return [rows]
-    if isinstance(rows, type | str | Model) or not isinstance(rows, Iterable):
-        raise TypeError(_EXPECTED.format(rows.__name__ if isinstance(rows, type) else type(rows).__name__))
-    listed = list(rows)
+    is_several = isinstance(rows, Iterable) and not isinstance(rows, type | str | Model)
+    listed = list(rows) if is_several else [rows]
     for row in listed:
         if not isinstance(row, Timeout):
-            raise TypeError(_EXPECTED.format(type(row).__name__))
+            raise TypeError(_EXPECTED.format(row.__name__ if isinstance(row, type) else type(row).__name__))
     return listed
 
-
-def _place(content_type_id: int, object_id: str, row_id: int, using: str) -> tuple[int, bool, Any, int]:
-    model = model_of_kind(content_type_id, using)
-    try:
-        return content_type_id, False, object_id if model is None else pk_of(model, object_id), -row_id
-    except ValueError:  # not a key of this model: no object will be locked for it
-        return content_type_id, True, object_id, -row_id
-
-
-State = Timeout.State
 
 # The columns that replacing a pending row overwrites. Not `first_due_at` and `extensions`: else a caller that may
 # extend a cart three times could keep it indefinitely by replacing its timeout.
 ROUND_FIELDS: tuple[str, ...] = ("policy", "queue", "due_at", "run_at", "since_at", "attempts", "payload", "history")
 ROUND_FIELDS += ("reason", "created_at", "idempotency_key", "slot", "claims", "claimed_until")
-# Columns of which every new row has the same value, as SQL: fewer parameters take less time.
-NEW = {
-    "state": "'pending'",
-    "cause": "''",
-    "extensions": "0",
-    "attempts": "0",
-    "settled_at": "NULL",
-    "slot_taken": "1",
-    "claims": "0",
-    "claimed_until": "NULL",
-}
+DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
 GIVEN = ("slot", "object_id", "idempotency_key", "since_at", "due_at")
 """The columns of which each row has its own value. If all rows of a page have the same times, these are parameters."""
 TIMES = ("due_at", "run_at", "first_due_at")
@@ -260,10 +225,10 @@ def insert_rounds(
         written = []
         if reports_inserted or not replace:
             written = _write(page, common, using)
-            push_due(policy.queue, written, using, earlier_only=True)
+            push_due(((policy.queue, *row) for row in written), using, earlier_only=True)
         if replace and len(written) < len(page):
             written = _write(page, common, using, replace=True)
-            push_due(policy.queue, written, using, earlier_only=False)
+            push_due(((policy.queue, *row) for row in written), using, earlier_only=False)
         count += len(written)
     return count
 
@@ -297,36 +262,65 @@ def _write(
 @compiled
 def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: bool) -> Raw:
     connection = connections[using]
-    dialect, quoted = dialect_of(connection), connection.ops.quote_name
-    fields: dict[str, Any] = {field.name: field for field in Timeout._meta.concrete_fields if not field.primary_key}
-    known = NEW | {name: f"given.{name}" for name in given} | {"history": "'[]'", "final_attempt": "false"}
-    known |= dict.fromkeys(empty, "NULL")  # among the parameters it would have no type
+    common = ("policy", "content_type_id", "key", "queue", "payload", "reason", "created_at", "since_at", *TIMES)
+    columns: dict[str, Any] = {name: param(name) for name in common} | {name: f"given.{name}" for name in given}
+    columns |= dict.fromkeys(empty, "NULL")  # as a parameter it would have no type
+    returning: Sequence[str] = ("id",)
     if "due_at" in given:
-        known |= dict.fromkeys(TIMES, "given.due_at")
-    values = ", ".join(known.get(name, "%s") for name in fields)
-    columns = ", ".join(quoted(field.column) for field in fields.values())
-    rows = dialect.rows_of_json({name: fields[name].cast_db_type(connection) for name in given}, "given")
-    unique = [quoted("slot"), quoted("slot_taken")]
-    end = (
-        dialect.on_conflict(unique, [quoted(fields[name].column) for name in ROUND_FIELDS])
-        if replace
-        else dialect.on_conflict_keep
-    )
-    sql = f"INSERT INTO {quoted(Timeout._meta.db_table)} ({columns}) SELECT {values} FROM {rows} {end}"
-    parameters = [*(param(name) for name in fields if name not in known), Param(TextField(), "rows")]
+        columns |= dict.fromkeys(TIMES, "given.due_at")
+        returning = ("id", "run_at")  # only where they differ, because drivers take long to read datetimes
     if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
-        return Raw(sql, parameters)
-    # Drivers take long to read datetimes: only where they differ.
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "run_at") if name == "id" or "due_at" in given]
-    returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
-    return Raw(f"{sql} RETURNING {returned}", parameters, returning)
+        returning = ()
+    types = {name: cast("Any", Timeout._meta.get_field(name)).cast_db_type(connection) for name in given}
+    source = f"SELECT {{values}} FROM {dialect_of(connection).rows_of_json(types, 'given')}"
+    after = [Param(TextField(), "rows")]
+    return insert_statement(using, columns, source, after=after, returning=returning, replace=replace)
+
+
+def insert_statement(
+    using: str,
+    columns: Mapping[str, Param | str],
+    source: str,
+    *,
+    before: tuple[str, Sequence[Any]] = ("", ()),
+    after: Sequence[Any] = (),
+    returning: Sequence[str] = (),
+    replace: bool = False,
+) -> Raw:
+    """Return an INSERT of new rows that leaves rows alone whose slot is taken, or with `replace` begins new rounds.
+
+    Columns that are not given have their defaults, as a part of the SQL: each parameter takes time in the driver.
+
+    Args:
+        using: the database.
+        columns: the parameter or the SQL of each column that is given.
+        source: where the values come from, with `{values}` for them.
+        before, after: a WITH clause and its parameters, and those at the end of `source`.
+        returning: the columns that it returns.
+        replace: see above.
+    """
+    connection = connections[using]
+    (lock, first), dialect, quoted = before, dialect_of(connection), connection.ops.quote_name
+    every: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
+    names = {field.attname: quoted(field.column) for field in every}
+    sqls = dict.fromkeys(names, "%s") | {name: sql for name, sql in columns.items() if isinstance(sql, str)}
+    values = {**DEFAULTS, "history": "[]", **columns}
+    parameters = [*first, *(values[name] for name, sql in sqls.items() if sql == "%s"), *after]
+    source = source.format(values=", ".join(sqls.values()))
+    end = dialect.on_conflict_keep
+    if replace:
+        end = dialect.on_conflict([quoted("slot"), quoted("slot_taken")], [names[name] for name in ROUND_FIELDS])
+    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(names.values())}) {source} {end}"
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in returning]
+    returned = ", ".join(selected(quoted(field.column), field, connection) for field in fields)
+    return Raw(f"{sql} RETURNING {returned}" if returned else sql, parameters, fields)
 
 
 def update_each(
     rows: Sequence[Timeout],
     names: Sequence[str],
     using: str,
-    states: Sequence[Timeout.State] = (State.PENDING,),
+    states: Sequence[Timeout.State] = (Timeout.State.PENDING,),
 ) -> None:
     """Write the columns `names` of each of `rows`, as the instance has them, if the row is still in one of `states`.
 

@@ -17,6 +17,7 @@ query logs and instrumentation see them like any other.
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -50,10 +51,17 @@ class Param(Expression):
     def __init__(self, field: Field[Any, Any], name: str = "", index: int | None = None) -> None:
         super().__init__(output_field=field)
         self.name, self.index = name or field.attname, index
+        self.is_text = type(field) in (CharField, HexField)
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Compile to a placeholder; the parameter is this object itself."""
         return "%s", (self,)
+
+    def value_in(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> Any:
+        """Return the value that an execution gives, as the driver needs it."""
+        value = values[self.name] if self.index is None else values[self.name][self.index]
+        is_ready = self.is_text and type(value) is str
+        return value if is_ready else self.output_field.get_db_prep_save(value, connection)
 
 
 def param(name: str) -> Param:
@@ -149,18 +157,17 @@ class Statement:
         self.is_read = isinstance(built, QuerySet)
         self.locks = isinstance(built, QuerySet) and built.query.select_for_update
         expressions: list[Any] = []
+        texts: set[int] = set()
+        """The places of the datetimes that are selected as text."""
         if isinstance(built, tuple):
             self.sql, parameters, returned = Raw(*built)
             expressions = [field.get_col(field.model._meta.db_table) for field in returned]
             if returned:
                 self.model, self.columns = returned[0].model, [field.attname for field in returned]
-            query: Any = Query(self.model)
-            compiler = query.get_compiler(using)
-            texts = [at for at, each in enumerate(expressions) if _is_text(each.output_field, compiler.connection)]
+            compiler: Any = Query(self.model).get_compiler(using)
+            texts = {at for at, field in enumerate(returned) if _is_text(field, compiler.connection)}
         else:
-            texts = []
-            query = built.query if isinstance(built, QuerySet) else built
-            compiler = query.get_compiler(using)
+            compiler = (built.query if isinstance(built, QuerySet) else built).get_compiler(using)
             with clock.evaluated_at_execution():
                 self.sql, parameters = compiler.as_sql()
             if self.is_read:
@@ -169,37 +176,27 @@ class Statement:
                     self.model = compiler.klass_info["model"]
                     self.columns = [expressions[at].target.attname for at in compiler.klass_info["select_fields"]]
                     self.annotations = list(compiler.annotation_col_map.items())
-        converters = compiler.get_converters(expressions)
-        for at in texts:
-            functions, _ = converters.get(at, ([], None))
-            converters[at] = [_parsed, *functions], expressions[at]
-        self.converters = [(at, *found) for at, found in converters.items()]
+        found = {at: ([], expressions[at]) for at in texts} | compiler.get_converters(expressions)
+        self.converters = [(at, [_parsed, *own] if at in texts else own, column) for at, (own, column) in found.items()]
         self.sql, parameters = _with_literals(self.sql, parameters)
-        self.constants = [None if isinstance(each, Param) or callable(each) else each for each in parameters]
-        given = [(at, each, each.output_field) for at, each in enumerate(parameters) if isinstance(each, Param)]
-        self.given = [
-            (at, each.name, each.index, field, type(field) in (CharField, HexField)) for at, each, field in given
-        ]
+        self.constants = parameters
+        self.given = [(at, each) for at, each in enumerate(parameters) if isinstance(each, Param)]
         self.late = [(at, each) for at, each in enumerate(parameters) if callable(each)]
 
     def parameters(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Any]:
         """Return the parameters of one execution."""
         parameters = self.constants.copy()
-        for at, name, index, field, is_text in self.given:
-            value = values[name] if index is None else values[name][index]
-            parameters[at] = value if is_text and type(value) is str else field.get_db_prep_save(value, connection)
+        for at, param in self.given:
+            parameters[at] = param.value_in(values, connection)
         for at, evaluate in self.late:
             parameters[at] = evaluate(connection)
         return parameters
 
     def read(self, values: Mapping[str, Any], connection: BaseDatabaseWrapper) -> list[Sequence[Any]]:
         """Execute and return the rows, with values of the types that Django's fields have."""
-        with connection.cursor() as cursor:
-            if self.is_read:
-                cursor.execute(self.sql, self.parameters(values, connection))
-            else:
-                with transaction.mark_for_rollback_on_error(connection.alias):
-                    cursor.execute(self.sql, self.parameters(values, connection))
+        guard = nullcontext() if self.is_read else transaction.mark_for_rollback_on_error(connection.alias)
+        with guard, connection.cursor() as cursor:
+            cursor.execute(self.sql, self.parameters(values, connection))
             rows: list[Sequence[Any]] = cursor.fetchall()
         if self.converters:
             rows = [list(row) for row in rows]

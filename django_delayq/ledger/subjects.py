@@ -5,11 +5,9 @@ The ledger identifies an object by its content type and its primary key as a str
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.contenttypes.models import ContentType
@@ -27,7 +25,6 @@ from django_delayq.policies import registry, resolve_policy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django.contrib.contenttypes.models import ContentTypeManager
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.expressions import Combinable
     from django.db.models.sql.compiler import SQLCompiler
@@ -111,6 +108,8 @@ def place_of(obj: Model, policy: str | TimeoutPolicy[Any] | None) -> tuple[Timeo
     if not isinstance(obj, Model):
         words = f"the class {obj.__name__}" if isinstance(obj, type) else type(obj).__name__
         raise TypeError(f"Expected a model instance or a Timeout, not {words}.")
+    if isinstance(obj, Timeout):
+        raise TypeError("Expected an object, not a Timeout, which is scheduled. To move it, use reschedule_timeout().")
     if policy is None:
         raise TypeError(f"Which policy of {type(obj).__name__}? Name one: the policy, its label or its name.")
     resolved = resolve_policy(policy, type(obj))
@@ -192,34 +191,27 @@ def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model
     they are locked in one order, and each other one with its own. Reads `policy`, `content_type_id` and `object_id` of
     each row, and no other column.
     """
-
-    def kind(row: Timeout) -> int:
-        return row.content_type_id
-
-    for _, same in groupby(sorted(rows, key=kind), key=kind):
-        keys: dict[type[Model], set[Any]] = {}
-        for model, pk in (model_and_pk_of(row, using) for row in same):
-            if model is not None and pk is not None:
-                keys.setdefault(model, set()).add(pk)
-        for number, (model, own) in enumerate(keys.items()):
-            yield model, sorted(own if number else set().union(*keys.values()))
-
-
-@functools.cache
-def _kinds(using: str) -> ContentTypeManager:
-    """Return the manager of the content types of a database; all share one cache, which Django clears."""
-    return ContentType.objects.db_manager(using)
+    kinds: dict[int, dict[type[Model], set[Any]]] = {}
+    for row in rows:
+        model, pk = model_and_pk_of(row, using)
+        if model is not None and pk is not None:
+            kinds.setdefault(row.content_type_id, {}).setdefault(model, set()).add(pk)
+    for _, keys in sorted(kinds.items()):
+        first, *others = keys
+        yield first, sorted(set().union(*keys.values()))
+        for model in others:
+            yield model, sorted(keys[model])
 
 
 def kind_of(table: type[Model], using: str) -> int:
     """Return the id of the content type under which the ledger has objects of `table`."""
-    return int(_kinds(using).get_for_model(table).pk)
+    return int(ContentType.objects.db_manager(using).get_for_model(table).pk)
 
 
 def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
     """Return the model of a content type; None if the model, or the content type itself, does not exist any more."""
     try:
-        return _kinds(using).get_for_id(content_type_id).model_class()
+        return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
     except ContentType.DoesNotExist:
         return None
 
@@ -263,23 +255,16 @@ def about(tables: Iterable[type[Model]], objects: QuerySet[Any] | Iterable[Model
     wanted = Q(pk__in=[])
     for table in tables:
         key: Any = table._meta.pk
-        ids: Any
-        rows = objects.using(using) if isinstance(objects, QuerySet) else None
-        if rows is not None and not order_matters(rows):
-            ids = (
-                rows.order_by()
-                .annotate(delayq_id=object_id(F(key.name), table, using))
-                .values_list("delayq_id", flat=True)
-            )
-            wanted |= Q(_IsKeyOf(F("object_id"), ids), content_type=kind_of(table, using))
+        if isinstance(objects, QuerySet) and not order_matters(objects):
+            rows = objects.using(using).order_by().annotate(delayq_id=object_id(F(key.name), table, using))
+            about_one: Any = _IsKeyOf(F("object_id"), rows.values_list("delayq_id", flat=True))
         else:  # MySQL refuses a slice as a subquery, and Django an annotation of a union
-            keys = (
-                [getattr(obj, key.attname) for obj in objects]
-                if rows is None
-                else rows.values_list(key.name, flat=True)
-            )
-            ids = [object_id_of(table, each) for each in keys if each is not None]
-            wanted |= Q(content_type=kind_of(table, using), object_id__in=ids)
+            if isinstance(objects, QuerySet):
+                keys: Any = objects.using(using).values_list(key.name, flat=True)
+            else:
+                keys = [getattr(obj, key.attname) for obj in objects]
+            about_one = ("object_id__in", [object_id_of(table, each) for each in keys if each is not None])
+        wanted |= Q(about_one, content_type=kind_of(table, using))
     return wanted
 
 

@@ -13,12 +13,11 @@ from django.db import connections
 from django.db.models import Exists, F, OuterRef
 
 from django_delayq import clock
-from django_delayq.dialects import dialect_of
 from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
-from django_delayq.ledger.paging import NEW, ROUND_FIELDS, chunks, update_each
-from django_delayq.ledger.statements import Raw, compiled, padded, param, params, selected, update
+from django_delayq.ledger.paging import DEFAULTS, ROUND_FIELDS, TIMES, chunks, insert_statement, update_each
+from django_delayq.ledger.statements import Raw, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_rules import MAX_EXTENSIONS
 from django_delayq.signals import timeout_cancelled
@@ -34,17 +33,13 @@ if TYPE_CHECKING:
 
 State, Cause = Timeout.State, Timeout.Cause
 
-SETTLED_FIELDS = ("state", "cause", "settled_at", "slot_taken", "reason", "history")
-_DEFAULTS: dict[str, Any] = {field.attname: field.get_default() for field in Timeout._meta.concrete_fields}
-_OPTIONAL = ("key", "queue", "payload", "reason", "since_at")
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
-REVIVED_FIELDS = ("run_at", "attempts", "final_attempt", "claims", "claimed_until")
 
 
 def new_row(
-    subject: Subject, due_at: datetime, since_at: datetime | None, *, payload: Any = None, reason: str = ""
+    subject: Subject, due_at: datetime, since_at: datetime | None, *, reason: str = "", **columns: Any
 ) -> Timeout:
-    """Return an unsaved pending row for `subject`."""
+    """Return an unsaved pending row for `subject`; `columns` are those that differ from other new rows."""
     given = {
         "policy": subject.labels[0],
         "content_type_id": subject.content_type_id,
@@ -55,14 +50,13 @@ def new_row(
         "run_at": due_at,
         "since_at": since_at,
         "first_due_at": due_at,
-        "payload": payload,
         "history": [],
         "reason": clipped(reason),
         "created_at": clock.now(),
         "idempotency_key": new_idempotency_key(),
         "slot": subject.slots[0],
     }
-    values: Any = (_DEFAULTS | given).values()
+    values: Any = (DEFAULTS | given | columns).values()
     return Timeout(*values)  # by position, which takes a third of the time
 
 
@@ -74,9 +68,9 @@ def write_at_once(new: Timeout, subject: Subject, *, replace: bool) -> Timeout |
     one statement cannot do this here. Then the caller locks the object and proceeds step by step.
     """
     policy, using = subject.policy, subject.using
-    if policy is None or callable(policy.since) or len(subject.slots) > 1:  # a row under a former label: another slot
+    if policy is None or callable(policy.since) or not can_lock_and_write(policy.model, using):
         return None
-    if not can_lock_and_write(policy.model, using):
+    if len(subject.slots) > 1:  # a row under a former label has another slot
         return None
     if _insert_if_free(new, using, policy.model, policy.since, subject.pk):
         return new
@@ -95,18 +89,17 @@ def _insert_if_free(
     With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
     """
     values = vars(row)
-    given = tuple(name for name in _OPTIONAL if values[name] != _DEFAULTS[name])
-    shape = model, since, (row.policy, row.content_type_id), given
+    given = tuple(name for name, default in DEFAULTS.items() if values[name] != default)
     if connections[using].features.can_return_columns_from_insert:
-        found = _inserted.rows(using, *shape, **values, pk=pk)
+        found = _inserted.rows(using, model, since, given, **values, pk=pk)
     else:
-        _inserted.execute(using, *shape, **values, pk=pk)
+        _inserted.execute(using, model, since, given, **values, pk=pk)
         rows = Timeout.objects.using(using).filter(slot=row.slot, slot_taken=1)
         found = list(rows.values_list("pk", "since_at", "idempotency_key"))
     if not found:
         return False
-    row_id, since_at, *key = found[0]
-    if key not in ([], [row.idempotency_key]):  # MariaDB returned the row that has the slot already
+    row_id, since_at, key = found[0]
+    if key != row.idempotency_key:  # MariaDB returned the row that has the slot already
         return False
     row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using
@@ -115,72 +108,59 @@ def _insert_if_free(
 
 
 @compiled
-def _inserted(
-    using: str, model: type[Model] | None, since: str | None, kind: tuple[str, int], given: tuple[str, ...]
-) -> Raw:
-    """Write what all rows of a shape have in common into the SQL: each parameter takes time in the driver."""
-    connection = connections[using]
-    quoted = connection.ops.quote_name
-    columns: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
-    common = {"policy": kind[0], "content_type_id": kind[1], "history": "[]", "final_attempt": False}
-    common |= {name: _DEFAULTS[name] for name in _OPTIONAL if name not in given}
-    known, lock, first = NEW, "", ()
+def _inserted(using: str, model: type[Model] | None, since: str | None, given: tuple[str, ...]) -> Raw:
+    columns: dict[str, Any] = {name: param(name) for name in given}
+    lock, source = ("", ()), "VALUES ({values})"
     if model is not None:
-        known = NEW | dict.fromkeys(("due_at", "run_at", "first_due_at"), "delayq_due")
-        known |= {"since_at": "delayq_since"} if since else {}
         read = {"delayq_due": param("due_at"), **({"delayq_since": F(since)} if since else {})}
-        lock, first = lock_clause(model, using, **read)
-    values = ", ".join(known.get(field.name, "%s") for field in columns)
-    # WHERE, because SQLite would read ON as the condition of a join.
-    source = f"SELECT {values} FROM locked WHERE 1 = 1" if lock else f"VALUES ({values})"
-    names = [field.attname for field in columns if field.name not in known]
-    parameters = [*first, *(common[name] if name in common else param(name) for name in names)]
-    sql = f"{lock} INSERT INTO {quoted(Timeout._meta.db_table)} ({', '.join(quoted(each.column) for each in columns)})"
-    sql = f"{sql} {source} {dialect_of(connection).on_conflict_keep}"
-    if not connection.features.can_return_columns_from_insert:
-        return Raw(sql, parameters)
-    # Where the slot is taken, MariaDB returns the row that has it. The key shows whether it is the new one.
-    key = () if connection.features.supports_update_conflicts_with_target else ("idempotency_key",)
-    returning: Any = [Timeout._meta.get_field(name) for name in ("id", "since_at", *key)]
-    returned = ", ".join(selected(quoted(field.column), field, connection) for field in returning)
-    return Raw(f"{sql} RETURNING {returned}", parameters, returning)
+        columns |= dict.fromkeys(TIMES, "delayq_due") | ({"since_at": "delayq_since"} if since else {})
+        lock = lock_clause(model, using, **read)
+        # WHERE, because SQLite would read ON as the condition of a join.
+        source = "SELECT {values} FROM locked WHERE 1 = 1"
+    can_return = connections[using].features.can_return_columns_from_insert
+    returning = ("id", "since_at", "idempotency_key") if can_return else ()
+    return insert_statement(using, columns, source, before=lock, returning=returning)
 
 
-def insert(rows: Sequence[Timeout], using: str, *, replace: bool = False) -> None:
+def insert(rows: Sequence[Timeout], using: str) -> None:
     """Insert `rows` where their slots are free, and set the id of each to that of the pending row in its slot.
 
-    A slot that was taken keeps its row as it is, or with `replace` begins a new round with the new values. An upsert,
-    because an IntegrityError would leave the caller's PostgreSQL transaction unusable.
+    A slot that was taken keeps its row as it is. An upsert, because an IntegrityError would leave the caller's
+    PostgreSQL transaction unusable.
     """
-    is_plain = len(rows) == 1 and not replace and not rows[0].extensions
-    if is_plain and _insert_if_free(rows[0], using):
+    if len(rows) == 1 and _insert_if_free(rows[0], using):
         return
     features = connections[using].features
     for chunk in chunks(sorted(rows, key=lambda row: row.slot)):
         Timeout.objects.using(using).bulk_create(
             chunk,
             update_conflicts=True,
-            update_fields=ROUND_FIELDS if replace else ("slot",),
+            update_fields=("slot",),
             unique_fields=("slot", "slot_taken") if features.supports_update_conflicts_with_target else None,
         )
-        if len(chunk) > 1 or chunk[0].pk is None:  # MySQL returns no ids, and no database promises their order
-            slots = [row.slot for row in chunk]
-            taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
-            ids = dict(taken.values_list("slot", "id"))
-            for row in chunk:
-                row.pk = ids.get(row.slot)
+        # MySQL returns no ids, and no database promises their order.
+        slots = [row.slot for row in chunk]
+        taken = as_it_is(Timeout.objects.using(using).filter(slot__in=slots, slot_taken=1), using)
+        ids = dict(taken.values_list("slot", "id"))
+        for row in chunk:
+            row.pk = ids.get(row.slot)
     push_rows(rows, using, earlier_only=True)
 
 
 def upsert(new: Timeout, subject: Subject) -> Timeout:
-    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row."""
+    """Insert `new`, or begin a new round with its values in the pending row of `subject`; return the row.
+
+    The transaction has locked the object. The row gets the present label of its policy: with a former one, renaming a
+    policy would let one object have two pending timeouts.
+    """
     using = subject.using
     if len(subject.slots) == 1 and _insert_if_free(new, using):
         return new
-    row = relabel_pending(subject)
-    if row is None:
-        insert([new], using, replace=True)
+    rows = lock_pending(subject)
+    if not rows:
+        insert([new], using)
         return new
+    row = keep_first(rows, using)
     for name in ROUND_FIELDS:
         setattr(row, name, getattr(new, name))
     update_each([row], ROUND_FIELDS, using)
@@ -192,29 +172,23 @@ def move_rows(
     moves: Iterable[tuple[Timeout, datetime, datetime]],
     using: str,
     *,
-    what: str,
-    at: datetime,
-    by: str,
-    reason: str = "",
-    to: datetime | None = None,
-    fixed: bool = False,
     extended: bool = False,
     columns: Sequence[str] = (),
+    **event: Any,
 ) -> list[Timeout]:
     """Move pending, locked rows to other deadlines, in one statement; return the rows.
 
     Args:
         moves: each row with its new `due_at` and `run_at`; see `run_at_of`.
         using: the database.
-        what, at, by, reason, to: the event that is added to the history of each row; `to` is by default its new
-            `due_at`.
-        fixed: note in the event that the new deadline was given as a datetime, and does not count from the former one.
         extended: count the move as one of `max_extensions`.
         columns: further columns that the caller has changed.
+        **event: `what`, `at`, `by` and others, see `history.record`. `to` is by default the new `due_at`. `fixed`: the
+            new deadline was given as a datetime, and does not count from the former one.
     """
     rows = []
     for row, due_at, run_at in moves:
-        record(row, what, at, by=by, reason=reason, fixed=fixed, **{"from": row.due_at, "to": to or due_at})
+        record(row, **{"from": row.due_at, "to": due_at, **event})
         row.due_at, row.run_at, row.extensions = due_at, run_at, min(row.extensions + extended, MAX_EXTENSIONS)
         row.claims, row.claimed_until = 0, None
         rows.append(row)
@@ -258,9 +232,7 @@ def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     return update(rows, state=State.CANCELLED, slot_taken=None, **given)
 
 
-def cancel_pending(
-    subject: Subject, reason: str, *, lock: bool, whole: bool = False, in_time: bool = False
-) -> list[Timeout]:
+def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
     """Cancel the pending round of `subject` by hand, in one statement; return its row.
 
     If there are several, see `lock_pending`, cancel all, and return the newest first. Notify Redis and the receivers of
@@ -269,21 +241,19 @@ def cancel_pending(
     Args:
         subject: what to cancel.
         reason: is stored.
-        lock: lock the object in the same statement, and cancel only the round of its present `since`, if the policy is
-            automatic; otherwise the transaction has locked it.
-        whole: return all columns of the row. Otherwise only those are read that this function needs.
+        lock: lock the object in the same statement, cancel only the round of its present `since`, if the policy is
+            automatic, and read only the columns that this function needs. Otherwise the transaction has locked it.
         in_time: only if its deadline has not passed by the clock of the database.
     """
     policy, using = subject.policy, subject.using
     if policy is None or subject.row_id is not None or not can_lock_and_write(policy.model, using):
         return []
     since = policy.since if lock and policy.is_automatic and not subject.key else None
-    if callable(since):
-        return []
-    if (in_time or since) and len(subject.slots) > 1:  # one of several rows may be too late, or of another `since`
+    # One of several rows may be too late, or of another `since`.
+    if callable(since) or ((in_time or since) and len(subject.slots) > 1):
         return []
     values = {"slot": subject.slots, "pk": subject.pk, "settled_at": clock.now(), "reason": clipped(reason)}
-    columns = () if whole or timeout_cancelled.receivers else ("id", "queue")
+    columns = () if not lock or timeout_cancelled.receivers else ("id", "queue")
     shape = (policy.model if lock else None, since), len(subject.slots), columns, in_time
     rows: list[Timeout] = sorted(_cancelled.objects(using, *shape, **values), key=lambda row: -row.pk)
     for row in rows:
@@ -328,25 +298,22 @@ def cancel_rows(
     states: Sequence[Timeout.State] = (State.PENDING, State.DEAD),
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
-    for row in rows:
-        row.state, row.cause, row.settled_at, row.slot_taken = State.CANCELLED, cause, now, None
-        row.reason = clipped(reason)
-    update_each(rows, SETTLED_FIELDS, using, states)
+    values = {"state": State.CANCELLED, "cause": cause, "settled_at": now, "slot_taken": None}
+    _set(rows, using, states, **values, reason=clipped(reason))
     remove_entries([(row.queue, row.pk) for row in rows], using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
-    for row in rows:
-        row.state, row.cause, row.settled_at, row.slot_taken, row.reason = State.PENDING, "", None, 1, ""
-        row.run_at, row.attempts, row.final_attempt, row.claims, row.claimed_until = now, 0, False, 0, None
-    update_each(rows, (*SETTLED_FIELDS, *REVIVED_FIELDS), using, (State.DEAD,))
+    values: dict[str, Any] = {"state": State.PENDING, "cause": "", "settled_at": None, "slot_taken": 1, "reason": ""}
+    values |= {"run_at": now, "attempts": 0, "final_attempt": False, "claims": 0, "claimed_until": None}
+    _set(rows, using, (State.DEAD,), **values)
     push_rows(rows, using)
 
 
 def write_histories(rows: Sequence[Timeout], using: str) -> None:
     """Write the histories of the locked `rows`, in whatever state they are."""
-    update_each(rows, ("history",), using, tuple(State))
+    _set(rows, using, tuple(State))
 
 
 def renew_keys(rows: Sequence[Timeout], using: str) -> None:
@@ -361,28 +328,19 @@ def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, by: str = 
     now, firing = clock.now(), [row for row in rows if row.state == State.FIRING]
     for row in firing:
         record(row, "cancel_requested", now, by=by, reason=reason)
-        row.final_attempt = True
-    update_each(firing, ("final_attempt", "history"), using, (State.FIRING,))
+    _set(firing, using, (State.FIRING,), final_attempt=True)
 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:
     """Count rounds that were cancelled by hand as cancelled by their condition, so that they may be armed again."""
+    _set(rows, using, (State.CANCELLED,), cause=Cause.CONDITION)
+
+
+def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:
+    """Write these values, and the histories, of those of the locked `rows` that are in one of `states`."""
     for row in rows:
-        row.cause = Cause.CONDITION
-    update_each(rows, ("cause",), using, (State.CANCELLED,))
-
-
-def relabel_pending(subject: Subject) -> Timeout | None:
-    """Lock the pending row of `subject`; give it the present label of its policy, if it has a former one; return it.
-
-    Without this, renaming a policy would let one object have two pending timeouts.
-    """
-    rows = lock_pending(subject)
-    row = keep_first(rows, subject.using) if rows else None
-    if row is not None and row.slot != subject.slots[0]:
-        row.policy, row.slot = subject.labels[0], subject.slots[0]
-        update_each([row], ("policy", "slot"), subject.using)
-    return row
+        vars(row).update(values)
+    update_each(rows, (*values, "history"), using, states)
 
 
 def keep_first(rows: Sequence[Timeout], using: str) -> Timeout:

@@ -236,8 +236,8 @@ def run_action(
         return Result(action.name, len(accepted), counts, tuple(row.pk for row in accepted), tuple(refusals), dry_run)
 
     total = Result(action.name, dry_run=dry_run)
-    newest_first = action.begins_rounds
-    for result in each_page(target, change, pending_only=False, by_id=True, newest_first=newest_first, dry_run=dry_run):
+    by_id = "-pk" if action.begins_rounds else "pk"
+    for result in each_page(target, change, only=Q(), by_id=by_id, dry_run=dry_run):
         total += result
         if progress is not None:
             progress(result)

@@ -5,32 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from django_delayq import clock
 from django_delayq.clock import parse_delay, shifted
-from django_delayq.exceptions import InvalidDelay, TimeoutConflict
+from django_delayq.exceptions import TimeoutConflict
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import read_delay
 from django_delayq.ledger.locking import as_it_is, database_of, locking_rows, transaction_of
-from django_delayq.ledger.paging import Page, chunks, each_page
+from django_delayq.ledger.paging import PENDING, Page, chunks, each_page
 from django_delayq.ledger.subjects import check_key, instances, order_matters, place_of, slots_of, subject_at
 from django_delayq.models import Timeout
 from django_delayq.policies import M, TimeoutPolicy, registry, resolve_policy
-from django_delayq.scheduling.single import check_conflict, check_payload, may_extend, no_deadline, parse_span
+from django_delayq.scheduling import single
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
     from typing import Unpack
 
     from django.db.models import Model
 
     from django_delayq.clock import Delay, DelayArgs, Span
-    from django_delayq.models import TimeoutQuerySet
-    from django_delayq.scheduling.single import OnConflict
-
-    Rows = Timeout | TimeoutQuerySet | Iterable[Timeout]
+    from django_delayq.ledger.paging import Rows
+    from django_delayq.scheduling.single import Moved, OnConflict
 
 LOCKED_AT_ONCE = 5_000
 COLUMNS = (*writing.MOVED_FIELDS, "policy", "queue", "state")
@@ -56,29 +55,30 @@ def schedule_timeouts(
         TypeError: the objects are of several models.
         UnknownPolicy, InvalidDelay, InvalidPayload, TimeoutConflict, ValueError: as for `schedule_timeout`.
     """
-    given, body = parse_delay(dict(delay)), check_payload(payload)
-    check_conflict(on_conflict)
+    given, body = parse_delay(dict(delay)), single.check_payload(payload)
+    single.check_conflict(on_conflict)
     check_key(key)
     found = _places(objects, policy)
     if found is None:
         return 0
     resolved, using, pks = found
+    replace = on_conflict == "replace"
     with transaction_of(using):
-        rounds = _lock_and_plan(resolved, pks, key, given, using)
+        rounds, moved = _lock_and_plan(resolved, pks, key, given, using), list[paging.Round]()
         # One statement inserts where the slot is free, so that only these cases need the rows that are pending already.
         if on_conflict == "error" or len(resolved.labels) > 1:
-            taken = _taken(resolved, rounds, key, using)
+            taken = _taken(resolved, pks, key, using)
             if taken and on_conflict == "error":
                 row = Timeout.objects.using(using).get(pk=taken[0].pk)
                 raise TimeoutConflict(f"Pending already: {len(taken)} of {len(rounds)}, such as {row}.", row)
             former = {row.object_id for row in taken if row.policy != resolved.label}
-            if on_conflict == "keep":
-                rounds = [each for each in rounds if each[1] not in former]
-            else:
-                for object_id in former:
-                    writing.relabel_pending(subject_at(resolved, object_id, key, using))
-        replace = on_conflict == "replace"
-        return paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+            moved = [each for each in rounds if each[1] in former and replace]
+            rounds = [each for each in rounds if each[1] not in former]
+        for _, object_id, since_at, due_at in moved:
+            subject = subject_at(resolved, object_id, key, using)
+            writing.upsert(writing.new_row(subject, due_at, since_at, payload=body, reason=reason), subject)
+        inserted = paging.insert_rounds(resolved, rounds, using, key=key, payload=body, reason=reason, replace=replace)
+        return len(moved) + inserted
 
 
 def _places(
@@ -91,13 +91,7 @@ def _places(
         pks = rows.values_list(cast("Any", resolved.concrete_model._meta.pk).name, flat=True)
         places, found = {(resolved, using)}, set(pks)
     else:
-        listed = instances(objects)
-        if any(isinstance(obj, Timeout) for obj in listed):
-            raise TypeError(
-                "schedule_timeouts() takes objects and a policy, not a Timeout: that one is scheduled already. To move "
-                "it, use reschedule_timeouts() or extend_timeouts()."
-            )
-        each = [place_of(obj, policy) for obj in listed]
+        each = [place_of(obj, policy) for obj in instances(objects)]
         places = {(resolved, using) for resolved, using, _ in each}
         found = {pk_of(resolved.concrete_model, pk) for resolved, _, pk in each}  # `"7"` is the key 7, too
     if len(places) > 1:
@@ -131,20 +125,17 @@ def _lock_and_plan(
             since_at, obj = read[pk]
             due = due_at or policy.due_of(obj, now if policy.since is None else since_at, in_force)
             if due is None:
-                raise no_deadline(subject_at(policy, pk, key, using))
+                raise single.no_deadline(subject_at(policy, pk, key, using))
             rounds.append((slot, object_id, since_at, due))
     return rounds
 
 
-def _taken(policy: TimeoutPolicy[Any], rounds: Sequence[paging.Round], key: str, using: str) -> list[Any]:
-    """Return id, policy and object of the pending rows in the slots of `rounds`, also under former labels.
+def _taken(policy: TimeoutPolicy[Any], pks: Iterable[Any], key: str, using: str) -> list[Any]:
+    """Return id, policy and object of the pending rows of the objects `pks`, also under former labels.
 
     They need no lock: each caller that inserts or cancels one has locked its object first.
     """
-    slots = {slot for slot, *_ in rounds}
-    if len(policy.labels) > 1:
-        pks = [pk_of(policy.concrete_model, object_id) for _, object_id, *_ in rounds]
-        slots |= {slot for label in policy.labels[1:] for _, _, slot in slots_of(policy, label, pks, key, using)}
+    slots = [slot for label in policy.labels for _, _, slot in slots_of(policy, label, pks, key, using)]
     taken: list[Any] = []
     for chunk in chunks(sorted(slots)):
         rows = as_it_is(Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1).order_by("slot"), using)
@@ -164,7 +155,8 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
         writing.forbid_attempts(page.rows, page.using, reason)
         return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
-    return sum(each_page(rows, change, or_firing=True, columns=("queue", "state", "history")))
+    pending_or_firing = PENDING | Q(state=Timeout.State.FIRING)
+    return sum(each_page(rows, change, only=pending_or_firing, columns=("queue", "state", "history")))
 
 
 def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayArgs]) -> int:
@@ -172,17 +164,8 @@ def reschedule_timeouts(rows: Rows, *, reason: str = "", **delay: Unpack[DelayAr
 
     Raises InvalidDelay.
     """
-    given = parse_delay(dict(delay))
-    if given is None:
-        raise InvalidDelay("To when? Give units, after= or at=.")
-    due_at = given.due_from(clock.now())
-
-    def change(page: Page) -> int:
-        moves = [(row, due_at, due_at) for row in page.rows]
-        at = clock.now()
-        return len(writing.move_rows(moves, page.using, what="rescheduled", at=at, by="hand", reason=reason))
-
-    return sum(each_page(rows, change, columns=COLUMNS))
+    due_at = single.parse_target(dict(delay)).due_from(clock.now())
+    return _move(rows, "rescheduled", reason, lambda _: due_at)
 
 
 def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> int:
@@ -190,14 +173,19 @@ def extend_timeouts(rows: Rows, *, reason: str = "", **span: Unpack[Span]) -> in
 
     Rows whose policy's `max_extensions` is used up stay as they are. Raises InvalidDelay.
     """
-    by = parse_span(dict(span))
+    by = single.parse_span(dict(span))
+
+    def later(row: Timeout) -> datetime | None:
+        return shifted(row.due_at, by) if single.may_extend(row, registry.get(row.policy)) else None
+
+    return _move(rows, "extended", reason, later)
+
+
+def _move(rows: Rows, what: Moved, reason: str, deadline_of: Callable[[Timeout], datetime | None]) -> int:
+    """Move those of `rows` that are pending and have a `deadline_of`; return how many."""
 
     def change(page: Page) -> int:
-        rows = [row for row in page.rows if may_extend(row, registry.get(row.policy))]
-        deadlines = [(row, shifted(row.due_at, by)) for row in rows]
-        moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
-        at = clock.now()
-        writing.move_rows(moves, page.using, what="extended", at=at, by="hand", reason=reason, extended=True)
-        return len(moves)
+        deadlines = [(row, due_at) for row in page.rows if (due_at := deadline_of(row)) is not None]
+        return len(single.move_by_hand(deadlines, page.using, what, reason))
 
     return sum(each_page(rows, change, columns=COLUMNS))

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from django.db import transaction
 from django.db.models import Model
 
 from django_delayq.arming.row_state import condition_holds
-from django_delayq.clock import database_now
 from django_delayq.exceptions import DeadlinePassed
 from django_delayq.ledger import writing
-from django_delayq.ledger.controls import Stop, policy_state
 from django_delayq.ledger.locking import begin_write, lock_object, lock_subject, locking_rows
 from django_delayq.ledger.subjects import subject_of
 from django_delayq.models import Timeout
-from django_delayq.scheduling.single import Cancelling, cancel_newest
+from django_delayq.scheduling.single import cancel_newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from django_delayq.ledger.subjects import Subject
     from django_delayq.policies import M, TimeoutPolicy
 
 
@@ -59,71 +55,54 @@ def before_deadline(
         obj.DoesNotExist: its row does not exist any more.
     """
     subject = subject_of(obj, policy, key)
-    with transaction.atomic(using=subject.using):
-        begin_write(subject.using)
+    declared, using = subject.policy, subject.using
+    with transaction.atomic(using=using):
+        begin_write(using)
         if isinstance(obj, Timeout):
             lock_subject(subject)
         else:
-            _refresh(obj, subject.using)
-        pending = writing.cancel_pending(subject, reason, lock=False, whole=True, in_time=strict)
-        is_late = partial(_is_late, subject) if strict else None
-        cancelling = Cancelling(True, pending[0], pending) if pending else cancel_newest(subject, reason, is_late)
+            _refresh(obj, using)
+        cancelled = writing.cancel_pending(subject, reason, lock=False, in_time=strict)
+        is_in_time, row = True, cancelled[0] if cancelled else None
+        if not cancelled:
+            is_in_time, row, cancelled = cancel_newest(subject, reason, strict=strict)
         if isinstance(obj, Timeout):
-            obj.refresh_from_db(using=subject.using)
-        row = cancelling.row
-        if not cancelling.in_time and row is not None:
+            obj.refresh_from_db(using=using)
+        if not is_in_time and row is not None:
             raise DeadlinePassed(f"{subject}: the deadline at {row.due_at} has passed.", row)
         yield row
-        if not cancelling.cancelled or subject.policy is None or not subject.policy.is_automatic:
-            return
         # Only a round that was cancelled although its condition still holds must never be armed again.
-        if not condition_holds(subject.policy, subject.pk, subject.using):
-            writing.note_condition(cancelling.cancelled, subject.using)
+        if cancelled and declared and declared.is_automatic and not condition_holds(declared, subject.pk, using):
+            writing.note_condition(cancelled, using)
 
 
 def _refresh(obj: Model, using: str) -> None:
-    """Lock the row of `obj` and read it into `obj`."""
+    """Lock the row of `obj` and read it into `obj`, mostly by a statement that was compiled once."""
+    model: Any = type(obj)
+    if model.refresh_from_db is Model.refresh_from_db and not obj.get_deferred_fields():
+        row = lock_object(model, obj.pk, using)
+        if row is None:
+            raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
+        rows: Any = _Read([row])
+    else:
+        rows = locking_rows(model, [obj.pk], using)
     try:
-        obj.refresh_from_db(using=using, from_queryset=_locking(obj, using))
+        obj.refresh_from_db(using=using, from_queryset=rows)
     except AttributeError as error:
         error.add_note(
-            f"before_deadline() reads {type(obj).__name__} again with refresh_from_db(), which sets each field. For "
+            f"before_deadline() reads {model.__name__} again with refresh_from_db(), which sets each field. For "
             "FSMField(protected=True) of django-fsm-2, add FSMModelMixin to the bases of the model."
         )
         raise
 
 
-def _is_late(subject: Subject, row: Timeout) -> bool:
-    """Return whether the deadline of `row` has passed. The clock of a policy on hold does not advance."""
-    if row.due_at > database_now(subject.using):
-        return False
-    state = policy_state(subject.policy, subject.using) if subject.policy else None
-    if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
-        return True
-    return row.due_at <= state.stopped_at
-
-
-class _Read:
+class _Read(list[Any]):
     """A queryset that has been executed: what `Model.refresh_from_db` narrows further, and gets its row from."""
 
-    def __init__(self, row: Model) -> None:
-        self._row = row
-
-    def using(self, *_: Any, **__: Any) -> Self:
+    def filter(self, *_: Any, **__: Any) -> Self:
         return self
 
-    filter = using
+    using = filter
 
-    def get(self) -> Model:
-        return self._row
-
-
-def _locking(obj: Model, using: str) -> Any:
-    """Return a queryset that locks the row of `obj`; mostly one that was compiled once, and is executed already."""
-    model: Any = type(obj)
-    if model.refresh_from_db is not Model.refresh_from_db or obj.get_deferred_fields():
-        return locking_rows(model, [obj.pk], using)
-    row = lock_object(model, obj.pk, using)
-    if row is None:
-        raise model.DoesNotExist(f"{model.__name__} matching query does not exist.")
-    return _Read(row)
+    def get(self) -> Any:
+        return self[0]

@@ -14,6 +14,7 @@ from django.db.models.functions import Coalesce
 from django_delayq import clock
 from django_delayq.exceptions import UnknownPolicy
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.statements import compiled, params
 from django_delayq.ledger.subjects import (
     NEWEST_FIRST,
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
     Target = Model | type[Model] | QuerySet[Any] | Iterable[Model] | None
 else:
     NullableDateTimeField = DateTimeField
-
-State = Timeout.State
-MAX_SLOTS = 500
-"""Older SQLite accepts at most 999 parameters in a statement."""
 
 
 def pending_timeouts(
@@ -152,7 +149,7 @@ class Countdown:
     timeout_id: int | None = None
 
     def __bool__(self) -> bool:
-        return self.due_at is not None and self.state == State.PENDING
+        return self.due_at is not None and self.state == Timeout.State.PENDING
 
     @property
     def seconds_left(self) -> int | None:
@@ -180,12 +177,12 @@ def countdown_of(target: M, policy: str | TimeoutPolicy[M] | None = None, key: s
         return Countdown(target.due_at, target.state, clock.now(), target.pk)
     subject = subject_of(target, policy, key)
     kept = _prefetched(target, subject)
-    if kept is not None:
-        current = current_round(kept)
-        return _nothing() if current is None else countdown_of(current)
-    for timeout_id, due_at, state, now in _current.rows(subject.using, len(subject.slots), slot=subject.slots):
-        return Countdown(due_at, state, now, timeout_id)
-    return _nothing()
+    if kept is None:
+        for timeout_id, due_at, state, now in _current.rows(subject.using, len(subject.slots), slot=subject.slots):
+            return Countdown(due_at, state, now, timeout_id)
+    elif current := current_round(kept):
+        return countdown_of(current)
+    return Countdown(None, "", clock.now())
 
 
 @compiled
@@ -210,51 +207,32 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
         UnknownPolicy, ValueError: as for `countdown_of`.
     """
     subjects = [subject_of(obj, policy, key) for obj in objects]
-    kept = [_prefetched(obj, subject) for obj, subject in zip(objects, subjects, strict=True)]
+    found: dict[tuple[str, str], Countdown] = {}
     asked: dict[str, list[str]] = {}
-    for subject, rows in zip(subjects, kept, strict=True):
-        if rows is None:
+    for obj, subject in zip(objects, subjects, strict=True):
+        kept = _prefetched(obj, subject)
+        if kept is None:
             asked.setdefault(subject.using, []).extend(subject.slots)
-    found = {using: _in_slots(slots, using) for using, slots in asked.items()}
-    return [
-        _first(found[subject.using].get(slot) for slot in subject.slots)
-        if rows is None
-        else _first(countdown_of(row) for row in rows if row.slot_taken)
-        for subject, rows in zip(subjects, kept, strict=True)
-    ]
-
-
-def _in_slots(slots: list[str], using: str) -> dict[str, Countdown]:
-    """Return the pending countdowns in `slots`, by slot; they are found by the unique index."""
-    found = {}
-    for begin in range(0, len(slots), MAX_SLOTS):
-        rows = Timeout.objects.using(using).filter(slot__in=slots[begin : begin + MAX_SLOTS], slot_taken=1)
-        for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id"):
-            found[slot] = Countdown(*values)
-    return found
-
-
-def _first(found: Iterable[Countdown | None]) -> Countdown | None:
-    return next((one for one in found if one is not None), None)
-
-
-def _nothing() -> Countdown:
-    return Countdown(None, "", clock.now())
+        else:
+            found |= {(subject.using, row.slot): countdown_of(row) for row in kept if row.slot_taken}
+    for using, slots in asked.items():
+        for chunk in chunks(slots):  # by the unique index of slots
+            rows = Timeout.objects.using(using).filter(slot__in=chunk, slot_taken=1)
+            for slot, *values in rows.values_list("slot", "due_at", "state", clock.DatabaseNow(), "id"):
+                found[using, slot] = Countdown(*values)
+    places = [[(subject.using, slot) for slot in subject.slots] for subject in subjects]
+    return [next((found[place] for place in each if place in found), None) for each in places]
 
 
 def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
     """Return the rounds of `subject` among the timeouts that were prefetched with `obj`; None: they were not."""
     kept = getattr(obj, "_prefetched_objects_cache", {})
-    if not kept or subject.policy is None:
-        return None
-    place = (subject.content_type_id, subject.object_id)  # a child's rows may be about a parent's table
-    for field in obj._meta.private_fields:
+    for field in obj._meta.private_fields if kept else ():
         if isinstance(field, TimeoutRelation) and field.name in kept:
             rows = kept[field.name]
             if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
                 return None  # read from a replica, which may be behind
-            mine = [row for row in rows if (row.content_type_id, row.object_id) == place]
-            return [row for row in mine if row.policy in subject.labels and row.key == subject.key]
+            return [row for row in rows if row.slot in subject.slots]
     return None
 
 
@@ -270,14 +248,7 @@ class Deadline(Expression):
         super().__init__()
         self.policy, self.key = policy, key
 
-    def resolve_expression(
-        self,
-        query: Any = None,
-        allow_joins: bool = True,
-        reuse: set[str] | None = None,
-        summarize: bool = False,
-        for_save: bool = False,
-    ) -> Any:
+    def resolve_expression(self, query: Any = None, *args: Any, **options: Any) -> Any:
         """Return the subquery. Raises UnknownPolicy."""
         policy = resolve_policy(self.policy, query.model)
         table, using = policy.concrete_model, database_of(policy.concrete_model)
@@ -291,4 +262,4 @@ class Deadline(Expression):
             slot_taken=1,
         )
         found = Subquery(rows.order_by("-id").values("due_at")[:1], output_field=DateTimeField())
-        return found.resolve_expression(query, allow_joins, reuse, summarize, for_save)
+        return found.resolve_expression(query, *args, **options)

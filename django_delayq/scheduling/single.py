@@ -10,34 +10,33 @@ from __future__ import annotations
 import json
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
 
 from django_delayq import clock
 from django_delayq.arming.row_state import CLOSING
-from django_delayq.clock import parse_delay, shifted
+from django_delayq.clock import database_now, parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
-from django_delayq.ledger.controls import read_delay
+from django_delayq.ledger.controls import Stop, policy_state, read_delay
 from django_delayq.ledger.history import began_at, record_death, shown
 from django_delayq.ledger.locking import (
     as_it_is,
     lock_in_slot_order,
     lock_newest,
-    lock_object,
     lock_pending,
     lock_subject,
     transaction_of,
 )
 from django_delayq.ledger.outbox import announce
-from django_delayq.ledger.subjects import subject_of
+from django_delayq.ledger.subjects import place_of, subject_at, subject_of
 from django_delayq.models import Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
     from datetime import datetime
     from typing import Unpack
 
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_delayq")
 
 OnConflict = Literal["replace", "keep", "error"]
-State, Cause = Timeout.State, Timeout.Cause
+Moved = Literal["rescheduled", "extended"]
+State = Timeout.State
 MAX_PAYLOAD_BYTES = 1_000_000
 MAX_PAYLOAD_DEPTH = 31
 """The number of lists and dicts in each other that MariaDB can parse; the other databases can parse more."""
@@ -85,12 +85,8 @@ def schedule_timeout(
         ValueError: `obj` is not saved or does not exist any more, or the key is too long.
         TypeError: `obj` is a `Timeout`, which exists already, or no policy is given.
     """
-    if isinstance(obj, Timeout):
-        raise TypeError(
-            "schedule_timeout() takes an object and a policy, not a Timeout: that one is scheduled already. To move "
-            "it, use reschedule_timeout() or extend_timeout()."
-        )
-    subject = subject_of(obj, policy, key)
+    resolved, using, pk = place_of(obj, policy)
+    subject = subject_at(resolved, pk, key, using)
     given = parse_delay(dict(delay))
     body = check_payload(payload)
     check_conflict(on_conflict)
@@ -99,7 +95,7 @@ def schedule_timeout(
         new = writing.new_row(subject, due_at, None, payload=body, reason=reason)
         row = writing.write_at_once(new, subject, replace=on_conflict == "replace")
         if row is not None:
-            announce(timeout_scheduled if row is new else timeout_rescheduled, row, subject.using)
+            announce(timeout_scheduled if row is new else timeout_rescheduled, row, using)
             return row
     return _schedule_in_steps(subject, given, on_conflict, payload=body, reason=reason)
 
@@ -110,7 +106,7 @@ def _schedule_in_steps(subject: Subject, given: Delay | None, on_conflict: OnCon
     For what `write_at_once` leaves alone: a pending row that is kept, MySQL, or a deadline that depends on the object.
     """
     with transaction_of(subject.using):
-        fresh = lock_object(cast("type[Model]", subject.model), subject.pk, subject.using)
+        fresh = lock_subject(subject)
         if fresh is None:
             raise ValueError(f"{subject}: the object is not in the database (any more).")
         present = [] if on_conflict == "replace" else lock_pending(subject)
@@ -173,17 +169,16 @@ def _check_values(value: Any, depth: int = 1) -> None:
     """Refuse NUL, and keys that JSON would silently turn into strings: 1 would come back as "1"."""
     if isinstance(value, str) and "\0" in value:
         raise InvalidPayload("The payload holds a NUL character, which PostgreSQL cannot keep.")
-    if isinstance(value, dict | list | tuple) and depth > MAX_PAYLOAD_DEPTH:
+    if not isinstance(value, dict | list | tuple):
+        return
+    if depth > MAX_PAYLOAD_DEPTH:
         raise InvalidPayload(f"The payload is nested more than {MAX_PAYLOAD_DEPTH} deep, which MariaDB cannot keep.")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise InvalidPayload(f"Keys of the payload must be strings, not {key!r}.")
-            _check_values(key)
-            _check_values(inner, depth + 1)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _check_values(inner, depth + 1)
+    for inner in value:
+        if isinstance(value, dict):
+            if not isinstance(inner, str):
+                raise InvalidPayload(f"Keys of the payload must be strings, not {inner!r}.")
+            _check_values(value[inner], depth + 1)
+        _check_values(inner, depth + 1)
 
 
 def no_deadline(subject: Subject) -> InvalidDelay:
@@ -212,103 +207,85 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
         return True
     with transaction_of(subject.using):
         fresh = lock_subject(subject)
-        cancelling = cancel_newest(subject, reason)
-        if cancelling.in_time and fresh is not None:
+        is_in_time, *_ = cancel_newest(subject, reason)
+        if is_in_time and fresh is not None:
             _close_round(subject, fresh, reason)
-        return cancelling.in_time
+        return is_in_time
 
 
 def _close_round(subject: Subject, obj: Model, reason: str) -> None:
     """Close the round of the present `since` of the locked `obj`, of which nothing is pending.
 
     It was not armed yet, or its condition ended it, and the next save or sync would arm it. Where a function of the
-    policy raises, as it may for an object that does not match `when`, nothing can arm the round.
+    policy raises, as it may for an object that does not match `when`, nothing can arm the round. A row that is settled
+    never changes its state, so another one closes the round, with the same deadlines.
     """
-    policy = subject.policy
+    policy, using = subject.policy, subject.using
     if policy is None or not policy.is_automatic or subject.key or subject.row_id is not None:
         return
     try:
-        row = _closing_row(subject, policy, obj)
+        since_at = policy.since_of(obj)
+        rounds = as_it_is(subject.rounds().filter(since_at=since_at), using)
+        if since_at is None or rounds.filter(CLOSING)[:1]:
+            return
+        ended = rounds.first()
+        due_at = policy.due_of(obj, since_at, read_delay(policy, using)) if ended is None else ended.due_at
     except DatabaseError:
         raise
     except Exception as error:
-        ids = {"policy": policy.label, "object_id": subject.object_id}
         words = "%s: its present round cannot be closed, because its deadline cannot be computed"
-        logger.error(words, subject, exc_info=shown(error), extra={"event": "close_failed", **ids})
+        extra = {"event": "close_failed", "policy": policy.label, "object_id": subject.object_id}
+        logger.error(words, subject, exc_info=shown(error), extra=extra)
         return
-    if row is not None:
-        writing.insert([row], subject.using)
-        writing.cancel_rows([row], subject.using, reason, clock.now(), states=(State.PENDING,))
+    if due_at is not None:
+        first_due_at = due_at if ended is None else ended.first_due_at
+        row = writing.new_row(subject, due_at, since_at, first_due_at=first_due_at)
+        writing.insert([row], using)
+        writing.cancel_rows([row], using, reason, clock.now())
 
 
-def _closing_row(subject: Subject, policy: TimeoutPolicy[Any], obj: Model) -> Timeout | None:
-    """Return an unsaved row for the present round of `obj`; None: it is closed already, or there is none.
-
-    A row that is settled never changes its state, so another one closes the round, with the same deadlines.
-    """
-    since_at = policy.since_of(obj)
-    rounds = as_it_is(subject.rounds().filter(since_at=since_at), subject.using)
-    if since_at is None or rounds.filter(CLOSING)[:1]:
-        return None
-    ended = rounds.first()
-    due_at = policy.due_of(obj, since_at, read_delay(policy, subject.using)) if ended is None else ended.due_at
-    if due_at is None:
-        return None
-    row = writing.new_row(subject, due_at, since_at)
-    row.first_due_at = due_at if ended is None else ended.first_due_at
-    return row
-
-
-class Cancelling(NamedTuple):
-    """The result of an attempt to cancel: in time or not, the round that decided it, and the rounds it cancelled."""
-
-    in_time: bool
-    row: Timeout | None = None
-    cancelled: Sequence[Timeout] = ()
-
-
-def cancel_newest(subject: Subject, reason: str, is_late: Callable[[Timeout], bool] | None = None) -> Cancelling:
+def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tuple[bool, Timeout | None, list[Timeout]]:
     """Cancel the newest round of `subject` by hand, and all pending ones, unless it has fired or is firing.
 
-    Inside a transaction that has locked the business row. `is_late`: which pending or dead round makes the cancel too
-    late, too.
+    Inside a transaction that has locked the business row. Return whether that was in time, the round that decided it,
+    and the cancelled ones. `strict`: a pending or dead round whose deadline has passed makes it too late, too.
     """
     newest = lock_newest(subject)
     if newest is None:
-        return Cancelling(in_time=True)
-    rows = [newest, *_lock_older(subject, newest)]
-    decisive = newest
+        return True, None, []
+    rows = [newest]
+    # An operator may have retried an older one, or old and new code may each have armed one: see `lock_pending`. A
+    # newest row that is pending in the only slot, the most frequent case, needs no query: it replaces what is firing.
+    is_in_only_slot = newest.slot_taken and len(subject.slots) == 1
+    if subject.row_id is None and not is_in_only_slot and newest.state not in (State.FIRED, State.FIRING):
+        older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
+        rows += sorted(older, key=lambda row: -row.pk)
     writing.forbid_attempts(rows, subject.using, reason)
-    for row in rows:
-        if row.state == State.FIRING:
-            decisive = max(decisive, row, key=lambda each: (began_at(each), each.pk))
+    firing = [row for row in rows if row.state == State.FIRING]
+    decisive = max([newest, *firing], key=lambda row: (began_at(row), row.pk))
     if decisive.state in (State.FIRED, State.FIRING):
-        return Cancelling(in_time=False, row=decisive)
+        return False, decisive, []
     rows = [row for row in rows if row.state in (State.PENDING, State.DEAD)]
-    late = next(filter(is_late, rows), None) if is_late else None
-    if late is not None:
-        return Cancelling(in_time=False, row=late)
+    for row in rows:
+        if strict and _is_late(subject, row):
+            return False, row, []
     now = clock.now()
     for row in rows:
         record_death(row, now)
     writing.cancel_rows(rows, subject.using, reason, now)
     for row in rows:
         announce(timeout_cancelled, row, subject.using)
-    return Cancelling(in_time=True, row=rows[0] if rows else newest, cancelled=rows)
+    return True, rows[0] if rows else newest, rows
 
 
-def _lock_older(subject: Subject, newest: Timeout) -> list[Timeout]:
-    """Lock and return the rows of `subject` that are pending or firing although `newest` is newer.
-
-    An operator may have retried one, or old and new code may each have armed one: see `lock_pending`. A newest row that
-    is pending in the only slot, the most frequent case, needs no query: it replaces what is firing.
-    """
-    if subject.row_id is not None or newest.state in (State.FIRED, State.FIRING):
-        return []
-    if newest.slot_taken and len(subject.slots) == 1:
-        return []
-    rows = subject.rounds().unsettled().exclude(pk=newest.pk)
-    return sorted(lock_in_slot_order(rows, subject.using), key=lambda row: -row.pk)
+def _is_late(subject: Subject, row: Timeout) -> bool:
+    """Return whether the deadline of `row` has passed. The clock of a policy on hold does not advance."""
+    if row.due_at > database_now(subject.using):
+        return False
+    state = policy_state(subject.policy, subject.using) if subject.policy else None
+    if state is None or state.stop not in (Stop.HELD, Stop.RELEASING) or state.stopped_at is None:
+        return True
+    return row.due_at <= state.stopped_at
 
 
 def reschedule_timeout(
@@ -325,13 +302,8 @@ def reschedule_timeout(
         InvalidDelay: no delay, or a wrong one.
         UnknownPolicy, ValueError: as for `schedule_timeout`.
     """
-    given = parse_delay(dict(delay))
-    if given is None:
-        raise InvalidDelay("To when? Give units, after= or at=.")
-    subject = subject_of(obj, policy, key)
-    with transaction_of(subject.using):
-        rows = _locked_pending(subject)
-        return _move(rows, given.due_from(clock.now()), "rescheduled", reason, subject.using) if rows else None
+    given = parse_target(dict(delay))
+    return _move(subject_of(obj, policy, key), "rescheduled", reason, lambda _: given.due_from(clock.now()))
 
 
 def extend_timeout(
@@ -350,14 +322,43 @@ def extend_timeout(
     """
     by = parse_span(dict(span))
     subject = subject_of(obj, policy, key)
+
+    def later(row: Timeout) -> datetime:
+        if not may_extend(row, subject.policy):
+            allowed = subject.policy and subject.policy.max_extensions
+            raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", row)
+        return shifted(row.due_at, by)
+
+    return _move(subject, "extended", reason, later)
+
+
+def _move(subject: Subject, what: Moved, reason: str, deadline_of: Callable[[Timeout], datetime]) -> Timeout | None:
+    """Move the pending row to its `deadline_of`; return it. None: nothing is pending."""
     with transaction_of(subject.using):
-        rows = _locked_pending(subject)
+        lock_subject(subject)
+        rows = lock_pending(subject)
         if not rows:
             return None
-        if not may_extend(rows[0], subject.policy):
-            allowed = subject.policy and subject.policy.max_extensions
-            raise ExtensionLimit(f"{subject} cannot be extended again: max_extensions={allowed} is used up.", rows[0])
-        return _move(rows, shifted(rows[0].due_at, by), "extended", reason, subject.using)
+        due_at = deadline_of(rows[0])
+        row = writing.keep_first(rows, subject.using)
+        move_by_hand([(row, due_at)], subject.using, what, reason)
+        announce(timeout_rescheduled, row, subject.using)
+        return row
+
+
+def move_by_hand(deadlines: Iterable[tuple[Timeout, datetime]], using: str, what: Moved, reason: str) -> list[Timeout]:
+    """Move pending, locked rows to these deadlines; return the rows. A row that is extended waits for its retry."""
+    extended = what == "extended"
+    moves = [(row, due_at, writing.run_at_of(row, due_at) if extended else due_at) for row, due_at in deadlines]
+    return writing.move_rows(moves, using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended)
+
+
+def parse_target(delay: dict[str, Any]) -> Delay:
+    """Return a delay. Raises InvalidDelay if there is none, or a wrong one."""
+    given = parse_delay(delay)
+    if given is None:
+        raise InvalidDelay("To when? Give units, after= or at=.")
+    return given
 
 
 def parse_span(span: dict[str, Any]) -> timedelta:
@@ -372,22 +373,6 @@ def may_extend(row: Timeout, policy: TimeoutPolicy[Any] | None) -> bool:
     """Return whether `max_extensions` allows one more for `row`."""
     limit = policy.max_extensions if policy else None
     return limit is None or row.extensions < limit
-
-
-def _locked_pending(subject: Subject) -> list[Timeout]:
-    lock_subject(subject)
-    return lock_pending(subject)
-
-
-def _move(rows: Sequence[Timeout], due_at: datetime, what: str, reason: str, using: str) -> Timeout:
-    row = writing.keep_first(rows, using)
-    extended = what == "extended"
-    run_at = writing.run_at_of(row, due_at) if extended else due_at
-    writing.move_rows(
-        [(row, due_at, run_at)], using, what=what, at=clock.now(), by="hand", reason=reason, extended=extended
-    )
-    announce(timeout_rescheduled, row, using)
-    return row
 
 
 aschedule_timeout = sync_to_async(schedule_timeout)

@@ -14,8 +14,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_delayq import clock
-from django_delayq.arming.reconcile import diff
-from django_delayq.arming.row_state import condition_holds, row_states
+from django_delayq.arming.reconcile import Changes, diff
+from django_delayq.arming.row_state import RowState, condition_holds, row_states
 from django_delayq.conf import get_settings
 from django_delayq.ledger.controls import BRAKE_ACTOR, policy_state
 from django_delayq.ledger.history import BRAKED, RENAMED, SINCE_CHANGED, message_of, moment
@@ -155,18 +155,15 @@ def story_of(subject: Subject) -> Story:
 
 def events_of(row: Timeout) -> Iterator[StoryEvent]:
     """Yield the events of one round: scheduled, those of its history, and how it was settled."""
-    yield StoryEvent(
-        row.created_at,
-        "scheduled",
-        row.pk,
-        reason="" if row.is_settled else row.reason,
-        details={"to": _first_deadline(row)},
-    )
+    # `first_due_at` may be that of a round that this one replaced.
+    first_due = next((event["from"] for event in row.history if "from" in event), None)
+    scheduled_for = row.due_at if first_due is None else moment(first_due)
+    reason = "" if row.is_settled else row.reason
+    yield StoryEvent(row.created_at, "scheduled", row.pk, reason=reason, details={"to": scheduled_for})
     for event in row.history:
-        known = {"at", "what", "by", "reason"}
-        details = {name: value for name, value in event.items() if name not in known}
-        at = moment(event["at"])
-        yield StoryEvent(at, event["what"], row.pk, event.get("by", ""), event.get("reason", ""), details)
+        details = {name: value for name, value in event.items() if name not in ("at", "what", "by", "reason")}
+        by, reason = event.get("by", ""), event.get("reason", "")
+        yield StoryEvent(moment(event["at"]), event["what"], row.pk, by, reason, details)
     if row.settled_at is not None:
         late = row.lateness()
         details = {"cause": row.cause, **({} if late is None else {"late": late})}
@@ -174,24 +171,16 @@ def events_of(row: Timeout) -> Iterator[StoryEvent]:
         yield StoryEvent(row.settled_at, row.state, row.pk, reason=reason, details=details)
 
 
-def _first_deadline(row: Timeout) -> datetime:
-    """Return the deadline that this round began with; `first_due_at` may be that of a round that it replaced."""
-    moved = next((event["from"] for event in row.history if "from" in event), None)
-    return row.due_at if moved is None else moment(moved)
-
-
 def _outlook(subject: Subject, current: Timeout | None) -> str:
-    if current is not None and current.state == State.PENDING:
-        stopped = _why_stopped(subject) or _why_skipped(subject, current)
-        if stopped:
-            return stopped
-        if current.attempts:
-            text = _("Attempt {number} is due at {moment}.")
-            return text.format(number=current.attempts + 1, moment=_local(current.run_at))
-        return _("It is due at {moment} unless it is cancelled or moved.").format(moment=_local(current.run_at))
-    if current is not None and current.state == State.FIRING:
+    if current is None or current.is_settled:
+        return _why_nothing_is_pending(subject)
+    if current.state == State.FIRING:
         return _("It is firing now.")
-    return _why_nothing_is_pending(subject)
+    if stopped := _why_stopped(subject) or _why_skipped(subject, current):
+        return stopped
+    first = _("It is due at {moment} unless it is cancelled or moved.")
+    text = _("Attempt {number} is due at {moment}.") if current.attempts else first
+    return text.format(number=current.attempts + 1, moment=_local(current.run_at))
 
 
 def _why_stopped(subject: Subject) -> str:
@@ -199,14 +188,14 @@ def _why_stopped(subject: Subject) -> str:
     state = None if subject.policy is None else policy_state(subject.policy, subject.using)
     if state is None or not state.is_stopped:
         return ""
-    words = {
+    text = {
         "paused": _("Its policy is paused until {until} by {who}.")
         if state.until
         else _("Its policy is paused by {who} until an operator resumes it."),
         "held": _("Its policy is held by {who}. Its deadlines are moved by the duration of the hold."),
         "releasing": _("Its policy was on hold. It resumes when all deadlines have been moved."),
-    }
-    text = words[state.stop].format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
+    }[state.stop]
+    text = text.format(who=operator_label(state.by), until=_local(state.until) if state.until else "")
     return f"{text} ({reason_label(state.reason)})" if state.reason else text
 
 
@@ -215,15 +204,12 @@ def _why_skipped(subject: Subject, pending: Timeout) -> str:
     policy = subject.policy
     if policy is None or condition_holds(policy, subject.pk, subject.using):
         return ""
-    is_gone = not rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists()
-    text = (
-        _("It is due at {moment}, but the object no longer exists: it will be skipped.")
-        if is_gone
-        else _(
+    text = _("It is due at {moment}, but the object no longer exists: it will be skipped.")
+    if rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists():
+        text = _(
             "It is due at {moment}, but the condition of the policy does not hold: "
             "it will be skipped unless that changes."
         )
-    )
     return text.format(moment=_local(pending.run_at))
 
 
@@ -234,31 +220,32 @@ def _why_nothing_is_pending(subject: Subject) -> str:
     if not policy.is_automatic or subject.key:
         return _("Nothing is pending: this policy is scheduled by hand.")
     try:
-        seen = row_states([policy], [subject.pk], subject.using)
-        changes = diff(seen, subject.using, get_settings().catch_up)
+        states = row_states([policy], [subject.pk], subject.using)
+        changes = diff(states, subject.using, get_settings().catch_up)
     except DatabaseError:
         raise
     except Exception as error:  # noqa: BLE001 - code of the application, which often is what should be explained
         text = _("Nothing is pending: its deadline cannot be computed. {error}: {message}")
         return text.format(error=type(error).__name__, message=message_of(error))
-    reasons = (
-        (not seen, _("Nothing is pending: the object no longer exists.")),
-        (bool(seen) and not seen[0].holds, _("Nothing is pending: the condition of the policy does not hold.")),
-        (
-            bool(changes.too_old),
-            _(
-                "Nothing is pending: the deadline passed too long ago (CATCH_UP). schedule_timeout() schedules this "
-                "one; delayq_sync --policy {policy} --backfill arms all such rounds of the policy."
-            ).format(policy=policy.label),
-        ),
-        (bool(changes.insert), _("Nothing is pending, but it should be: the next save or sync_timeouts() arms it.")),
-        (
-            bool(seen) and isinstance(policy.since, str) and seen[0].since_at is None,
-            _("Nothing is pending: the time that it counts from is not set."),
-        ),
-        (True, _("Nothing is pending: this round is closed, or the object is exempt.")),
-    )
-    return next(text for applies, text in reasons if applies)
+    return _why_not_armed(policy, states[0] if states else None, changes)
+
+
+def _why_not_armed(policy: TimeoutPolicy[Any], state: RowState | None, changes: Changes) -> str:
+    if state is None:
+        return _("Nothing is pending: the object no longer exists.")
+    if not state.holds:
+        return _("Nothing is pending: the condition of the policy does not hold.")
+    if changes.too_old:
+        text = _(
+            "Nothing is pending: the deadline passed too long ago (CATCH_UP). schedule_timeout() schedules this "
+            "one; delayq_sync --policy {policy} --backfill arms all such rounds of the policy."
+        )
+        return text.format(policy=policy.label)
+    if changes.insert:
+        return _("Nothing is pending, but it should be: the next save or sync_timeouts() arms it.")
+    if isinstance(policy.since, str) and state.since_at is None:
+        return _("Nothing is pending: the time that it counts from is not set.")
+    return _("Nothing is pending: this round is closed, or the object is exempt.")
 
 
 def _local(at: datetime, precision: str = "seconds") -> str:

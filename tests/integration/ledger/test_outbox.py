@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +15,7 @@ from django.test import TestCase
 from django_delayq import clock
 from django_delayq.engine.records import Change
 from django_delayq.ledger import outbox
-from django_delayq.ledger.outbox import change_for, due_ms_of, push
+from django_delayq.ledger.outbox import due_ms_of, push, push_rows
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
 
@@ -214,27 +214,30 @@ def test_without_redis_nothing_is_registered(settings: Settings) -> None:
         assert connection.run_on_commit == []
 
 
-def row(state: str = "pending", **delay: float) -> Timeout:
-    return Timeout(id=7, queue="post", state=state, run_at=clock.now() + timedelta(**delay))
+def pushed(*, earlier_only: bool = False, **delay: float) -> tuple[datetime, list[Change]]:
+    """Return the `run_at` of a row that is due in `delay`, and what is sent to Redis for it."""
+    run_at = clock.now() + timedelta(**delay)
+    row = Timeout(id=7, queue="post", run_at=run_at)
+    with pytest.MonkeyPatch.context() as patch:
+        sent: list[Change] = []
+        patch.setattr(outbox, "push", lambda using, changes: sent.extend(changes))
+        push_rows([row], "default", earlier_only=earlier_only)
+    return run_at, sent
 
 
 def test_a_row_that_is_due_within_the_horizon_gets_an_entry() -> None:
-    soon = row(minutes=59)
-    assert change_for(soon) == Change("post", 7, due_ms_of(soon.run_at))
-    assert change_for(soon, earlier_only=True) == Change("post", 7, due_ms_of(soon.run_at), earlier_only=True)
+    run_at, sent = pushed(minutes=59)
+    assert sent == [Change("post", 7, due_ms_of(run_at))]
+    run_at, sent = pushed(minutes=59, earlier_only=True)
+    assert sent == [Change("post", 7, due_ms_of(run_at), earlier_only=True)]
 
 
 def test_a_new_row_beyond_the_horizon_stays_out_of_redis() -> None:
-    assert change_for(row(minutes=61), earlier_only=True) is None
+    assert pushed(minutes=61, earlier_only=True)[1] == []
 
 
 def test_a_row_that_moved_beyond_the_horizon_loses_its_entry() -> None:
-    assert change_for(row(minutes=61)) == Change("post", 7, None)
-
-
-@pytest.mark.parametrize("state", ["cancelled", "fired", "firing"])
-def test_a_row_that_does_not_wait_loses_its_entry(state: str) -> None:
-    assert change_for(row(state, minutes=1)) == Change("post", 7, None)
+    assert pushed(minutes=61)[1] == [Change("post", 7, None)]
 
 
 def test_a_due_time_is_rounded_up_to_the_ms_and_kept_within_what_redis_can_count() -> None:
