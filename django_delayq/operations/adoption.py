@@ -7,7 +7,6 @@ continues with the rows that are left.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from django_delayq.ledger.history import record
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import count
 from django_delayq.models import Timeout
-from django_delayq.operations.runner import Action, Context, Refusal, Result, checked_actor, run_action
+from django_delayq.operations.runner import Action, Context, Progress, Refusal, checked_actor, run_action
 from django_delayq.redis_clients import get_engine
 
 logger = logging.getLogger("django_delayq.steering")
@@ -53,7 +52,7 @@ def adopt(
     pending: Literal["cancel", "keep"] | None = None,
     with_redis: bool = False,
     dry_run: bool = False,
-    progress: Callable[[Result], object] | None = None,
+    progress: Progress | None = None,
     using: str | None = None,
 ) -> Adoption:
     """Give the ledger the name in `DELAYQ["INSTALLATION"]`, so that workers of this installation accept it.
@@ -123,7 +122,7 @@ def _refuse_settled(row: Timeout, context: Context) -> Refusal | None:
     return Refusal.SETTLED if row.is_settled and row.state != State.DEAD else None
 
 
-def _cancel(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+def _cancel(rows: list[Timeout], context: Context) -> None:
     # Firing ones too: the process that fired them in the copied database does not run here.
     for row in rows:
         record(row, "cancel_requested", **context.event)
@@ -131,7 +130,7 @@ def _cancel(rows: list[Timeout], refused: list[Timeout], context: Context) -> No
     writing.cancel_rows(rows, context.using, context.reason, context.now, states=states)
 
 
-def _renew(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+def _renew(rows: list[Timeout], context: Context) -> None:
     for row in rows:
         record(row, "adopted", **context.event)
     writing.renew_keys(rows, context.using)

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from django.db import Error as DatabaseError
-from django.db.models import F
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
@@ -52,11 +51,11 @@ def cancel(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         return None if row.state == State.DEAD else refuse_unless_pending(row, context)
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         for row in rows:
             record_death(row, context.now)
             record(row, "cancel_requested", **context.event)
-        writing.forbid_attempts(refused, context.using, context.reason, by=context.by)
+        writing.forbid_attempts(context.refused, context.using, context.reason, by=context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)
@@ -80,7 +79,7 @@ def fire_now(
             return Refusal.POLICY_UNKNOWN
         return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
         writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
@@ -124,7 +123,7 @@ def postpone(
         except InvalidDelay:
             return Refusal.TOO_FAR
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         deadlines = [(row, postponed(row, context.now)) for row in rows]
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
         writing.move_rows(moves, context.using, what="postponed", fixed=given.at is not None, **context.event)
@@ -149,7 +148,7 @@ def retry(
             return Refusal.NOT_DEAD
         return refuse_round(row, context, is_same_round=True)
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         for row in rows:
             record_death(row, context.now)
             record(row, "retried", to=context.now, **context.event)
@@ -187,7 +186,7 @@ def refire(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         return refuse_round(row, context) if row.is_settled else Refusal.NOT_SETTLED
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> list[Timeout]:
+    def write(rows: list[Timeout], context: Context) -> list[Timeout]:
         due_at = max(wanted or context.now, context.now)
         new = [_repetition(row, due_at, context) for row in rows]
         writing.insert(new, context.using)
@@ -261,14 +260,13 @@ def retire(
     change = PolicyChange(policy=label, what=PolicyChange.What.RETIRED, at=now, touched_at=now, finished_at=now)
     change.by, change.reason = by, clipped(reason)
 
-    def write(accepted: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(accepted: list[Timeout], context: Context) -> None:
         for row in accepted:
             record(row, "retired", **context.event)
         writing.cancel_rows(accepted, using, context.reason, context.now, cause=Timeout.Cause.RETIRED)
         # Each page is counted in its transaction: a process that dies leaves a record of what it has done.
-        if change.pk is None:
-            change.save(using=using)
-        PolicyChange.objects.using(using).filter(pk=change.pk).update(moved=F("moved") + len(accepted))
+        change.moved += len(accepted)
+        change.save(using=using)
 
     action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
     return run_action(rows, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
