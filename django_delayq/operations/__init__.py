@@ -26,27 +26,6 @@ from django_delayq.operations.policies import (
 from django_delayq.operations.runner import Refusal, Refused, Result
 from django_delayq.operations.timeouts import cancel, fire_now, postpone, refire, retire, retry
 
-__all__ = [
-    "Adoption",
-    "DelayPreview",
-    "PolicyConflict",
-    "Refusal",
-    "Refused",
-    "Result",
-    "adopt",
-    "brake",
-    "cancel",
-    "change_delay",
-    "continue_moves",
-    "fire_now",
-    "hold",
-    "late",
-    "pause",
-    "postpone",
-    "preview_delay",
-    "refire",
-    "resume",
-    "retire",
-    "retry",
-    "shadow",
-]
+__all__ = ["Adoption", "DelayPreview", "PolicyConflict", "Refusal", "Refused", "Result"]
+__all__ += ["adopt", "cancel", "fire_now", "postpone", "refire", "retire", "retry"]
+__all__ += ["brake", "change_delay", "continue_moves", "hold", "late", "pause", "preview_delay", "resume", "shadow"]
