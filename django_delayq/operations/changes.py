@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
@@ -192,23 +193,20 @@ def move_missed(using: str) -> int:
         if delays.filter(policy__in=policy.labels, pk__gt=change.pk).exists():
             continue
         change.touched_at, former = now, timedelta(seconds=before)
-        rows = Timeout.objects.using(using).pending().of_labels(policy.labels).order_by("pk")
+        rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
-        place = 0
-        while ids := list(rows.filter(pk__gt=place).values_list("pk", flat=True)[: paging.CHUNK]):
-            with transaction_of(using):
-                page = paging.read_page(ids, using)
-                page = replace(page, rows=[row for row in page.rows if _has_delay(row, former)])
-                moved = _move_rows(page, change, policy)
-                delays.filter(pk=change.pk).update(moved=F("moved") + moved)
-            place, total = ids[-1], total + moved
+        move = partial(_move_missed, change=change, policy=policy, former=former)
+        total += sum(paging.each_page(rows, move, by_id=True))
     return total
 
 
-def _has_delay(row: Timeout, former: timedelta) -> bool:
-    """Return whether `row` is due the delay `former` after its `since`, and was never moved."""
-    was_moved = any("from" in event for event in row.history)
-    return not was_moved and row.since_at is not None and row.due_at - row.since_at == former
+def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any], former: timedelta) -> int:
+    """Move those rows of `page` that are due the delay `former` after their `since`, and were never moved."""
+    rows = [row for row in page.rows if row.since_at is not None and row.due_at - row.since_at == former]
+    rows = [row for row in rows if not any("from" in event for event in row.history)]
+    moved = _move_rows(replace(page, rows=rows), change, policy)
+    PolicyChange.objects.using(page.using).filter(pk=change.pk).update(moved=F("moved") + moved)
+    return moved
 
 
 def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> int:

@@ -29,14 +29,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.changes import (
-    PolicyConflict,
-    Progress,
-    control_of,
-    requeue_due,
-    run_move,
-    unfinished,
-)
+from django_delayq.operations.changes import PolicyConflict, Progress, control_of, requeue_due, run_move, unfinished
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.policy_options import Brake, Late, Then
 
@@ -49,11 +42,7 @@ DECLARED: Final = "declared"
 
 
 def pause(
-    policy: str | TimeoutPolicy[Any],
-    *,
-    by: str,
-    reason: str = "",
-    until: datetime | Literal["keep"] | None = "keep",
+    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", until: datetime | Literal["keep"] | None = "keep"
 ) -> PolicyChange | None:
     """Stop `policy` until `resume`, or until a datetime. What falls due meanwhile fires afterwards.
 
@@ -107,12 +96,7 @@ def _stop(control: PolicyControl, change: PolicyChange, stop: str, until: dateti
 
 
 def resume(
-    policy: str | TimeoutPolicy[Any],
-    *,
-    by: str,
-    reason: str = "",
-    shift: bool = True,
-    progress: Progress | None = None,
+    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", shift: bool = True, progress: Progress | None = None
 ) -> PolicyChange | None:
     """Let `policy` continue; due timeouts fire within two seconds. Returns the change; None: it was not stopped.
 
