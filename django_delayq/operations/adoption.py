@@ -88,9 +88,7 @@ def adopt(
             logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
     if done.before != name:
         done = _change_rows(done, using, pending, by=by, reason=reason, dry_run=dry_run, progress=progress)
-    if dry_run:
-        return done
-    if done.before != name:
+    if done.before != name and not dry_run:
         with transaction_of(using):
             installation.assign(using, name)
         logger.info(
@@ -98,7 +96,7 @@ def adopt(
             *(done.before, name, by, counted(done.cancelled, "timeout"), counted(done.renewed, "idempotency key")),
             extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
         )
-    if with_redis and (engine := get_engine(using)) is not None:
+    if with_redis and not dry_run and (engine := get_engine(using)) is not None:
         engine.claim_prefix(name, replace=True)
     return done
 
