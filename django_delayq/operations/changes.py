@@ -184,7 +184,7 @@ def move_missed(using: str) -> int:
     the former delay after their `since`, and were never moved.
     """
     now, total = database_now(using), 0
-    delays = PolicyChange.objects.using(using).filter(what=PolicyChange.What.DELAY)
+    delays = PolicyChange.objects.using(using).filter(what=What.DELAY)
     for change in delays.filter(finished_at__gt=now - MISSED_FOR, touched_at__lte=now - MISSED_EVERY).order_by("id"):
         policy, before = registry.get(change.policy), change.details.get("before")
         claimed = delays.filter(pk=change.pk, touched_at=change.touched_at).update(touched_at=now)  # by one worker
