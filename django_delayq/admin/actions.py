@@ -205,7 +205,7 @@ class TimeoutOperationView(OperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         refused = {}
-        if not self.operation.parameters:  # what is refused may depend on them
+        if not self.operation.has_parameters:  # what is refused may depend on them
             refused = self.operation.call(self.rows, by=self.actor, dry_run=True).refused
         expected = [
             ngettext(

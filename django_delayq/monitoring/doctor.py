@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import django
 from django.core.checks import INFO, CheckMessage, Error, Info, Warning
@@ -30,7 +30,7 @@ from django_delayq.models import PolicyChange, PolicySync, Timeout
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
-from django_delayq.policies import declared_queues, get_policies
+from django_delayq.policies import declared_queues
 
 STUCK_SECONDS: Final = 30.0
 MAX_OVERDUE_ROWS: Final = 1_000
@@ -58,14 +58,14 @@ def examine(*, quick: bool = False) -> list[CheckMessage]:
     """
     using = router.db_for_write(Timeout)
     found: list[CheckMessage] = []
-    for name, check in (QUICK if quick else QUICK | SLOW).items():
+    for check in QUICK if quick else QUICK + SLOW:
         try:
             found += check(using)
         except Exception as error:  # noqa: BLE001 - a check that fails is a finding, and the others still run
             is_unmigrated = any(finding.id == "migrations" and finding.level > INFO for finding in found)
             if is_unmigrated and isinstance(error, DatabaseError):
                 continue  # a table or column does not exist yet, which is a finding already
-            found.append(Error(f"The check failed: {type(error).__name__}: {error}", id=name))
+            found.append(Error(f"The check failed: {type(error).__name__}: {error}", id=check.__name__))
     return sorted(found, key=lambda finding: -finding.level)
 
 
@@ -163,43 +163,33 @@ def workers(using: str) -> Iterator[CheckMessage]:
     rows = Timeout.objects.using(using).pending().filter(run_at__lte=database_now(using) - OVERDUE)
     overdue = set(rows.order_by("run_at", "id").values_list("queue", flat=True)[:MAX_OVERDUE_ROWS])
     for queue in sorted({*declared_queues(), *overdue} - served):
-        text = f"No worker serves the queue {queue!r}"
+        kind, why = (Error, "and timeouts in it are overdue") if queue in overdue else (Warning, "which policies name")
         hint = f"Start delayq_worker --queue {queue}, or a worker without --queue."
-        if queue in overdue:
-            yield Error(f"{text}, and timeouts in it are overdue.", hint=hint, id="workers.queues")
-        else:
-            yield Warning(f"{text}, which policies name.", hint=hint, id="workers.queues")
+        yield kind(f"No worker serves the queue {queue!r}, {why}.", hint=hint, id="workers.queues")
 
 
 def policies(using: str) -> Iterator[CheckMessage]:
     """Find timeouts that are overdue, dead, or name a policy that is not declared."""
-    now = database_now(using)
+    now, overdue = database_now(using), list[CheckMessage]()
     statuses = policy_statuses(using, hours=False)
-    is_late = False
     for policy in statuses:
         if policy.state is None or policy.is_stopped or policy.oldest_due_at is None:
             continue
         waited = now - policy.oldest_due_at
         if waited > OVERDUE:
-            is_late = True
             oldest = duration_text(waited, is_exact=False)
-            text = counted(
-                policy.overdue,
-                f"of {policy.label} is overdue, for {oldest}.",
-                f"of {policy.label} are overdue, the oldest for {oldest}.",
-            )
+            one = f"of {policy.label} is overdue, for {oldest}."
+            many = f"of {policy.label} are overdue, the oldest for {oldest}."
             hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
-            yield (Error if waited > OVERDUE_ERROR else Warning)(text, hint=hint, id="overdue")
-    if not is_late:
-        yield Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")
+            kind = Error if waited > OVERDUE_ERROR else Warning
+            overdue.append(kind(counted(policy.overdue, one, many), hint=hint, id="overdue"))
+    yield from overdue or [Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")]
     for policy in statuses:
         of, counts = f"of {policy.label}", (policy.pending, policy.firing, policy.dead)
         if policy.state is None and any(count.value for count in counts):
             text = "{} is not declared, but has timeouts: {} pending, {} firing, {} dead.".format(policy.label, *counts)
-            hint = (
-                "If it was renamed, name it in aliases= of its successor, or the next save schedules a second timeout."
-            )
-            hint += f" If it was removed: delayq_retire {policy.label}."
+            hint = "If it was renamed, name it in aliases= of its successor, or the next save schedules a second "
+            hint += f"timeout. If it was removed: delayq_retire {policy.label}."
             yield Warning(text, hint=hint, id="unknown_policy")
         if policy.dead.value:
             hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
@@ -217,23 +207,18 @@ def stopped(using: str) -> Iterator[CheckMessage]:
             since = now - state.stopped_at
             lasted = duration_text(since, is_exact=False)
             text = f"{state.label} is {state.stop} for {lasted}, by {state.by}. {state.reason}".strip()
-            if since > STOPPED_WARNING:
-                yield Warning(text, hint=f"delayq_resume {state.label}", id="stopped")
-            else:
-                yield Info(text, id="stopped")
+            kind, hint = (Warning, f"delayq_resume {state.label}") if since > STOPPED_WARNING else (Info, None)
+            yield kind(text, hint=hint, id="stopped")
 
 
 def sync_failures(using: str) -> Iterator[CheckMessage]:
     """Find objects whose deadlines the sync cannot compute, because `since` or `after` of their policy raises."""
     labels = {policy.label for policy in automatic_policies(using)}
     for row in PolicySync.objects.using(using).filter(Q(failed__gt=0) | Q(failed_total__gt=0), policy__in=labels):
-        text = counted(
-            max(row.failed, row.failed_total),
-            f"object of {row.policy} is not synced: its deadline cannot be computed.",
-            f"objects of {row.policy} are not synced: their deadlines cannot be computed.",
-        )
+        one = f"object of {row.policy} is not synced: its deadline cannot be computed."
+        many = f"objects of {row.policy} are not synced: their deadlines cannot be computed."
         hint = f"since= or after= raises: delayq_sync --policy {row.policy} --dry-run names an object and the error."
-        yield Warning(text, hint=hint, id="sync")
+        yield Warning(counted(max(row.failed, row.failed_total), one, many), hint=hint, id="sync")
 
 
 def unfinished_changes(using: str) -> Iterator[CheckMessage]:
@@ -248,22 +233,18 @@ def unfinished_changes(using: str) -> Iterator[CheckMessage]:
 
 def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
     """Find objects whose deadlines had passed long ago when their policy was declared. Only a backfill arms them."""
-    for policy in get_policies():
-        if policy.is_automatic and database_of(policy.concrete_model) == using:
-            count = count_too_old(policy, using, get_settings().sync_interval * 2)
-            if count.value:
-                text = counted(
-                    count,
-                    f"object matches {policy.label}, but its deadline passed too long ago to arm it.",
-                    f"objects match {policy.label}, but their deadlines passed too long ago to arm them.",
-                )
-                hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
-                yield Warning(text, hint=hint, id="too_old")
+    for policy in automatic_policies(using):
+        count = count_too_old(policy, using, get_settings().sync_interval * 2)
+        if count.value:
+            one = f"object matches {policy.label}, but its deadline passed too long ago to arm it."
+            many = f"objects match {policy.label}, but their deadlines passed too long ago to arm them."
+            hint = f"delayq_sync --policy {policy.label} --backfill --dry-run"
+            yield Warning(counted(count, one, many), hint=hint, id="too_old")
 
 
 def delays(using: str) -> Iterator[CheckMessage]:
     """Find policies whose `after` was changed in the code, and whose pending deadlines still have the former one."""
-    is_wrong = False
+    outdated = list[CheckMessage]()
     for state in policy_states(using):
         policy, delay = state.policy, state.delay
         if delay is None or policy.since is None or database_of(policy.concrete_model) != using:
@@ -273,21 +254,19 @@ def delays(using: str) -> Iterator[CheckMessage]:
         changes = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.DELAY)
         decided_at = changes.order_by("-id").values_list("at", flat=True).first()
         armed = [row for row in rows if row.since_at and row.due_at == row.first_due_at and not row.extensions]
-        found = Counter(row.due_at - row.since_at for row in armed if not decided_at or row.created_at > decided_at)
+        found = (row.due_at - row.since_at for row in armed if not decided_at or row.created_at > decided_at)
         # Without fractions of a second, which a timeout has that was scheduled with a delay of its own.
-        former = Counter({each: found[each] for each in found if each != delay and not each.microseconds})
+        former = Counter(each for each in found if each != delay and not each.microseconds)
         for distance, count in former.most_common(1):
             if count < max(MIN_ALIKE, len(rows) * MIN_ALIKE_SHARE):
                 continue  # a few timeouts that were scheduled by hand, at a round time
-            is_wrong = True
             text = f"Of {counted(len(rows), 'checked timeout')} of {policy.label}, "
             text += f"{counted(count, 'is due', 'are due')} {duration_text(distance)} after the time they count from, "
             text += f"but its delay is {duration_text(delay)} now."
             hint = f"After a change of after= in the code: delayq_replan {policy.label} --mode recompute --dry-run. "
             hint += "It would also move timeouts that were scheduled with a delay of their own."
-            yield Warning(text, hint=hint, id="delays")
-    if not is_wrong:
-        yield Info("Pending timeouts have the delays of their policies.", id="delays")
+            outdated.append(Warning(text, hint=hint, id="delays"))
+    yield from outdated or [Info("Pending timeouts have the delays of their policies.", id="delays")]
 
 
 def _sample(labels: Sequence[str], using: str) -> list[Any]:
@@ -296,9 +275,9 @@ def _sample(labels: Sequence[str], using: str) -> list[Any]:
     found: dict[int, Any] = {}
     for label in labels:
         rows = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.PENDING)
-        for sign in ("", "-"):
-            ends = rows.order_by(*(f"{sign}{name}" for name in ("policy", "state", "run_at", "id")))
-            found |= {row.id: row for row in ends.values_list(*columns, named=True)[:SAMPLE]}
+        rows = rows.order_by("policy", "state", "run_at", "id")
+        for ordered in (rows, rows.reverse()):
+            found |= {row.id: row for row in ordered.values_list(*columns, named=True)[:SAMPLE]}
     return list(found.values())
 
 
@@ -331,26 +310,9 @@ def capacity(using: str) -> Iterator[CheckMessage]:
     yield Info(text, id="capacity.storage")
 
 
-Check = Callable[[str], Iterator[CheckMessage]]
+Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
-QUICK: dict[str, Check] = {
-    "databases.versions": versions,
-    "databases.migrations": migrations,
-    "databases.indexes": indexes,
-    "databases.installation": installation,
-    "databases.clock": machine_clock,
-    "databases.room": connection_limit,
-    "redis.server": redis,
-    "workers.alive": workers,
-    "rounds.waiting": policies,
-    "rounds.stopped": stopped,
-    "rounds.unfinished_changes": unfinished_changes,
-    "rounds.sync_failures": sync_failures,
-}
-"""The checks, by the id of the finding that one of them failed."""
-SLOW: dict[str, Check] = {
-    "rounds.too_old_to_arm": too_old_to_arm,
-    "rounds.delays": delays,
-    "rounds.capacity": capacity,
-}
+QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
+QUICK += (workers, policies, stopped, unfinished_changes, sync_failures)
+SLOW: tuple[Check, ...] = (too_old_to_arm, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from django.core.checks import CheckMessage, Error, Info, Warning
+from django.utils.version import get_version_tuple
 
 from django_delayq.clock import counted, database_now, to_ms
 from django_delayq.conf import get_settings
@@ -41,22 +42,20 @@ def redis(using: str) -> Iterator[CheckMessage]:
             text = f"DELAYQ['PREFIX'] has no prefix for database {using!r}: workers poll the ledger once a second."
             yield Warning(text, hint="Give each database with timeouts a prefix of its own.", id="redis")
         return
-    try:
-        engine.ping()
-        stats = engine.queue("default", 0).stats()
-    except EngineError as error:
+    status = redis_status(using, database_now(using))
+    if not status.is_reachable:
         hint = "Start it, and try redis-cli ping. Meanwhile workers poll the ledger: timeouts are up to a second late."
-        yield Error(str(error), hint=hint, id="redis")
+        yield Error(status.error, hint=hint, id="redis")
         return
     yield Info("Redis answers.", id="redis")
     # Redis's clock wakes workers. They correct a small skew.
-    yield skew("redis.clock", "Redis's clock", (stats.now_ms - to_ms(database_now(using))) / 1000)
-    status = redis_status(using, database_now(using))
+    now_ms = engine.queue("default", 0).stats().now_ms
+    yield skew("redis.clock", "Redis's clock", (now_ms - to_ms(database_now(using))) / 1000)
     text = f"Redis has {status.compared - status.missing} of the next {counted(status.compared, 'timeout')}."
     if status.missing:
         hint = "If a worker is running, its sweep adds them within seconds."
         yield Warning(text, hint=hint, id="redis.in_step")
-    elif status.is_reachable:
+    else:
         yield Info(text, id="redis.in_step")
     try:
         with translated(engine.client):
@@ -79,7 +78,7 @@ def redis_servers(info: Any) -> list[dict[str, Any]]:
 def examine_redis_server(info: dict[str, Any]) -> Iterator[CheckMessage]:
     """Check what one server answers to INFO."""
     version = str(info.get("redis_version", "0"))
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < MIN_REDIS:
+    if get_version_tuple(version) < MIN_REDIS:
         yield Error(f"Redis {version} is too old.", hint="Use Redis 6.2 or newer, or Valkey.", id="redis.version")
     else:
         yield Info(f"Redis {info.get('valkey_version') or version}.", id="redis.version")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, labels_in
-from django_delayq.ledger.statements import Param, Raw, compiled, param, params, selected, sql_of
+from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
 from django_delayq.policies import declared_queues, get_policies, registry
 from django_delayq.redis_clients import get_engine
@@ -95,8 +96,8 @@ class PolicyStatus:
     oldest_due_at: datetime | None = None
     """When the oldest due row was to run; None: no row is due."""
     lag_p50: float | None = None
-    """Median seconds from deadline to firing, of those of the last 1,000 fired, by the time at which they were to run,
-    that fired in the last day; None: there are none."""
+    """Median seconds from deadline to firing, of those of the last 1,000 fired of each label, by the time at which they
+    were to run, that fired in the last day; None: there are none."""
     lag_p99: float | None = None
     hours: tuple[Count, ...] = ()
     """How many fall due in each of the next 24 hours; empty if `hours=False`."""
@@ -176,8 +177,8 @@ def snapshot(using: str | None = None) -> Snapshot:
     using = using or router.db_for_write(Timeout)
     now = database_now(using)
     policies = tuple(policy_statuses(using, hours=False))
-    running = [policy.oldest_due_at for policy in policies if not policy.is_stopped and policy.state is not None]
-    oldest = min((run_at for run_at in running if run_at is not None), default=now)
+    running = [policy for policy in policies if policy.state is not None and not policy.is_stopped]
+    oldest = min((policy.oldest_due_at for policy in running if policy.oldest_due_at is not None), default=now)
     sums: dict[str, Any] = {
         name: sum((getattr(policy, name) for policy in policies), NOTHING)
         for name in ("pending", "due", "overdue", "firing", "dead")
@@ -229,73 +230,64 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
         for row in PolicySync.objects.using(using)
     }
     declared = [
-        replace(
-            _status(state.label, state.policy.labels, state, using, now, hours=hours),
+        PolicyStatus(
+            state.label,
+            state,
             sync=syncs.get(state.label) if state.policy.is_automatic else None,
+            **_figures(state.policy.labels, using, now, hours=hours),
         )
         for state in policy_states(using)
     ]
     unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
-    left = [_status(label, [label], None, using, now, hours=hours) for label in unknown]
+    left = [PolicyStatus(label, None, **_figures([label], using, now, hours=hours)) for label in unknown]
     return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTS)]
 
 
-def _status(
-    label: str, labels: Sequence[str], state: PolicyState | None, using: str, now: datetime, *, hours: bool
-) -> PolicyStatus:
-    shape = (using, len(labels))
-    at = {"policy": labels, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT}
-    named: dict[str, Any] = dict(zip(COUNTS, _counted(_counts.rows(*shape, **at)), strict=True))
-    late = _late.rows(*shape, MAX_LATE, **at)
-    if any(value == MAX_LATE for _, value in late):
-        late = _late.rows(*shape, MAX_COUNT + 1, **at)
-    for name, value in late:
-        named[name] = _capped(named[name].value + value, named[name].is_capped)
-    by_hour = [NOTHING] * (HOURS if hours else 0)
-    if hours and named["pending"].value:  # so many parts cost PostgreSQL milliseconds to plan, also without any rows
-        starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
-        by_hour = _counted(_due_by_hour.rows(*shape, policy=labels, starts=starts))
-    oldest = _oldest_due.rows(*shape, **at)
-    fired = [tuple(row) for each in labels for row in _last_fired.rows(using, policy=each, recent=at["recent"])]
-    last = sorted(fired, reverse=True)[:MAX_LAGS]
-    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for _run_at, settled_at, due_at in last)
-    return PolicyStatus(
-        label,
-        state,
-        **named,
-        oldest_due_at=oldest[0][0] if oldest else None,
-        lag_p50=lags[len(lags) // 2] if lags else None,
-        lag_p99=lags[min(len(lags) - 1, int(len(lags) * 0.99))] if lags else None,
-        hours=tuple(by_hour),
-    )
+def _figures(labels: Sequence[str], using: str, now: datetime, *, hours: bool) -> dict[str, Any]:
+    """Return the counts, the oldest due row and the lag of the rows with these labels, as `PolicyStatus` has them."""
+    counts, coming, fired, oldest = Counter[str](), Counter[int](), list[Any](), list[datetime]()
+    starts = [now + timedelta(hours=number) for number in range(HOURS + 1)]
+    for label in labels:
+        at = {"policy": label, "now": now, "overdue": now - OVERDUE, "recent": now - RECENT, "starts": starts}
+        counts.update({COUNTS[number]: value for number, value in _counts.rows(using, **at)})
+        for state in (State.FIRED, State.SKIPPED):
+            ((late,),) = _late.rows(using, state, MAX_LATE, **at)
+            if late == MAX_LATE:
+                ((late,),) = _late.rows(using, state, MAX_COUNT + 1, **at)
+            counts[state] += late
+        if hours and counts["pending"]:  # so many parts cost PostgreSQL milliseconds to plan, also without any rows
+            for hour, value in _due_by_hour.rows(using, **at):
+                coming[hour] += value
+        oldest += [run_at for (run_at,) in _oldest_due.rows(using, **at)]
+        fired += _last_fired.rows(using, **at)
+    lags = sorted(max(0.0, (settled_at - due_at).total_seconds()) for settled_at, due_at in fired)
+    return {
+        **{name: _capped(value) for name, value in counts.items()},
+        "oldest_due_at": min(oldest, default=None),
+        "lag_p50": lags[len(lags) // 2] if lags else None,
+        "lag_p99": lags[int(len(lags) * 0.99)] if lags else None,
+        "hours": tuple(_capped(coming[hour]) for hour in range(HOURS if hours else 0)),
+    }
 
 
-def _counted(rows: Any) -> list[Count]:
-    """Return the counts of a statement of `counting`, in the order of its querysets."""
-    return [_capped(value) for _, value in sorted(rows)]
-
-
-def _capped(value: int, is_capped: bool = False) -> Count:
-    return Count(min(value, MAX_COUNT), is_capped or value > MAX_COUNT)
-
-
-def _rows_of(using: str, labels: int) -> TimeoutQuerySet:
-    every: TimeoutQuerySet = Timeout.objects.using(using)
-    return every.filter(policy__in=params("policy", labels))
+def _capped(value: int) -> Count:
+    return Count(min(value, MAX_COUNT), value > MAX_COUNT)
 
 
 def _time(name: str, index: int | None = None) -> Param:
     return Param(Timeout._meta.get_field("run_at"), name, index)
 
 
-def _by_index(using: str, labels: int) -> TimeoutQuerySet:
-    return _rows_of(using, labels).order_by("policy", "state", "run_at", "id")
+def _rows(using: str) -> TimeoutQuerySet:
+    """Return the rows of one label, in the order of the index."""
+    rows: TimeoutQuerySet = Timeout.objects.using(using)
+    return rows.filter(policy=param("policy")).order_by("policy", "state", "run_at", "id")
 
 
 @compiled
-def _counts(using: str, labels: int) -> tuple[str, list[Any]]:
-    """Count the rows of a policy, in the order of `COUNTS`."""
-    rows = _by_index(using, labels)
+def _counts(using: str) -> tuple[str, list[Any]]:
+    """Count the rows of a label, in the order of `COUNTS`."""
+    rows = _rows(using)
     pending, recent = rows.filter(state=State.PENDING), rows.filter(run_at__gte=_time("recent"))
     counted = {
         "pending": pending,
@@ -310,52 +302,41 @@ def _counts(using: str, labels: int) -> tuple[str, list[Any]]:
 
 
 @compiled
-def _due_by_hour(using: str, labels: int) -> tuple[str, list[Any]]:
-    """Count the pending rows of a policy that fall due in each hour."""
-    pending = _by_index(using, labels).filter(state=State.PENDING)
+def _due_by_hour(using: str) -> tuple[str, list[Any]]:
+    """Count the pending rows of a label that fall due in each hour."""
+    pending = _rows(using).filter(state=State.PENDING)
     hours = ({"run_at__gt": _time("starts", each), "run_at__lte": _time("starts", each + 1)} for each in range(HOURS))
     return counting([pending.filter(**hour) for hour in hours], using)
 
 
 @compiled
-def _oldest_due(using: str, labels: int) -> Any:
-    due = _rows_of(using, labels).filter(state=State.PENDING, run_at__lte=_time("now"))
-    return due.order_by("run_at", "id").values_list("run_at")[:1]
+def _oldest_due(using: str) -> Any:
+    return _rows(using).filter(state=State.PENDING, run_at__lte=_time("now")).values_list("run_at")[:1]
 
 
 @compiled
-def _late(using: str, labels: int, examined: int) -> tuple[str, list[Any]]:
-    """Count the rows that fired, or were skipped, in the last day although they were to run before.
+def _late(using: str, state: str, examined: int) -> Raw:
+    """Count the rows of a label that fired, or were skipped, in the last day although they were to run before.
 
     No index has both times. But rows that were late together, because nothing could fire, follow each other in the
     index of the policy, immediately before those of the last day. So only the last `examined` rows are read.
     """
-    parts: list[str] = []
-    parameters: list[Any] = []
-    for label in params("policy", labels):
-        for name, state in {"fired": State.FIRED, "skipped": State.SKIPPED}.items():
-            rows = _last(using, label, state).filter(run_at__lt=_time("recent")).values("settled_at")[:examined]
-            sql, values = sql_of(rows, using)
-            number = len(parts)
-            parts.append(f"SELECT '{name}', COUNT(*) FROM ({sql}) late{number} WHERE late{number}.settled_at >= %s")
-            parameters += [*values, _time("recent")]
-    return " UNION ALL ".join(parts), parameters
+    rows = _rows(using).filter(state=state, run_at__lt=_time("recent")).reverse()
+    return _settled_recently("COUNT(*)", rows.values("settled_at")[:examined], using)
 
 
 @compiled
 def _last_fired(using: str) -> Raw:
-    """Select, of the last rows of one label that fired, those that fired in the last day."""
-    fields: list[Any] = [Timeout._meta.get_field(name) for name in ("run_at", "settled_at", "due_at")]
-    rows = _last(using, param("policy"), State.FIRED).values(*(field.name for field in fields))[:MAX_LAGS]
-    sql, values = sql_of(rows, using)
+    """Select settling and deadline of the last rows of a label that fired, if they fired in the last day."""
+    fields: list[Any] = [Timeout._meta.get_field(name) for name in ("settled_at", "due_at")]
     columns = ", ".join(selected(f"last.{field.column}", field, connections[using]) for field in fields)
-    return Raw(f"SELECT {columns} FROM ({sql}) last WHERE last.settled_at >= %s", [*values, _time("recent")], fields)
+    rows = _rows(using).filter(state=State.FIRED).reverse().values("settled_at", "due_at")[:MAX_LAGS]
+    return _settled_recently(columns, rows, using)._replace(returning=fields)
 
 
-def _last(using: str, label: Param, state: str) -> TimeoutQuerySet:
-    """Return the rows of one label in a state, those that were to run last first, in the order of the index."""
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(policy=label, state=state)
-    return rows.order_by("-run_at", "-id")
+def _settled_recently(columns: str, rows: Any, using: str) -> Raw:
+    sql, values = sql_of(rows, using)
+    return Raw(f"SELECT {columns} FROM ({sql}) last WHERE last.settled_at >= %s", [*values, _time("recent")])
 
 
 def redis_status(using: str, now: datetime) -> RedisStatus:

@@ -10,7 +10,6 @@ Each takes the actor `by` (`admin:alice`) and a `reason` for people, and stores 
 if it is not declared.
 """
 
-from django_delayq.operations.adoption import Adoption, adopt
 from django_delayq.operations.changes import PolicyConflict, continue_moves
 from django_delayq.operations.policies import (
     DelayPreview,
@@ -24,29 +23,8 @@ from django_delayq.operations.policies import (
     shadow,
 )
 from django_delayq.operations.runner import Refusal, Refused, Result
-from django_delayq.operations.timeouts import cancel, fire_now, postpone, refire, retire, retry
+from django_delayq.operations.timeouts import Adoption, adopt, cancel, fire_now, postpone, refire, retire, retry
 
-__all__ = [
-    "Adoption",
-    "DelayPreview",
-    "PolicyConflict",
-    "Refusal",
-    "Refused",
-    "Result",
-    "adopt",
-    "brake",
-    "cancel",
-    "change_delay",
-    "continue_moves",
-    "fire_now",
-    "hold",
-    "late",
-    "pause",
-    "postpone",
-    "preview_delay",
-    "refire",
-    "resume",
-    "retire",
-    "retry",
-    "shadow",
-]
+__all__ = ["Adoption", "DelayPreview", "PolicyConflict", "Refusal", "Refused", "Result"]
+__all__ += ["adopt", "cancel", "fire_now", "postpone", "refire", "retire", "retry"]
+__all__ += ["brake", "change_delay", "continue_moves", "hold", "late", "pause", "preview_delay", "resume", "shadow"]

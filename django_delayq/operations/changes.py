@@ -10,7 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from django.db import Error as DatabaseError
@@ -45,8 +47,6 @@ MISSED_EVERY: Final = timedelta(minutes=1)
 MAX_REQUEUED: Final = 10_000
 """So many due rows are requeued at once when a policy is resumed; the next sweep requeues the others."""
 REQUEUE_PAGE: Final = 1_000
-
-
 MAX_REQUEST_SECONDS: Final = 2.0
 """A request moves the rows of a policy for at most this long; a worker moves the rest."""
 
@@ -133,11 +133,6 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     transaction.on_commit(after_commit, using=using, robust=True)
 
 
-def begin_move(change: PolicyChange, using: str) -> None:
-    """Limit the unsaved `change` to the present rows; rows that are scheduled later already follow it."""
-    change.last_place = paging.newest_id(using)
-
-
 def run_move(change: PolicyChange, using: str, progress: Progress | None = None) -> PolicyChange:
     """Move all rows of `change`, then let its policy continue; inside a transaction: after its commit.
 
@@ -169,7 +164,7 @@ def _move_page(change_id: int, using: str) -> int:
         ids = list(page.values_list("pk", flat=True)[: paging.CHUNK])
         change.touched_at = database_now(using)
         if ids:
-            moved = _move_rows(ids, change, policy, using)
+            moved = _move_rows(paging.read_page(ids, using), change, policy)
             change.place, change.moved = ids[-1], change.moved + moved
             change.unmoved += len(ids) - moved
         else:
@@ -189,7 +184,7 @@ def move_missed(using: str) -> int:
     the former delay after their `since`, and were never moved.
     """
     now, total = database_now(using), 0
-    delays = PolicyChange.objects.using(using).filter(what=PolicyChange.What.DELAY)
+    delays = PolicyChange.objects.using(using).filter(what=What.DELAY)
     for change in delays.filter(finished_at__gt=now - MISSED_FOR, touched_at__lte=now - MISSED_EVERY).order_by("id"):
         policy, before = registry.get(change.policy), change.details.get("before")
         claimed = delays.filter(pk=change.pk, touched_at=change.touched_at).update(touched_at=now)  # by one worker
@@ -198,28 +193,27 @@ def move_missed(using: str) -> int:
         if delays.filter(policy__in=policy.labels, pk__gt=change.pk).exists():
             continue
         change.touched_at, former = now, timedelta(seconds=before)
-        rows = Timeout.objects.using(using).pending().of_labels(policy.labels).order_by("pk")
+        rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
-        place = 0
-        while ids := list(rows.filter(pk__gt=place).values_list("pk", flat=True)[: paging.CHUNK]):
-            with transaction_of(using):
-                moved = _move_rows(ids, change, policy, using, former)
-                delays.filter(pk=change.pk).update(moved=F("moved") + moved)
-            place, total = ids[-1], total + moved
+        move = partial(_move_missed, change=change, policy=policy, former=former)
+        total += sum(paging.each_page(rows, move, by_id=True))
     return total
 
 
-def _move_rows(
-    ids: list[int], change: PolicyChange, policy: TimeoutPolicy[Any], using: str, former: timedelta | None = None
-) -> int:
-    """Move the rows `ids` that are pending; with `former`, those that have this delay and were never moved."""
-    page, in_force = paging.read_page(ids, using), read_delay(policy, using)
-    moves, failed = [], list[str]()
+def _move_missed(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any], former: timedelta) -> int:
+    """Move those rows of `page` that are due the delay `former` after their `since`, and were never moved."""
+    rows = [row for row in page.rows if row.since_at is not None and row.due_at - row.since_at == former]
+    rows = [row for row in rows if not any("from" in event for event in row.history)]
+    moved = _move_rows(replace(page, rows=rows), change, policy)
+    PolicyChange.objects.using(page.using).filter(pk=change.pk).update(moved=F("moved") + moved)
+    return moved
+
+
+def _move_rows(page: paging.Page, change: PolicyChange, policy: TimeoutPolicy[Any]) -> int:
+    """Move the pending rows of `page`; return how many got another deadline."""
+    moves, failed, details = [], list[str](), change.details
+    in_force = read_delay(policy, page.using)
     for row in page.rows:
-        if former is not None:
-            was_moved = any("from" in event for event in row.history)
-            if was_moved or row.since_at is None or row.due_at - row.since_at != former:
-                continue
         try:
             due_at, run_at = _replanned(row, change, policy, page, in_force)
         except InvalidDelay:
@@ -232,18 +226,14 @@ def _move_rows(
         if (due_at, run_at) != (row.due_at, row.run_at):
             moves.append((row, due_at, run_at))
     if failed:
-        words = "%s: %d deadlines cannot be computed and stay where they are. The first is that of object %s"
         logger.warning(
-            words,
-            policy.label,
-            len(failed),
-            failed[0],
+            "%s: %d deadlines cannot be computed and stay where they are. The first is that of object %s",
+            *(policy.label, len(failed), failed[0]),
             extra={"event": "replan_failed", "policy": policy.label, "count": len(failed)},
         )
-    what, reason = "replanned", change.reason
-    if change.details["move"] == "thaw":
-        what, reason = "hold_ended", "; ".join(filter(None, (change.details.get("held_reason"), change.reason)))
-    return len(move_rows(moves, using, what=what, at=change.touched_at, by=change.by, reason=clipped(reason)))
+    what = "hold_ended" if details["move"] == "thaw" else "replanned"
+    reason = clipped("; ".join(filter(None, (details.get("held_reason"), change.reason))))
+    return len(move_rows(moves, page.using, what=what, at=change.touched_at, by=change.by, reason=reason))
 
 
 def _replanned(
@@ -254,16 +244,14 @@ def _replanned(
         held_from, held_until = (moment(details[name]) for name in ("frozen_at", "thawed_at"))
         shift = max(timedelta(0), held_until - max(held_from, _counts_from(row, policy, page, in_force)))
         return shifted(row.due_at, shift), shifted(row.run_at, shift)
-    due_at = row.due_at
+    due_at, obj = row.due_at, page.object_of(row)
     if details["move"] == "shift":
         due_at = shifted(due_at, timedelta(microseconds=details["microseconds"]))
-    else:
-        obj = page.object_of(row) if callable(policy.after) else None
+    elif obj is not None or not callable(policy.after):
         after = None if details["after"] is None else timedelta(microseconds=details["after"])
-        if obj is not None or not callable(policy.after):
-            planned = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
-            # A row without `since` counts from when it was scheduled, and is never due before.
-            due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
+        planned = policy.due_of(obj, row.since_at or row.created_at, after) or due_at
+        # A row without `since` counts from when it was scheduled, and is never due before.
+        due_at = planned if row.since_at is not None or planned >= row.created_at else due_at
     return due_at, run_at_of(row, due_at)
 
 
@@ -275,7 +263,7 @@ def _counts_from(row: Timeout, policy: TimeoutPolicy[Any], page: paging.Page, in
     """
     restarts = [moment(event["at"]) for event in row.history if _is_restart(event)]
     counts_from = max([row.created_at, *restarts])
-    obj = page.object_of(row) if callable(policy.after) else None
+    obj = page.object_of(row)
     if row.since_at is None or row.since_at >= counts_from or (obj is None and callable(policy.after)):
         return counts_from
     try:

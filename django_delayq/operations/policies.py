@@ -24,19 +24,12 @@ from django_delayq.clock import check_length, check_moment, shifted
 from django_delayq.exceptions import InvalidDelay
 from django_delayq.ledger.controls import PolicyState, policy_state, valid_guards
 from django_delayq.ledger.db_connections import use_after_commit
-from django_delayq.ledger.history import clipped, iso
+from django_delayq.ledger.history import iso
 from django_delayq.ledger.locking import database_of
+from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.changes import (
-    PolicyConflict,
-    Progress,
-    begin_move,
-    control_of,
-    requeue_due,
-    run_move,
-    unfinished,
-)
+from django_delayq.operations.changes import PolicyConflict, Progress, control_of, requeue_due, run_move, unfinished
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.policy_options import Brake, Late, Then
 
@@ -49,11 +42,7 @@ DECLARED: Final = "declared"
 
 
 def pause(
-    policy: str | TimeoutPolicy[Any],
-    *,
-    by: str,
-    reason: str = "",
-    until: datetime | Literal["keep"] | None = "keep",
+    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", until: datetime | Literal["keep"] | None = "keep"
 ) -> PolicyChange | None:
     """Stop `policy` until `resume`, or until a datetime. What falls due meanwhile fires afterwards.
 
@@ -77,17 +66,7 @@ def pause(
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
-        is_stopped = control.stop != Stop.NONE
-        if until == "keep":
-            until = control.until
-        if is_stopped and until == control.until and clipped(reason) in {"", control.reason}:
-            return None
-        change.details = {"until": iso(until), **(_previous(control) if is_stopped else {})}
-        if not is_stopped:
-            control.stopped_at = change.at
-        control.stop, control.until = Stop.PAUSED, until
-        change.what, change.finished_at = What.PAUSED, change.at
-    return change
+        return _stop(control, change, Stop.PAUSED, control.until if until == "keep" else until)
 
 
 def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange | None:
@@ -98,23 +77,26 @@ def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> Poli
     Raises PolicyConflict while it is being released.
     """
     with control_of(policy, by, reason) as (control, change):
-        if control.stop == Stop.HELD and clipped(reason) in {"", control.reason}:
-            return None
-        change.details = _previous(control) if control.stop != Stop.NONE else {}
-        if control.stop != Stop.HELD:
-            control.stopped_at = change.at
-        control.stop, control.until = Stop.HELD, None
-        change.what, change.finished_at = What.HELD, change.at
+        return _stop(control, change, Stop.HELD, None)
+
+
+def _stop(control: PolicyControl, change: PolicyChange, stop: str, until: datetime | None) -> PolicyChange | None:
+    """Put `stop` in force; return the change, None if the policy is stopped like this already."""
+    if control.stop == stop and control.until == until and change.reason in {"", control.reason}:
+        return None
+    change.details = {"until": iso(until)} if stop == Stop.PAUSED else {}
+    if control.stop != Stop.NONE:
+        change.details |= {"was": str(control.stop), "since": iso(control.stopped_at)}
+        change.details |= {"was_until": iso(control.until), "was_reason": control.reason}
+    if control.stop != stop:
+        control.stopped_at = change.at
+    control.stop, control.until = stop, until
+    change.what, change.finished_at = What(stop), change.at
     return change
 
 
 def resume(
-    policy: str | TimeoutPolicy[Any],
-    *,
-    by: str,
-    reason: str = "",
-    shift: bool = True,
-    progress: Progress | None = None,
+    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", shift: bool = True, progress: Progress | None = None
 ) -> PolicyChange | None:
     """Let `policy` continue; due timeouts fire within two seconds. Returns the change; None: it was not stopped.
 
@@ -140,9 +122,9 @@ def resume(
         since = iso(control.stopped_at)
         change.details = {"was": str(control.stop), "since": since}
         if moves:
-            change.details |= {"move": "thaw", "frozen_at": since, "thawed_at": iso(change.at)}
-            change.details["held_reason"] = control.reason
-            begin_move(change, using)
+            times = {"frozen_at": since, "thawed_at": iso(change.at)}
+            change.details |= {"move": "thaw", **times, "held_reason": control.reason}
+            change.last_place = newest_id(using)  # rows that are scheduled later follow it already
             control.stop = Stop.RELEASING
         else:
             control.stop, control.stopped_at, change.finished_at = Stop.NONE, None, change.at
@@ -151,15 +133,6 @@ def resume(
         return run_move(change, using, progress)
     use_after_commit(lambda: requeue_due(found, using), using)
     return change
-
-
-def _previous(control: PolicyControl) -> dict[str, Any]:
-    return {
-        "was": str(control.stop),
-        "since": iso(control.stopped_at),
-        "was_until": iso(control.until),
-        "was_reason": control.reason,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +160,12 @@ def preview_delay(policy: str | TimeoutPolicy[Any], after: timedelta | None, mod
     found = get_policy(policy)
     using = database_of(found.concrete_model)
     before, now = policy_state(found, using).delay, clock.now()
-    new = _new_delay(found, after, mode, before)
+    new, shift = _new_delay(found, after, mode, before)
     rows = Timeout.objects.using(using).filter(state=Timeout.State.PENDING).of_labels(found.labels)
     rows = rows.order_by("policy", "state", "run_at", "id")
     wanted = {"pending": rows}
-    if mode == "keep":
-        wanted["overdue"] = rows.filter(due_at__lte=now)
-    elif mode == "shift" and new is not None and before is not None:
-        wanted["overdue"] = rows.filter(due_at__lte=now - (new - before))
+    if mode != "recompute":
+        wanted["overdue"] = rows.filter(due_at__lte=now - shift)
     elif new is not None:
         begun = now - new
         # A row without `since` counts from when it was scheduled, and is never due before.
@@ -239,7 +210,7 @@ def change_delay(
     with control_of(found, by, reason) as (control, change):
         # Of the locked row: `policy_state` may show the state before a concurrent change that was waited for.
         before = PolicyState(found, after=control.after).delay
-        new = _new_delay(found, after, mode, before)
+        new, shift = _new_delay(found, after, mode, before)
         control.after = after
         change.what = What.DELAY
         seconds = [None if delay is None else delay.total_seconds() for delay in (before, new)]
@@ -247,18 +218,20 @@ def change_delay(
         if mode == "keep":
             change.finished_at = change.at
         else:
-            shift = new - before if mode == "shift" and new is not None and before is not None else timedelta(0)
             microsecond = timedelta(microseconds=1)
             change.details |= {"move": mode, "microseconds": shift // microsecond}
             change.details["after"] = None if after is None else after // microsecond
-            begin_move(change, using)
+            change.last_place = newest_id(using)  # rows that are scheduled later follow it already
     return change if mode == "keep" else run_move(change, using, progress)
 
 
 def _new_delay(
     policy: TimeoutPolicy[Any], after: timedelta | None, mode: Mode, before: timedelta | None
-) -> timedelta | None:
-    """Return the new delay, None if it differs from object to object. Raises ValueError, InvalidDelay."""
+) -> tuple[timedelta | None, timedelta]:
+    """Return the new delay, None if it differs from object to object; and by how much `mode` shifts pending deadlines.
+
+    Raises ValueError, InvalidDelay.
+    """
     if mode not in MODES:
         raise ValueError(f'mode is "keep", "recompute" or "shift", not {mode!r}.')
     if policy.after is None:
@@ -267,10 +240,12 @@ def _new_delay(
     if after is not None:
         shifted(clock.now(), check_length(after, "after", may_be_negative=policy.since is not None))
     new = PolicyState(policy, after=after).delay
-    if mode == "shift" and (new is None or before is None):
+    if mode != "shift":
+        return new, timedelta(0)
+    if new is None or before is None:
         words = _("The delay of {policy} depends on the object, so deadlines cannot be shifted by one difference.")
         raise InvalidDelay(words.format(policy=policy.label))
-    return new
+    return new, new - before
 
 
 def late(
@@ -296,9 +271,9 @@ def late(
         TypeError, ValueError: as `Late` does, or `off` and `after` are both given.
         PolicyConflict: an earlier change still moves rows.
     """
-    value = None if off or after is None else Late(after, then)
-    _refuse_both(off, after=after)
-    return _set(policy, "late", _stored(value) if off or value else DECLARED, by, reason)
+    if off and after is not None:
+        raise ValueError("Give either off=True or after.")
+    return _set(policy, "late", None if after is None else Late(after, then), by, reason, off=off)
 
 
 def brake(
@@ -324,10 +299,10 @@ def brake(
         TypeError, ValueError: as `Brake` does, or `off` and one of the others are given.
         PolicyConflict: an earlier change still moves rows.
     """
-    _refuse_both(off, most=most, per=per)
     given: Any = (most, per)
-    value = None if given == (None, None) else Brake(*given)
-    return _set(policy, "brake", _stored(value) if off or value else DECLARED, by, reason)
+    if off and given != (None, None):
+        raise ValueError("Give either off=True or most and per.")
+    return _set(policy, "brake", None if given == (None, None) else Brake(*given), by, reason, off=off)
 
 
 def shadow(policy: str | TimeoutPolicy[Any], *, share: int | None, by: str, reason: str = "") -> PolicyChange | None:
@@ -347,13 +322,7 @@ def shadow(policy: str | TimeoutPolicy[Any], *, share: int | None, by: str, reas
     """
     if share is not None and (isinstance(share, bool) or not isinstance(share, int) or not 0 <= share <= 100):
         raise ValueError(f"share is a percentage from 0 to 100, or None for what is declared, not {share!r}.")
-    return _set(policy, "shadow", DECLARED if share is None else share, by, reason)
-
-
-def _refuse_both(off: bool, **values: Any) -> None:
-    given = [name for name, value in values.items() if value is not None]
-    if off and given:
-        raise ValueError(f"Give either off=True or {' and '.join(given)}.")
+    return _set(policy, "shadow", share, by, reason, off=False)
 
 
 def _stored(value: Any) -> Any:
@@ -365,21 +334,24 @@ def _stored(value: Any) -> Any:
     return value
 
 
-def _set(policy: str | TimeoutPolicy[Any], guard: str, value: Any, by: str, reason: str) -> PolicyChange | None:
-    """Put `value` in force for `guard`, as it is stored, or `DECLARED`; return the change, None if there is none."""
-    found = get_policy(policy)
+def _set(
+    policy: str | TimeoutPolicy[Any], guard: str, given: Late | Brake | int | None, by: str, reason: str, *, off: bool
+) -> PolicyChange | None:
+    """Put a guard in force: `given`, or none with `off`, or else what is declared; return the change, if any."""
+    found, value = get_policy(policy), _stored(given) if off or given is not None else DECLARED
     with control_of(found, by, reason) as (control, change):
-        known = valid_guards(found, control.guards)
-        before = PolicyState(found, guards=known)
-        if known.get(guard, DECLARED) == value:
+        guards = valid_guards(found, control.guards)
+        if guards.get(guard, DECLARED) == value:
             return None
-        guards = {name: each for name, each in known.items() if name not in {guard, "by"}}
-        actors = {name: each for name, each in known.get("by", {}).items() if name != guard}
-        if value != DECLARED:
-            guards, actors = {**guards, guard: value}, {**actors, guard: change.by}
+        before = _stored(getattr(PolicyState(found, guards=guards), guard))
+        actors = guards.pop("by", {})
+        if value == DECLARED:
+            del guards[guard]
+            actors.pop(guard, None)
+        else:
+            guards[guard], actors[guard] = value, change.by
+        after = _stored(getattr(PolicyState(found, guards=guards), guard))
         control.guards = {**guards, "by": actors} if actors else guards
-        after = PolicyState(found, guards=control.guards)
-        shown = [_stored(getattr(state, guard)) for state in (before, after)]
-        change.details = {"before": shown[0], "after": shown[1], "declared": value == DECLARED}
+        change.details = {"before": before, "after": after, "declared": value == DECLARED}
         change.what, change.finished_at = guard, change.at
-    return change
+        return change

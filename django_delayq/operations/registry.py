@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
@@ -23,11 +23,10 @@ class Operation:
 
     Attributes:
         name: its last path component in admin and REST.
-        kind: what `call` takes as its first argument: timeouts, or a policy.
-        call: the function. All take `by` and `reason`; those on timeouts also `dry_run` and `progress`.
+        call: the function of the timeouts or the policy, `by` and `reason`; for timeouts also `dry_run` and `progress`.
         permission: the codename of the permission that is needed.
         states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
-        parameters: the further keyword arguments of `call`. An operator that leaves one out gets its default.
+        has_parameters: for timeouts: `call` has further arguments, and which timeouts it refuses may depend on them.
         moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
         label: for a button.
         action: for a list of actions on selected rows.
@@ -38,11 +37,10 @@ class Operation:
     """
 
     name: str
-    kind: Literal["timeout", "policy"]
     call: Callable[..., Any]
     permission: str
     states: frozenset[str]
-    parameters: tuple[str, ...] = ()
+    has_parameters: bool = False
     moves_rows: bool = False
     label: Any
     action: Any = None
@@ -53,7 +51,7 @@ class Operation:
 
     def is_permitted(self, user: Any) -> bool:
         """Return whether `user` may see what this changes, and change it."""
-        view = "view_timeout" if self.kind == "timeout" else "view_policycontrol"
+        view = "view_timeout" if self.name in TIMEOUT_OPERATIONS else "view_policycontrol"
         return all(user.has_perm(f"django_delayq.{name}") for name in (view, self.permission))
 
     def fits(self, subject: Timeout | PolicyState) -> bool:
@@ -63,12 +61,11 @@ class Operation:
         return subject.stop in self.states and (self.name != "delay" or subject.policy.after is not None)
 
 
-OPERATIONS: Final = {
-    operation.name: operation
-    for operation in (
+TIMEOUT_OPERATIONS: Final = {
+    each.name: each
+    for each in (
         Operation(
             name="cancel",
-            kind="timeout",
             call=operations.cancel,
             permission="cancel_timeout",
             states=frozenset({State.PENDING, State.FIRING, State.DEAD}),
@@ -81,7 +78,6 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="fire",
-            kind="timeout",
             call=operations.fire_now,
             permission="fire_timeout",
             states=frozenset({State.PENDING}),
@@ -94,11 +90,10 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="postpone",
-            kind="timeout",
             call=operations.postpone,
             permission="postpone_timeout",
             states=frozenset({State.PENDING}),
-            parameters=("weeks", "days", "hours", "minutes", "seconds", "after", "at"),
+            has_parameters=True,
             label=_("Postpone"),
             action=_("Postpone selected timeouts"),
             question=_("Postpone these timeouts?"),
@@ -108,7 +103,6 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="retry",
-            kind="timeout",
             call=operations.retry,
             permission="retry_timeout",
             states=frozenset({State.DEAD}),
@@ -121,11 +115,10 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="refire",
-            kind="timeout",
             call=operations.refire,
             permission="refire_timeout",
             states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
-            parameters=("at",),
+            has_parameters=True,
             label=_("Fire again"),
             action=_("Fire selected settled timeouts again"),
             question=_("Fire these timeouts again?"),
@@ -136,13 +129,16 @@ OPERATIONS: Final = {
             done=ngettext_lazy("{n} timeout is scheduled again.", "{n} timeouts are scheduled again."),
             log_message=_("Fired again: {reason}"),
         ),
+    )
+}
+POLICY_OPERATIONS: Final = {
+    each.name: each
+    for each in (
         Operation(
             name="pause",
-            kind="policy",
             call=operations.pause,
             permission="pause_policy",
             states=frozenset({Stop.NONE, Stop.PAUSED}),
-            parameters=("until",),
             label=_("Pause"),
             question=_("Pause this policy?"),
             explanation=_(
@@ -153,7 +149,6 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="hold",
-            kind="policy",
             call=operations.hold,
             permission="pause_policy",
             states=frozenset({Stop.NONE, Stop.PAUSED}),
@@ -167,11 +162,9 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="resume",
-            kind="policy",
             call=operations.resume,
             permission="pause_policy",
             states=frozenset({Stop.PAUSED, Stop.HELD}),
-            parameters=("shift",),
             moves_rows=True,
             label=_("Resume"),
             question=_("Resume this policy?"),
@@ -180,11 +173,9 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="delay",
-            kind="policy",
             call=operations.change_delay,
             permission="change_policy_delay",
             states=NOT_MOVING,
-            parameters=("after", "mode"),
             moves_rows=True,
             label=_("Change the delay"),
             question=_("Change the delay of this policy?"),
@@ -195,11 +186,9 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="late",
-            kind="policy",
             call=operations.late,
             permission="change_policy_guards",
             states=NOT_MOVING,
-            parameters=("after", "then", "off"),
             label=_("Limit the lateness"),
             question=_("Change the limit of lateness of this policy?"),
             explanation=_(
@@ -210,11 +199,9 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="brake",
-            kind="policy",
             call=operations.brake,
             permission="change_policy_guards",
             states=NOT_MOVING,
-            parameters=("most", "per", "off"),
             label=_("Change the brake"),
             question=_("Change the brake of this policy?"),
             explanation=_(
@@ -225,11 +212,9 @@ OPERATIONS: Final = {
         ),
         Operation(
             name="shadow",
-            kind="policy",
             call=operations.shadow,
             permission="change_policy_guards",
             states=NOT_MOVING,
-            parameters=("share",),
             label=_("Shadow mode"),
             question=_("Change the shadow mode of this policy?"),
             explanation=_(
@@ -240,8 +225,7 @@ OPERATIONS: Final = {
         ),
     )
 }
-TIMEOUT_OPERATIONS: Final = {name: each for name, each in OPERATIONS.items() if each.kind == "timeout"}
-POLICY_OPERATIONS: Final = {name: each for name, each in OPERATIONS.items() if each.kind == "policy"}
+OPERATIONS: Final = TIMEOUT_OPERATIONS | POLICY_OPERATIONS
 
 
 def operations_for(user: Any, target: Timeout | PolicyState) -> list[Operation]:

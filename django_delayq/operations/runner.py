@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from django.db.models import Max, Q, QuerySet, TextChoices
+from django.db.models import Max, QuerySet, TextChoices
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 
@@ -20,6 +20,7 @@ from django_delayq.ledger.history import began_at, clean
 from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
+from django_delayq.ledger.search import labels_of
 from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import registry
 
@@ -96,11 +97,20 @@ Progress: TypeAlias = Callable[[Result], object]
 
 
 @dataclass
-class Call:
-    """What an operation that begins rounds remembers from one page to the next."""
+class Action:
+    """What an operation does with the rows of a page. Each call has its own."""
 
+    name: str
+    signal: Signal
+    """Sent for a single timeout, with the row, or with the one that `write` returns."""
+    refuse: Callable[[Timeout, Context], Refusal | None]
+    """Return why a row must stay unchanged, or None."""
+    write: Callable[[list[Timeout], Context], Sequence[Timeout] | None]
+    """Change the rows in ledger and Redis. Return new rows, if there are any."""
+    begins_rounds: bool = False
+    """Read the newest rows first: of several rounds of one object only the newest can begin again."""
     newest: int | None = None
-    """The id of the newest row before it began its first round."""
+    """If it begins rounds: the id of the newest row before the first page."""
     begun: set[str] = field(default_factory=set)
     """The slots in which it has begun rounds, or in a dry run would have; about 150 bytes each."""
 
@@ -109,12 +119,13 @@ class Call:
 class Context:
     """What an operation knows about the page whose rows it changes."""
 
+    action: Action
     page: Page
     by: str
     reason: str
     now: datetime
     """The time of the database."""
-    call: Call
+    refused: list[Timeout] = field(default_factory=list)
 
     @property
     def using(self) -> str:
@@ -125,75 +136,45 @@ class Context:
         return stop_cache.read(self.using)
 
     @cached_property
-    def taken(self) -> set[str]:
-        """Return the slots of the page's rows in which a round is pending, or was scheduled since the call began.
-
-        The latter may have fired between two pages.
-        """
-        if self.call.newest is None:
-            self.call.newest = newest_id(self.using)
-        rows = self._rounds.filter(Q(slot_taken=1) | Q(pk__gt=self.call.newest))
-        return set(as_it_is(rows, self.using).values_list("slot", flat=True))
-
-    @cached_property
-    def newest(self) -> dict[str, tuple[int, datetime]]:
-        """Return the id of the newest row in each slot of the page's rows, and when it was created."""
-        rows = as_it_is(self._rounds.order_by("slot"), self.using).values("slot")
-        found = rows.annotate(newest=Max("pk"), last=Max("created_at"))
-        return {each["slot"]: (each["newest"], each["last"]) for each in found}
-
-    @property
-    def _rounds(self) -> QuerySet[Timeout]:
+    def rounds(self) -> dict[str, dict[str, Any]]:
+        """Return for each slot of the page's rows the `newest` id, the `last` creation, and whether it is `taken`."""
         slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
-        return Timeout.objects.using(self.using).filter(slot__in=slots)
+        rows = Timeout.objects.using(self.using).filter(slot__in=slots).order_by("slot")
+        by_slot: Any = as_it_is(rows, self.using).values("slot")
+        found = by_slot.annotate(newest=Max("pk"), last=Max("created_at"), taken=Max("slot_taken"))
+        return {each["slot"]: each for each in found}
 
     @property
     def event(self) -> dict[str, Any]:
         return {"at": self.now, "by": self.by, "reason": self.reason}
 
 
-class Action(NamedTuple):
-    """What an operation does with the rows of a page."""
-
-    name: str
-    signal: Signal
-    """Sent for a single timeout, with the row, or with the one that `write` returns."""
-    refuse: Callable[[Timeout, Context], Refusal | None]
-    """Return why a row must stay unchanged, or None."""
-    write: Callable[[list[Timeout], list[Timeout], Context], Sequence[Timeout] | None]
-    """Change the first rows in ledger and Redis. The second ones were refused. Return new rows, if there are any."""
-    begins_rounds: bool = False
-    """Read the newest rows first: of several rounds of one object only the newest can begin again."""
-
-
 def slots_of_row(row: Timeout) -> set[str]:
     """Return the slots of `row`, under the present and all former labels of its policy."""
-    policy = registry.get(row.policy)
-    labels = policy.labels if policy else ()
-    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels)}
-
-
-def is_superseded(row: Timeout, context: Context) -> bool:
-    """Return whether a newer round than that of `row` was scheduled, see `settling.is_superseded`."""
-    found = (context.newest[slot] for slot in slots_of_row(row) if slot in context.newest)
-    return any(row_id > row.pk and created_at >= began_at(row) for row_id, created_at in found)
+    kind, labels = row.content_type_id, labels_of(row.policy)
+    return {row.slot, *(slot_of(label, kind, row.object_id, row.key) for label in labels)}
 
 
 def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False) -> Refusal | None:
     """Return why no round can begin for the object of `row`, or None: then the slot is taken for the whole call.
 
-    `is_same_round`: that of `row` continues, which no newer round may have followed.
+    A slot is taken while a round is pending, and by rounds that were scheduled since the call began: they may have
+    fired between two pages. `is_same_round`: that of `row` continues, which no newer round may have followed.
     """
     if registry.get(row.policy) is None:
         return Refusal.POLICY_UNKNOWN
     if context.page.object_of(row) is None:
         return Refusal.OBJECT_GONE
-    slots = slots_of_row(row)
-    if slots & context.taken or slots & context.call.begun:
+    action, slots = context.action, slots_of_row(row)
+    if action.newest is None:
+        action.newest = newest_id(context.using)
+    rounds = [context.rounds[slot] for slot in slots if slot in context.rounds]
+    if slots & action.begun or any(each["taken"] or each["newest"] > action.newest for each in rounds):
         return Refusal.SLOT_TAKEN
-    if is_same_round and is_superseded(row, context):
+    # As `settling.is_superseded`, for all rows of the page in one query.
+    if is_same_round and any(each["newest"] > row.pk and each["last"] >= began_at(row) for each in rounds):
         return Refusal.SUPERSEDED
-    context.call.begun.update(slots)
+    action.begun |= slots
     return None
 
 
@@ -212,24 +193,23 @@ def run_action(
     Each page of 500 rows is one transaction, or part of the caller's transaction. Outside a transaction it may be
     interrupted between two pages and repeated. A single `Timeout` sends the signal; many send none.
     """
-    by, call = checked_actor(by), Call()
+    by = checked_actor(by)
     if isinstance(target, Timeout) and target.pk is None:
         raise ValueError("This Timeout is not a row of the ledger.")
 
     def change(page: Page) -> Result:
-        context = Context(page, by, reason, clock.database_now(page.using), call)
+        context, accepted = Context(action, page, by, reason, clock.database_now(page.using)), []
         missing = set(page.ids) - {row.pk for row in page.rows}
         refusals = [Refused(row_id, Refusal.MISSING) for row_id in sorted(missing)]
-        accepted, refused = [], []
         for row in sorted(page.rows, key=lambda row: -row.pk):  # the newest round first: only one can be retried
             if why := action.refuse(row, context):
-                refused.append(row)
+                context.refused.append(row)
                 refusals.append(Refused(row.pk, why))
             else:
                 accepted.append(row)
         accepted.sort(key=lambda row: (row.slot, row.pk))
         if not dry_run:
-            new = action.write(accepted, refused, context)
+            new = action.write(accepted, context)
             for row in (new or accepted) if isinstance(target, Timeout) else ():
                 announce(action.signal, row, page.using)
         counts = dict(Counter(why for _, why in refusals))

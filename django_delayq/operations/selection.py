@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from django.contrib.auth import get_permission_codename
 from django.contrib.contenttypes.models import ContentType
@@ -130,16 +130,15 @@ def about_keys(model: type[Model], keys: Iterable[str], using: str) -> Q:
 def owned_by(model: type[Model], pk: Any, using: str) -> Q:
     """Return the condition on rows about objects that belong to this object of `model`: the newest of each model."""
     wanted = Q(pk__in=[])
-    for table, path in _owner_paths():
-        if _model_at(table, path) is model._meta.concrete_model:
-            owned = table._base_manager.using(using).filter(**{f"{path}__pk": pk})
-            wanted |= _about(owned.order_by("-pk"), using)
+    for table, path in _paths_to(model):
+        owned = table._base_manager.using(using).filter(**{f"{path}__pk": pk})
+        wanted |= _about(owned.order_by("-pk"), using)
     return wanted
 
 
 def is_owner(model: type[Model]) -> bool:
     """Return whether objects belong to those of `model`, according to the policies."""
-    return any(_model_at(table, path) is model._meta.concrete_model for table, path in _owner_paths())
+    return bool(_paths_to(model))
 
 
 def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model], Any]]:
@@ -152,13 +151,14 @@ def owners_of(model: type[Model], pk: Any, using: str) -> list[tuple[type[Model]
     return list(dict.fromkeys((owner, key) for owner, key in named if key is not None))
 
 
-def _owner_paths() -> list[tuple[type[Model], str]]:
-    return list(dict.fromkeys((policy.concrete_model, policy.owner) for policy in get_policies() if policy.owner))
+def _paths_to(model: type[Model]) -> list[tuple[type[Model], str]]:
+    """Return the models of policies whose owner is a `model`, each with the path to it."""
+    paths = dict.fromkeys((policy.concrete_model, policy.owner) for policy in get_policies() if policy.owner)
+    return [(table, path) for table, path in paths if _model_at(table, path) is model._meta.concrete_model]
 
 
 def _model_at(model: type[Model], path: str) -> type[Model]:
-    found: type[Model] = field_at(model, path).related_model._meta.concrete_model
-    return found
+    return cast("type[Model]", field_at(model, path).related_model._meta.concrete_model)
 
 
 def _objects_with(term: str, using: str, user: Any) -> Iterator[QuerySet[Any]]:

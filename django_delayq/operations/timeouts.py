@@ -1,21 +1,24 @@
-"""Cancel, fire, postpone, retry, repeat and retire timeouts, also if their object or policy no longer exists."""
+"""Cancel, fire, postpone, retry, repeat, retire and adopt timeouts, also if their object or policy no longer exists."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from django.db import Error as DatabaseError
-from django.db.models import F
+from django.db.models import Q
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
-from django_delayq.clock import DelayArgs, check_length, check_moment, database_now, parse_delay, shifted
-from django_delayq.exceptions import InvalidDelay, UnknownPolicy
-from django_delayq.ledger import writing
+from django_delayq.clock import DelayArgs, check_length, check_moment, counted, database_now, parse_delay, shifted
+from django_delayq.conf import ConfigError, get_settings
+from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
+from django_delayq.ledger import installation, writing
 from django_delayq.ledger.history import clipped, message_of, record, record_death
-from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.search import labels_in
+from django_delayq.ledger.locking import database_of, transaction_of
+from django_delayq.ledger.search import count, labels_in
 from django_delayq.ledger.subjects import subject_at
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.operations.changes import PolicyConflict
@@ -32,7 +35,9 @@ from django_delayq.operations.runner import (
     run_action,
 )
 from django_delayq.policies import registry
+from django_delayq.redis_clients import get_engine
 
+logger = logging.getLogger("django_delayq.steering")
 State = Timeout.State
 
 
@@ -52,11 +57,11 @@ def cancel(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         return None if row.state == State.DEAD else refuse_unless_pending(row, context)
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         for row in rows:
             record_death(row, context.now)
             record(row, "cancel_requested", **context.event)
-        writing.forbid_attempts(refused, context.using, context.reason, by=context.by)
+        writing.forbid_attempts(context.refused, context.using, context.reason, by=context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)
@@ -80,7 +85,7 @@ def fire_now(
             return Refusal.POLICY_UNKNOWN
         return Refusal.POLICY_STOPPED if policy.label in context.stopped else None
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         moves = [(row, min(row.due_at, context.now), context.now) for row in rows]
         writing.move_rows(moves, context.using, what="fire_requested", to=context.now, **context.event)
 
@@ -124,7 +129,7 @@ def postpone(
         except InvalidDelay:
             return Refusal.TOO_FAR
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         deadlines = [(row, postponed(row, context.now)) for row in rows]
         moves = [(row, due_at, writing.run_at_of(row, due_at)) for row, due_at in deadlines]
         writing.move_rows(moves, context.using, what="postponed", fixed=given.at is not None, **context.event)
@@ -149,7 +154,7 @@ def retry(
             return Refusal.NOT_DEAD
         return refuse_round(row, context, is_same_round=True)
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(rows: list[Timeout], context: Context) -> None:
         for row in rows:
             record_death(row, context.now)
             record(row, "retried", to=context.now, **context.event)
@@ -187,7 +192,7 @@ def refire(
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         return refuse_round(row, context) if row.is_settled else Refusal.NOT_SETTLED
 
-    def write(rows: list[Timeout], refused: list[Timeout], context: Context) -> list[Timeout]:
+    def write(rows: list[Timeout], context: Context) -> list[Timeout]:
         due_at = max(wanted or context.now, context.now)
         new = [_repetition(row, due_at, context) for row in rows]
         writing.insert(new, context.using)
@@ -222,14 +227,7 @@ def _repetition(row: Timeout, due_at: datetime, context: Context) -> Timeout:
     return new
 
 
-def retire(
-    label: str,
-    *,
-    by: str,
-    reason: str = "",
-    dry_run: bool = False,
-    progress: Progress | None = None,
-) -> Result:
+def retire(label: str, *, by: str, reason: str = "", dry_run: bool = False, progress: Progress | None = None) -> Result:
     """Cancel the pending timeouts of the policy `label`, which is not declared any more, with the cause `retired`.
 
     Until then workers leave them pending, because another release may declare the policy. Dead rows stay. Each page of
@@ -261,14 +259,120 @@ def retire(
     change = PolicyChange(policy=label, what=PolicyChange.What.RETIRED, at=now, touched_at=now, finished_at=now)
     change.by, change.reason = by, clipped(reason)
 
-    def write(accepted: list[Timeout], refused: list[Timeout], context: Context) -> None:
+    def write(accepted: list[Timeout], context: Context) -> None:
         for row in accepted:
             record(row, "retired", **context.event)
         writing.cancel_rows(accepted, using, context.reason, context.now, cause=Timeout.Cause.RETIRED)
         # Each page is counted in its transaction: a process that dies leaves a record of what it has done.
-        if change.pk is None:
-            change.save(using=using)
-        PolicyChange.objects.using(using).filter(pk=change.pk).update(moved=F("moved") + len(accepted))
+        change.moved += len(accepted)
+        change.save(using=using)
 
     action = Action("retire", signals.timeout_cancelled, refuse_unless_pending, write)
     return run_action(rows, action, by=by, reason=reason, dry_run=dry_run, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What `adopt` did, or with `dry_run` would do.
+
+    Attributes:
+        before: the former name of the ledger; None: it had none.
+        name: the present one. If both are equal, nothing was changed.
+        cancelled: the number of cancelled timeouts.
+        renewed: the number of timeouts with a new `idempotency_key`: dead ones, and pending ones that are kept.
+    """
+
+    before: str | None
+    name: str
+    cancelled: int = 0
+    renewed: int = 0
+
+
+def adopt(
+    *,
+    by: str,
+    reason: str = "",
+    pending: Literal["cancel", "keep"] | None = None,
+    with_redis: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    using: str | None = None,
+) -> Adoption:
+    """Give the ledger the name in `DELAYQ["INSTALLATION"]`, so that workers of this installation accept it.
+
+    Timeouts that may fire here get new idempotency keys, because receivers of the former ones may belong to the other
+    installation. Heartbeats and claims of the former workers are deleted. Outside a transaction each page of 500 rows
+    is a transaction. The name is written last: a process that dies before leaves a ledger that workers still refuse,
+    and the next call continues with the rows that are left.
+
+    Args:
+        by, reason: see `operations`. They are stored in the history of each row.
+        pending: `"cancel"` pending and firing timeouts by hand, or `"keep"` them. Required if there are any.
+        with_redis: also claim the Redis under `PREFIX`, from an installation that does not use it any more.
+        dry_run: count, and write nothing.
+        progress: called with the result of each page, after its commit.
+        using: the database; by default where the routers write the ledger.
+
+    Raises:
+        ConfigError: `INSTALLATION` is not set.
+        WrongInstallation: the Redis under `PREFIX` belongs to another installation. Nothing was changed.
+        DelayqError: `pending` is missing. Nothing was changed.
+        ValueError: `by` is empty, or `pending` has another value.
+    """
+    by, name, using = checked_actor(by), get_settings().installation, using or database_of(Timeout)
+    if name is None:
+        raise ConfigError("DELAYQ['INSTALLATION'] is not set: give this installation a name of its own first.")
+    if pending not in ("cancel", "keep", None):
+        raise ValueError(f'pending is "cancel", "keep" or None, not {pending!r}.')
+    done = Adoption(installation.ledger_name(using), name)
+    if not with_redis:
+        # Before a row is cancelled, whose id may be the id of a timeout of the other installation.
+        error = installation.redis_failure(get_engine(using), claim=False)
+        if error is not None:
+            logger.warning("%s. It was not checked whose Redis it is", error, extra={"event": "redis_unchecked"})
+    if done.before != name:
+        done = _change_rows(done, using, pending, by=by, reason=reason, dry_run=dry_run, progress=progress)
+    if done.before != name and not dry_run:
+        with transaction_of(using):
+            installation.assign(using, name)
+        logger.info(
+            "The database of %r was adopted as %r by %s: %s cancelled, %s renewed",
+            *(done.before, name, by, counted(done.cancelled, "timeout"), counted(done.renewed, "idempotency key")),
+            extra={"event": "adopted", "by": by, "reason": reason, "before": done.before, "installation": name},
+        )
+    if with_redis and not dry_run and (engine := get_engine(using)) is not None:
+        engine.claim_prefix(name, replace=True)
+    return done
+
+
+def _change_rows(done: Adoption, using: str, pending: str | None, **options: Any) -> Adoption:
+    rows = Timeout.objects.using(using)
+    if pending is None and (number := count(rows.unsettled())).value:
+        words = f"This database has {counted(number, 'pending timeout')}: give --cancel-pending or --keep-pending."
+        raise DelayqError(words)
+    kept, cancelled = Q(state=State.DEAD), 0
+    if pending == "cancel":
+        action = Action("cancel", signals.timeout_cancelled, _refuse_settled, _cancel)
+        cancelled = run_action(rows.unsettled(), action, **options).changed
+    else:
+        kept |= Q(settled_at__isnull=True)
+    action = Action("adopt", signals.timeout_rescheduled, _refuse_settled, _renew)
+    return replace(done, cancelled=cancelled, renewed=run_action(rows.filter(kept), action, **options).changed)
+
+
+def _refuse_settled(row: Timeout, context: Context) -> Refusal | None:
+    return Refusal.SETTLED if row.is_settled and row.state != State.DEAD else None
+
+
+def _cancel(rows: list[Timeout], context: Context) -> None:
+    # Firing ones too: the process that fired them in the copied database does not run here.
+    for row in rows:
+        record(row, "cancel_requested", **context.event)
+    states = (State.PENDING, State.FIRING)
+    writing.cancel_rows(rows, context.using, context.reason, context.now, states=states)
+
+
+def _renew(rows: list[Timeout], context: Context) -> None:
+    for row in rows:
+        record(row, "adopted", **context.event)
+    writing.renew_keys(rows, context.using)

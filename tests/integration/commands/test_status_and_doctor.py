@@ -260,7 +260,7 @@ def test_what_cannot_be_examined_is_an_error_and_the_rest_is_examined(monkeypatc
     def broken(using: str) -> Iterator[CheckMessage]:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(doctor, "QUICK", {"broken": broken, "versions": doctor.versions})
+    monkeypatch.setattr(doctor, "QUICK", (broken, doctor.versions))
     findings = examine(quick=True)
     assert [(finding.level, finding.id) for finding in findings] == [(ERROR, "broken"), (INFO, "versions")]
     assert "RuntimeError: no such luck" in findings[0].msg
