@@ -6,12 +6,12 @@ Needs no Redis, no worker and no sleeping. pytest's fixture `timeouts` offers th
 from __future__ import annotations
 
 import sys
+import traceback
 import unittest
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from django_delayq import clock
@@ -26,7 +26,7 @@ from django_delayq.outcomes import Outcome
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.scheduling.queries import pending_timeouts
 from django_delayq.scheduling.single import parse_span, schedule_timeout
-from django_delayq.scheduling.story import explain_timeout
+from django_delayq.scheduling.story import story_of
 from django_delayq.signals import timeout_dead, timeout_failed, timeout_fired, timeout_skipped
 
 if TYPE_CHECKING:
@@ -55,19 +55,15 @@ class Journey(AbstractContextManager[datetime]):
     """Sets the clock of the library: until the `with` block ends, or else until the test ends."""
 
     def __init__(self, moment: datetime) -> None:
-        self._moment, self._setting = moment, ExitStack()
-        self._has_begun = False
+        self._moment, self._setting, self._has_begun = moment, ExitStack(), False
         if (call_at_the_end := _end_of_test()) is not None:
-            self._begin()
+            self.__enter__()
             call_at_the_end(self._setting.close)
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        self._setting.enter_context(clock.set_to(self._moment))
 
     def __enter__(self) -> datetime:
         if not self._has_begun:
-            self._begin()
+            self._has_begun = True
+            self._setting.enter_context(clock.set_to(self._moment))
         return self._moment
 
     def __exit__(self, *error: object) -> None:
@@ -113,12 +109,10 @@ def _end_of_test() -> Callable[[Callable[[], None]], object] | None:
     be used without a base class.
     """
     for name, add in (("self", "addCleanup"), ("cls", "addClassCleanup")):
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, _line in traceback.walk_stack(sys._getframe(1)):
             found = frame.f_locals.get(name)
             if issubclass(found if isinstance(found, type) else type(found), unittest.TestCase):
                 return getattr(found, add)  # type: ignore[no-any-return]
-            frame = frame.f_back
     plugin = sys.modules.get("django_delayq.pytest_plugin")
     return None if plugin is None or plugin.end_of_test is None else plugin.end_of_test.callback
 
@@ -138,14 +132,10 @@ class Fired(int):
 
     def __new__(cls, signals: Sequence[tuple[Signal, Timeout]] = (), stopped: Sequence[str] = ()) -> Fired:
         """Return how many of `signals` are `timeout_fired`."""
-
-        def rows_of(signal: Signal) -> list[Timeout]:
-            return list({row.pk: row for sent, row in signals if sent is signal}.values())
-
-        fired = rows_of(timeout_fired)
-        self = super().__new__(cls, len(fired))
-        self.fired, self.skipped = fired, rows_of(timeout_skipped)
-        self.failed, self.dead = rows_of(timeout_failed), rows_of(timeout_dead)
+        kinds = (timeout_fired, timeout_skipped, timeout_failed, timeout_dead)
+        rows = [list({row.pk: row for sent, row in signals if sent is kind}.values()) for kind in kinds]
+        self = super().__new__(cls, len(rows[0]))
+        self.fired, self.skipped, self.failed, self.dead = rows
         self.stopped = list(stopped)
         return self
 
@@ -247,16 +237,16 @@ def _raise_failure(report: Report) -> None:
     for timeout_id, error in report.errors.items():
         if isinstance(error, Outcome | WorkerDied | TransientFailure):
             continue
-        traceback = error.__traceback__
-        while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
-            traceback = traceback.tb_next
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
+            frames = frames.tb_next
         row = rows.get(timeout_id)
         about = "" if row is None else f", {row.policy} of {row.object_id},"
         error.add_note(
             f"This attempt of timeout {timeout_id}{about} is recorded as in production. With fire_due(raises=False) "
             "the test can examine it."
         )
-        raise error.with_traceback(traceback)
+        raise error.with_traceback(frames)
 
 
 def perform(
@@ -322,33 +312,33 @@ def assert_fired(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Ti
     __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     row = subject.rounds().exclude(state=State.PENDING).first() or subject.pending().first()
-    if row is None or row.state != State.FIRED:
-        raise AssertionError(_failure(subject, obj, _instead("fire", row)))
-    return row
+    return _in_state(State.FIRED, row, subject, obj, "fire")
 
 
 def assert_cancelled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
     """Check that the newest timeout was cancelled; return it. Raises AssertionError with its story."""
     __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
-    row = subject.rounds().first()
-    if row is None or row.state != State.CANCELLED:
-        raise AssertionError(_failure(subject, obj, _instead("get cancelled", row)))
+    return _in_state(State.CANCELLED, subject.rounds().first(), subject, obj, "get cancelled")
+
+
+def _in_state(state: State, row: Timeout | None, subject: Subject, obj: Model, expected: str) -> Timeout:
+    """Return `row` if it is in `state`; otherwise raise AssertionError."""
+    __tracebackhide__ = True
+    if row is None or row.state != state:
+        instead = "was never scheduled" if row is None else f"is {row.state}"
+        raise AssertionError(_failure(subject, obj, f"did not {expected}: it {instead}"))
     return row
-
-
-def _instead(expected: str, row: Timeout | None) -> str:
-    return f"did not {expected}: it was never scheduled" if row is None else f"did not {expected}: it is {row.state}"
 
 
 def _failure(subject: Subject, obj: Model, words: str) -> str:
     """Return the message of a failed assertion: `words`, the pending timeouts of `obj`, and the story."""
     pending = [
-        f"{row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}" for row in pending_timeouts(obj)
+        f"  {row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}"
+        for row in pending_timeouts(obj)
     ]
-    listed = "\n  ".join(pending) if pending else "nothing"
-    story = explain_timeout(obj, subject.policy, subject.key)
-    return f"{subject} {words}.\nPending for {obj!r}:\n  {listed}\n{story}"
+    lines = [f"{subject} {words}.", f"Pending for {obj!r}:", *(pending or ["  nothing"]), str(story_of(subject))]
+    return "\n".join(lines)
 
 
 def _local(moment: datetime) -> str:
