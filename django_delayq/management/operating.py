@@ -19,9 +19,9 @@ from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
-from django_delayq.management.output import Paint, as_json, guard_of, stop_of, table, terminal_width
+from django_delayq.management.output import Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, Result
+from django_delayq.operations import Result
 from django_delayq.operations.registry import OPERATIONS, Operation
 from django_delayq.policies import TimeoutPolicy, get_policy
 
@@ -29,6 +29,7 @@ EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
 PROGRESS_WIDTH: Final = 40
+INDENT: Final = Painted("  ")
 
 
 def actor() -> str:
@@ -39,18 +40,6 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
-def check_refusals(result: Result, absent: Sequence[int] = ()) -> None:
-    """Raise CommandError if rows were refused, or not found: with a line for each reason, and the first ids."""
-    lines = []
-    for why, number in result.refused.items():
-        ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-        lines.append(f"{number} left unchanged: {Refusal(why).label}{f' ({ids})' if ids else ''}")
-    if absent:
-        lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
-    if lines:
-        raise CommandError("\n".join(lines))
-
-
 class _HelpFormatter(DjangoHelpFormatter):
     """Prints the examples as they are: one command a line."""
 
@@ -59,18 +48,21 @@ class _HelpFormatter(DjangoHelpFormatter):
 
 
 class DelayqCommand(BaseCommand):
-    """A command with examples in its help, and errors without a traceback."""
+    """A command with its docstring and examples as help, and errors without a traceback."""
 
     arguments: ClassVar[str] = ""
     """Positional arguments, for the line that precedes an error. Django's line has all options: nine lines."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Arguments of useful calls."""
 
+    def __init_subclass__(cls) -> None:
+        cls.help = cls.__doc__ or ""
+
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         epilog = "\n".join([EXAMPLES, *(f"  %(prog)s {example}" for example in self.examples)])
         usage = f"%(prog)s {self.arguments} [options]".replace("  ", " ")
-        defaults = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter}
-        return super().create_parser(prog_name, subcommand, **(defaults | kwargs))
+        kwargs = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter, **kwargs}
+        return super().create_parser(prog_name, subcommand, **kwargs)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -95,12 +87,11 @@ class ReportCommand(DelayqCommand):
         if text := as_json(value) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
 
-    def wrapped(self, text: str, paint: Paint = str, *, before: int = 2, indent: int = 2) -> list[str]:
-        """Return `text` as lines that fit the terminal; `before`: blanks before the first, `indent`: the others."""
-        if (width := terminal_width(self.stdout)) is None:
-            return [" " * before + paint(text)]
-        lines = textwrap.wrap(text, width, initial_indent=" " * before, subsequent_indent=" " * indent)
-        return [paint(line) for line in lines]
+    def wrapped(self, text: str, paint: Paint = str, *, label: Painted = INDENT, hanging: int = 0) -> list[str]:
+        """Return `text` as lines that fit the terminal, beside `label`; `hanging`: blanks before all but the first."""
+        width, blank = terminal_width(self.stdout), " " * len(label)
+        lines = [text] if width is None else textwrap.wrap(text, width - len(label), subsequent_indent=" " * hanging)
+        return [f"{blank if place else label.paint(label)}{paint(line)}" for place, line in enumerate(lines)]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *optional: str) -> list[str]:
         """Return a table that fits the terminal; `optional` columns are omitted first."""
@@ -120,7 +111,7 @@ class AskingCommand(DelayqCommand):
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
-        if options["yes"] or options["dry_run"] or (number.value <= MAX_UNASKED and not number.is_capped):
+        if options["yes"] or options["dry_run"] or (number.value <= MAX_UNASKED):
             return
         if not sys.stdin.isatty():
             if self.runs_unattended:
@@ -179,7 +170,7 @@ class TimeoutCommand(OperatorCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         selection = Selection.of(options)
         rows, absent = selection.rows, selection.absent()
-        self.ask(self.operation.name, count(rows), options)
+        self.ask(self.name, count(rows), options)
         examined = 0
 
         def progress(page: Result) -> None:
@@ -191,7 +182,14 @@ class TimeoutCommand(OperatorCommand):
         result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
         self.end_progress()
         self.report(f"{result.changed} {self.done}", options)
-        check_refusals(result, absent)
+        lines = []
+        for why, number in result.refused.items():
+            ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
+            lines.append(f"{number} left unchanged: {why.label}{f' ({ids})' if ids else ''}")
+        if absent:
+            lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
+        if lines:
+            raise CommandError("\n".join(lines))
 
 
 class PolicyCommand(OperatorCommand):
@@ -258,8 +256,10 @@ class GuardCommand(PolicyCommand):
     labels, done = None, "changed"
 
     def shown(self, state: PolicyState) -> str:
-        text, who = guard_of(state, self.name), state.set_by(self.name)
-        return f"{text or 'off'}, set by {who}" if who else f"{text}, as declared" if text else "off"
+        text, actor = guards_of(state)[self.name]
+        if actor:
+            return f"{text}, set by {actor}"
+        return text if text == "off" else f"{text}, as declared"
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         try:

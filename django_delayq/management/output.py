@@ -26,7 +26,6 @@ _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
 class Painted(str):
     """A string that a table prints in a colour."""
 
-    __slots__ = ("paint",)
     paint: Paint
 
     def __new__(cls, text: object, paint: Paint = str) -> Painted:
@@ -59,15 +58,14 @@ def table(
         paint_head: the colour of the headings.
     """
     cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in rows]
-    columns = dict(zip(head, zip(*cells, strict=True) if cells else [()] * len(head), strict=True))
+    columns = {name: [Painted(name, paint_head), *(row[place] for row in cells)] for place, name in enumerate(head)}
     omitted = []
     for name in optional:
-        if width is not None and _width_of([max(map(len, (name, *cells))) for name, cells in columns.items()]) > width:
+        if width is not None and _width_of([max(map(len, column)) for column in columns.values()]) > width:
             omitted.append(name)
             del columns[name]
-    filled = [[Painted(name, paint_head), *cells] for name, cells in columns.items()]
-    widths = _widths(filled, width)
-    lines = [line for row in zip(*filled, strict=True) for line in _lines_of(row, widths)]
+    widths = _widths(list(columns.values()), width)
+    lines = [line for row in zip(*columns.values(), strict=True) for line in _lines_of(row, widths)]
     return [*lines, f"Too wide for this terminal: {', '.join(omitted)}"] if omitted else lines
 
 
@@ -76,17 +74,16 @@ def _width_of(widths: Sequence[int]) -> int:
 
 
 def _widths(columns: Sequence[Sequence[str]], limit: int | None) -> list[int]:
-    """Return the widths of `columns`: of the widest, line by line, until all fit or no cell can be divided any more."""
+    """Return the widths of `columns`: the widest is narrowed until all fit, or no cell can be divided any more."""
     widths = [max(map(len, column)) for column in columns]
     divisible = set(range(len(columns)))
-    while limit is not None and divisible and (excess := _width_of(widths) - limit) > 0:
+    while limit is not None and divisible and _width_of(widths) > limit:
         widest = max(divisible, key=lambda place: widths[place])
-        second = max((widths[place] for place in divisible - {widest}), default=0)
-        wanted = max(widths[widest] - excess, min(second, widths[widest]) - 1)
-        folded = max(len(line) for cell in columns[widest] for line in fold(cell, wanted))
-        if folded >= widths[widest]:
-            divisible.discard(widest)
-        widths[widest] = min(folded, widths[widest])
+        folded = max(len(line) for cell in set(columns[widest]) for line in fold(cell, widths[widest] - 1))
+        if folded < widths[widest]:
+            widths[widest] = folded
+        else:
+            divisible.remove(widest)
     return widths
 
 
@@ -148,15 +145,15 @@ def rate_text(rate: Rate) -> str:
     return f"{rate.count} in {duration_text(rate.per)}"
 
 
-def guard_of(state: PolicyState, guard: str) -> str:
-    """Return `skip after 6 h`, `500 in 10 min` or `10 %`; empty if the guard rail is off."""
-    late, brake = state.late, state.brake
+def guards_of(state: PolicyState) -> dict[str, tuple[str, str]]:
+    """Return the setting of each guard rail, such as `skip after 6 h` or `off`, and its actor; empty: as declared."""
+    late, brake, shadow = state.late, state.brake, state.shadow
     texts = {
-        "late": late and f"{late.then} after {duration_text(late.after)}",
-        "brake": brake and f"{brake.most} in {duration_text(brake.per)}",
-        "shadow": f"{state.shadow} %" if state.shadow else "",
+        "late": f"{late.then} after {duration_text(late.after)}" if late else "off",
+        "brake": f"{brake.most} in {duration_text(brake.per)}" if brake else "off",
+        "shadow": f"{shadow} %" if shadow else "off",
     }
-    return texts[guard] or ""
+    return {guard: (text, state.set_by(guard)) for guard, text in texts.items()}
 
 
 def stop_of(state: PolicyState) -> str:

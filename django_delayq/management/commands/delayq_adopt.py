@@ -18,7 +18,6 @@ from django_delayq.operations import adopt
 class Command(OperatorCommand):
     """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
 
-    help = __doc__
     examples = (
         "--cancel-pending --dry-run",
         "--cancel-pending --reason 'restored into staging'",
@@ -28,14 +27,10 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         pending = parser.add_mutually_exclusive_group()
         pending.add_argument("--cancel-pending", action="store_true", help="cancel all pending timeouts")
-        pending.add_argument(
-            "--keep-pending", action="store_true", help="fire them here too, with new idempotency keys"
-        )
-        parser.add_argument(
-            "--redis",
-            action="store_true",
-            help="also claim the Redis prefix, if the other installation does not use it any more",
-        )
+        words = "fire them here too, with new idempotency keys"
+        pending.add_argument("--keep-pending", action="store_true", help=words)
+        words = "also claim the Redis prefix, if the other installation does not use it any more"
+        parser.add_argument("--redis", action="store_true", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -51,14 +46,8 @@ class Command(OperatorCommand):
             )
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
-        done = adopt(
-            by=actor(),
-            reason=options["reason"],
-            pending=pending,
-            with_redis=options["redis"],
-            dry_run=options["dry_run"],
-            using=using,
-        )
+        how = {"pending": pending, "with_redis": options["redis"], "dry_run": options["dry_run"]}
+        done = adopt(by=actor(), reason=options["reason"], using=using, **how)
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return

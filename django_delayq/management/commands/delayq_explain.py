@@ -28,8 +28,8 @@ from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import Story, story_of
 
 MAX_FOUND = 50
-DATETIME_WIDTH = 27
-"""Of an event, with the blanks around its datetime."""
+DATETIME_WIDTH = 25
+"""Of an event, with the blanks after its datetime."""
 
 
 class Command(ReportCommand):
@@ -38,7 +38,6 @@ class Command(ReportCommand):
     For each policy of the object it shows the newest rounds, also if the object or the policy no longer exists.
     """
 
-    help = __doc__
     arguments = "[APP.MODEL OBJECT]"
     examples = ("shop.order 1234", "shop.order 1234 --policy cancel_unpaid", "--search A-2026-0017", "--id 17 --json")
 
@@ -76,7 +75,7 @@ class Command(ReportCommand):
                 yield story.note
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
-                yield from self.wrapped(str(event), paint, indent=DATETIME_WIDTH)
+                yield from self.wrapped(str(event), paint, hanging=DATETIME_WIDTH)
             yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
             if late:
                 yield from self.wrapped(late, self.style.WARNING)

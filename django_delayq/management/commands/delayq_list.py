@@ -30,7 +30,6 @@ class Command(ReportCommand):
     deadline. JSON has all columns but the history, which delayq_explain shows.
     """
 
-    help = __doc__
     examples = (
         "--policy shop.order.cancel_unpaid --due-before 1h",
         "--model shop.order --object 1234",

@@ -17,7 +17,6 @@ logger = logging.getLogger("django_delayq.steering")
 class Command(AskingCommand):
     """Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."""
 
-    help = __doc__
     examples = ("--dry-run", "--yes")
     runs_unattended = True
 

@@ -18,7 +18,6 @@ from django_delayq.operations.policies import MODES
 class Command(PolicyCommand):
     """Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."""
 
-    help = __doc__
     arguments = "LABEL"
     examples = (
         "shop.order.cancel_unpaid --after 45m --mode keep --dry-run",
@@ -30,12 +29,8 @@ class Command(PolicyCommand):
         delay = parser.add_mutually_exclusive_group()
         delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d; before: --after=-1h")
         delay.add_argument("--declared", action="store_true", help="the declared delay applies again")
-        parser.add_argument(
-            "--mode",
-            choices=MODES,
-            required=True,
-            help="pending deadlines: keep them, recompute them with the delay, or shift them by the difference",
-        )
+        words = "pending deadlines: keep them, recompute them with the delay, or shift them by the difference"
+        parser.add_argument("--mode", choices=MODES, required=True, help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

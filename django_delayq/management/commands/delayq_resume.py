@@ -10,7 +10,6 @@ from django_delayq.management.operating import PolicyCommand
 class Command(PolicyCommand):
     """Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."""
 
-    help = __doc__
     examples = ("shop.order.cancel_unpaid", "shop.order.cancel_unpaid --no-shift")
     name, done = "resume", "resumed"
 

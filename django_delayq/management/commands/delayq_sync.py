@@ -19,17 +19,13 @@ logger = logging.getLogger("django_delayq.steering")
 class Command(AskingCommand):
     """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."""
 
-    help = __doc__
     examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --dry-run")
     runs_unattended = True
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--policy", metavar="LABEL", help="only this one (default: all automatic policies)")
-        parser.add_argument(
-            "--backfill",
-            action="store_true",
-            help="with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first",
-        )
+        words = "with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first"
+        parser.add_argument("--backfill", action="store_true", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
