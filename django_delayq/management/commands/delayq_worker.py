@@ -49,41 +49,27 @@ LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
 class Command(BaseCommand):
-    """Run a `Worker`."""
+    """Fires due timeouts until SIGTERM or SIGINT.
 
-    help = (
-        "Fires due timeouts until SIGTERM or SIGINT. Then running handlers are completed, the remaining timeouts are "
-        "released to other workers at once, and the exit code is 0. A second signal aborts running handlers: their "
-        "transactions roll back, the timeouts are retried, and the exit code is 1. With --processes, all of them do "
-        "so, and a process that dies is started again."
-    )
+    Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
+    is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
+    code is 1. With --processes, all of them do so, and a process that dies is started again.
+    """
+
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--queue",
-            action="extend",
-            nargs="+",
-            metavar="Q",
-            help="serve only these queues; may be repeated (default: all queues)",
-        )
-        parser.add_argument(
-            "--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])"
-        )
-        parser.add_argument("--processes", metavar="N", help="worker processes under one supervisor (default: 1)")
-        parser.add_argument("--burst", action="store_true", help="exit when no timeout is due")
-        parser.add_argument(
-            "--max-timeouts", metavar="N", help="exit after N timeouts; each process, which is then replaced"
-        )
-
-        parser.add_argument(
-            "--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)"
-        )
-        parser.add_argument(
-            "--log-format", choices=("plain", "json"), help="lines or JSON objects (default: plain, or as in LOGGING)"
-        )
-        parser.add_argument(
-            "--autoreload", action="store_true", help="start again when the code changes, for development"
-        )
+        add = parser.add_argument
+        words = "serve only these queues; may be repeated (default: all queues)"
+        add("--queue", action="extend", nargs="+", metavar="Q", help=words)
+        add("--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])")
+        add("--processes", metavar="N", help="worker processes under one supervisor (default: 1)")
+        add("--burst", action="store_true", help="exit when no timeout is due")
+        add("--max-timeouts", metavar="N", help="exit after N timeouts; each process, which is then replaced")
+        add("--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)")
+        words = "lines or JSON objects (default: plain, or as in LOGGING)"
+        add("--log-format", choices=("plain", "json"), help=words)
+        add("--autoreload", action="store_true", help="start again when the code changes, for development")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["autoreload"] and options["processes"]:
@@ -135,9 +121,16 @@ class Command(BaseCommand):
                 thread.join(EXIT_SECONDS)
 
     def _run(self, options: dict[str, Any], began: Callable[[Worker], None] | None = None) -> None:
+        concurrency, limit = options["concurrency"], options["max_timeouts"]
         try:
             count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
-            new_worker = partial(_new_worker, options)
+            new_worker = partial(
+                Worker,
+                queues=each(options["queue"]) or None,
+                concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
+                burst=options["burst"],
+                max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
+            )
             worker = new_worker()  # also to find wrong settings before any process starts
             if began:
                 began(worker)
@@ -202,16 +195,6 @@ def _code() -> dict[Path, float]:
     return dict(reloader.snapshot_files())
 
 
-def _new_worker(options: dict[str, Any]) -> Worker:
-    concurrency, limit = options["concurrency"], options["max_timeouts"]
-    return Worker(
-        queues=each(options["queue"]) or None,
-        concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
-        burst=options["burst"],
-        max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
-    )
-
-
 def first_screen(worker: Worker, processes: int) -> Iterator[str]:
     """Yield the lines that a worker shows when it begins. They contain no password."""
     several = f"{processes} processes, each with " if processes > 1 else ""
@@ -257,16 +240,12 @@ def _redis(redis: RedisHealth) -> str:
 
 def _delay(policy: TimeoutPolicy[Any]) -> str:
     """Describe when timeouts of the policy are due, as declared."""
-    if policy.after is None:
+    after = policy.after
+    if after is None:
         return "by hand, each with its own delay"
-    since = policy.since if isinstance(policy.since, str) else "a computed time" if policy.since else ""
-    if not isinstance(policy.after, timedelta):
-        words = f"a computed delay after {since}" if since else "a computed delay"
-    elif not since:
-        words = duration_text(policy.after)
-    elif not policy.after:
-        words = f"at {since}"
-    else:
-        before = policy.after < timedelta(0)
-        words = f"{duration_text(abs(policy.after))} {'before' if before else 'after'} {since}"
+    words = duration_text(abs(after)) if isinstance(after, timedelta) else "a computed delay"
+    if policy.since is not None:
+        since = policy.since if isinstance(policy.since, str) else "a computed time"
+        is_before = isinstance(after, timedelta) and after < timedelta(0)
+        words = f"at {since}" if after == timedelta(0) else f"{words} {'before' if is_before else 'after'} {since}"
     return words if policy.is_automatic else f"{words}, by hand"
