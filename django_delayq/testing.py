@@ -12,7 +12,10 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
+
+from django.db.models import Model, QuerySet
+from django.dispatch import Signal
 
 from django_delayq import clock
 from django_delayq.clock import Span, shifted
@@ -21,19 +24,13 @@ from django_delayq.firing.failures import TransientFailure, WorkerDied
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.scheduling.queries import pending_timeouts
 from django_delayq.scheduling.single import parse_span, schedule_timeout
 from django_delayq.scheduling.story import story_of
 from django_delayq.signals import timeout_dead, timeout_failed, timeout_fired, timeout_skipped
-
-if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
-    from django.dispatch import Signal
-
-    from django_delayq.models import TimeoutQuerySet
 
 __all__ = [
     "Fired",

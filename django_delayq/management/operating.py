@@ -111,7 +111,7 @@ class AskingCommand(DelayqCommand):
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
-        if options["yes"] or options["dry_run"] or (number.value <= MAX_UNASKED):
+        if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
             return
         if not sys.stdin.isatty():
             if self.runs_unattended:
@@ -145,18 +145,17 @@ class OperatorCommand(AskingCommand):
         return {}
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
-        return self.operation.call(target, by=actor(), reason=options["reason"], **self.parameters(options), **more)
-
-    def show_progress(self, examined: int) -> None:
-        """Show on a terminal how far it is. The next line of output overwrites it: see `end_progress`."""
-        if self.stderr.isatty():
-            self.stderr.write(f"  {examined} examined", style_func=str, ending="\r")
-
-    def end_progress(self) -> None:
-        """Erase the progress, so that no part of it remains beside the result."""
-        if self.stderr.isatty():
+        more |= self.parameters(options)
+        result = self.operation.call(target, by=actor(), reason=options["reason"], **more)
+        if self.stderr.isatty():  # no part of the progress remains beside the result
             self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
             self.stderr.flush()
+        return result
+
+    def show_progress(self, examined: int) -> None:
+        """Show on a terminal how far it is, in a line that the next output overwrites."""
+        if self.stderr.isatty():
+            self.stderr.write(f"  {examined} examined", style_func=str, ending="\r")
 
 
 class TimeoutCommand(OperatorCommand):
@@ -180,7 +179,6 @@ class TimeoutCommand(OperatorCommand):
                 self.show_progress(examined)
 
         result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
-        self.end_progress()
         self.report(f"{result.changed} {self.done}", options)
         lines = []
         for why, number in result.refused.items():
@@ -223,15 +221,12 @@ class PolicyCommand(OperatorCommand):
             using = database_of(policy.concrete_model)
             before = policy_state(policy, using)
             pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
-            moves = before.stop in {"held", "releasing"} and not options.get("no_shift")
-            if self.operation.moves_rows and moves:
-                self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
-            more = {"progress": self.show_progress} if self.operation.moves_rows else {}
+            if self.operation.moves_rows and before.stop in {"held", "releasing"} and not options["no_shift"]:
+                self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
             with _rolled_back(using) if options["dry_run"] else nullcontext():
-                change = self.run_operation(policy, options, **more)
-            self.end_progress()
+                change = self.run_operation(policy, options)
             if change is None:
                 now = "nothing to change"
             elif options["dry_run"]:
@@ -256,9 +251,9 @@ class GuardCommand(PolicyCommand):
     labels, done = None, "changed"
 
     def shown(self, state: PolicyState) -> str:
-        text, actor = guards_of(state)[self.name]
-        if actor:
-            return f"{text}, set by {actor}"
+        text, by = guards_of(state)[self.name]
+        if by:
+            return f"{text}, set by {by}"
         return text if text == "off" else f"{text}, as declared"
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
