@@ -46,6 +46,8 @@ __all__ = [
 ]
 
 State = Timeout.State
+__tracebackhide__ = True
+"""pytest shows the line of the test that calls a function of this module, and not the lines of this module."""
 
 
 class Journey(AbstractContextManager[datetime]):
@@ -167,7 +169,6 @@ def fire_due(
         UnknownPolicy: no such policy.
         Exception: what a handler raised.
     """
-    __tracebackhide__ = True
     target: Any = obj
     chosen = None if policy is None and obj is None else pending_timeouts(target, policy)
     using = using if chosen is None else chosen.db
@@ -202,10 +203,8 @@ def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int
 
     def due(size: int, labels: tuple[str, ...] | None) -> Sequence[Sequence[Any]]:
         if chosen is None:
-            return _due.rows(using, size, labels, len(excluded), id=excluded)
-        rows = chosen.due().exclude(pk__in=stuck)
-        rows = rows if labels is None else rows.of_labels(labels)
-        return list(rows.values_list("policy", "queue", "object_id", "id")[:size])
+            return _due.rows(using, len(excluded), size, labels, id=excluded)
+        return list(_first_due(chosen, stuck, size, labels))
 
     first = due(1, None)
     if not first:
@@ -221,15 +220,19 @@ def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int
 
 
 @compiled
-def _due(using: str, limit: int, labels: tuple[str, ...] | None, excluded: int) -> QuerySet[Timeout, Any]:
-    rows = Timeout.objects.using(using).due().exclude(pk__in=params("id", excluded)).order_by("run_at", "id")
+def _due(using: str, excluded: int, size: int, labels: tuple[str, ...] | None) -> QuerySet[Timeout, Any]:
+    rows = Timeout.objects.using(using).order_by("run_at", "id")
+    return _first_due(rows, params("id", excluded), size, labels)
+
+
+def _first_due(rows: Any, excluded: Any, size: int, labels: tuple[str, ...] | None) -> QuerySet[Timeout, Any]:
+    rows = rows.due().exclude(pk__in=excluded)
     rows = rows if labels is None else rows.of_labels(labels)
-    return rows.values_list("policy", "queue", "object_id", "id")[:limit]
+    return rows.values_list("policy", "queue", "object_id", "id")[:size]  # type: ignore[no-any-return]
 
 
 def _raise_failure(report: Report) -> None:
     """Raise what the first failed handler raised, without the frames of this library, and note what was recorded."""
-    __tracebackhide__ = True
     rows = {row.pk: row for _, row in report.signals}
     for timeout_id, error in report.errors.items():
         if isinstance(error, Outcome | WorkerDied | TransientFailure):
@@ -265,7 +268,6 @@ def perform(
         UnknownPolicy, InvalidPayload, ValueError: as for `schedule_timeout`.
         Exception: what the handler raised.
     """
-    __tracebackhide__ = True
     with clock.set_to(clock.now() if at is None else at):
         row = schedule_timeout(obj, policy, key=key, payload=payload, at=clock.now())
         fire_due(obj=row)
@@ -281,7 +283,6 @@ def assert_scheduled(
     Raises:
         AssertionError: it is not. The message contains the pending timeouts of the object and the story of this one.
     """
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     row = subject.pending().first()
     if row is None:
@@ -298,7 +299,6 @@ def assert_scheduled(
 
 def assert_not_scheduled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> None:
     """Check that no timeout is pending. Raises AssertionError with the story of the timeout."""
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     if (row := subject.pending().first()) is not None:
         raise AssertionError(_failure(subject, obj, f"is scheduled, due at {_local(row.due_at)}"))
@@ -306,7 +306,6 @@ def assert_not_scheduled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "
 
 def assert_fired(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
     """Check that the newest timeout that is not pending fired; return it. Raises AssertionError with its story."""
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     row = subject.rounds().exclude(state=State.PENDING).first() or subject.pending().first()
     return _in_state(State.FIRED, row, subject, obj, "fire")
@@ -314,14 +313,12 @@ def assert_fired(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Ti
 
 def assert_cancelled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
     """Check that the newest timeout was cancelled; return it. Raises AssertionError with its story."""
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     return _in_state(State.CANCELLED, subject.rounds().first(), subject, obj, "get cancelled")
 
 
 def _in_state(state: State, row: Timeout | None, subject: Subject, obj: Model, expected: str) -> Timeout:
     """Return `row` if it is in `state`; otherwise raise AssertionError."""
-    __tracebackhide__ = True
     if row is None or row.state != state:
         instead = "was never scheduled" if row is None else f"is {row.state}"
         raise AssertionError(_failure(subject, obj, f"did not {expected}: it {instead}"))
