@@ -126,19 +126,15 @@ def _subjects(rows: TimeoutQuerySet, objects: list[Model], name: str | None) -> 
     # One row of each, and not all rounds, which may be very many.
     kinds = rows.order_by().values("policy", "content_type_id", "object_id", "key")
     first = kinds.annotate(first_id=Min("id")).values("first_id")
-    found = {}
-    for row in rows.filter(pk__in=first).order_by("id").defer("history", "payload"):
-        subject = replace(subject_of(row, None), row_id=None)
-        found[frozenset(subject.slots)] = subject
-    known = {subject.policy for subject in found.values()}
-    for obj in objects:
-        for policy in get_policies(type(obj)):
-            if policy not in known:
-                subject = subject_of(obj, policy)
-                found[frozenset(subject.slots)] = subject
+    rows = rows.filter(pk__in=first).order_by("id").defer("history", "payload")
+    found = [replace(subject_of(row, None), row_id=None) for row in rows]
+    known = {subject.policy for subject in found}
+    found += [subject_of(obj, policy) for obj in objects for policy in get_policies(type(obj)) if policy not in known]
+    # Rows under a former and the present label of a policy have the same slots.
+    different = {frozenset(subject.slots): subject for subject in found}.values()
     if name is None:
-        return list(found.values())
-    return [each for each in found.values() if name in each.labels or (each.policy and each.policy.name == name)]
+        return list(different)
+    return [each for each in different if name in each.labels or (each.policy and each.policy.name == name)]
 
 
 def _why_late(subject: Subject) -> str:
