@@ -4,14 +4,14 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.clock import counted, database_now
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count
 from django_delayq.management.operating import OperatorCommand, actor
-from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.monitoring.snapshot import ALIVE
+from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import ALIVE, workers_alive
 from django_delayq.operations import adopt
 
 
@@ -37,7 +37,7 @@ class Command(OperatorCommand):
         using = database_of(Timeout)
         pending: Any = "cancel" if options["cancel_pending"] else "keep" if options["keep_pending"] else None
         is_own = installation.ledger_name(using) == get_settings().installation
-        alive = WorkerSeen.objects.using(using).filter(seen_at__gt=database_now(using) - ALIVE).count()
+        alive = len(workers_alive(using))
         if alive and not (is_own or options["yes"] or options["dry_run"]):
             words = counted(alive, "worker has", "workers have")
             raise CommandError(

@@ -38,13 +38,14 @@ class Command(PolicyCommand):
         if len(policies) != 1:
             raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
         policy = policies[0]
+        after = None
         if options["after"] is not None:
-            options["after"] = duration("--after", options["after"], may_be_negative=True)
+            after = duration("--after", options["after"], may_be_negative=True)
         elif not options["declared"]:
             if mode != "recompute":
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
-            options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
-        seen = preview_delay(policy, options["after"], mode)
+            after = policy_state(policy, database_of(policy.concrete_model)).after
+        seen = preview_delay(policy, after, mode)
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
         self.stdout.write(
@@ -56,11 +57,8 @@ class Command(PolicyCommand):
             return
         if mode != "keep":
             self.ask(mode, pending, options)
-        change = self.run_operation(policy, options)
+        change = self.run_operation(policy, options, after=after, mode=mode)
         self.stdout.write(f"changed; {change.moved} moved, {change.unmoved} left unchanged")
-
-    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"after": options["after"], "mode": options["mode"]}
 
 
 def _shown(delay: timedelta | None) -> str:
