@@ -19,10 +19,10 @@ from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
-from django_delayq.management.output import Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
+from django_delayq.management.output import Cells, Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
 from django_delayq.operations import Result
-from django_delayq.operations.registry import OPERATIONS, Operation
+from django_delayq.operations.registry import OPERATIONS
 from django_delayq.policies import TimeoutPolicy, get_policy
 
 EXAMPLES: Final = "examples:"
@@ -93,10 +93,10 @@ class ReportCommand(DelayqCommand):
         lines = [text] if width is None else textwrap.wrap(text, width - len(label), subsequent_indent=" " * hanging)
         return [f"{blank if place else label.paint(label)}{paint(line)}" for place, line in enumerate(lines)]
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *optional: str) -> list[str]:
+    def table(self, head: Sequence[str], rows: Sequence[Cells], *optional: str) -> list[str]:
         """Return a table that fits the terminal; `optional` columns are omitted first."""
-        width = terminal_width(self.stdout)
-        return table(head, rows, width, optional=optional, paint_head=self.style.MIGRATE_LABEL)
+        painted = [Painted(name, self.style.MIGRATE_LABEL) for name in head]
+        return table(painted, rows, terminal_width(self.stdout), optional=optional)
 
 
 class AskingCommand(DelayqCommand):
@@ -137,16 +137,12 @@ class OperatorCommand(AskingCommand):
         parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
-    @property
-    def operation(self) -> Operation:
-        return OPERATIONS[self.name]
-
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         more |= self.parameters(options)
-        result = self.operation.call(target, by=actor(), reason=options["reason"], **more)
+        result = OPERATIONS[self.name].call(target, by=actor(), reason=options["reason"], **more)
         if self.stderr.isatty():  # no part of the progress remains beside the result
             self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
             self.stderr.flush()
@@ -162,7 +158,7 @@ class TimeoutCommand(OperatorCommand):
     """An operation on the timeouts that the options select."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        states = tuple(state for state in Timeout.State.values if state in self.operation.states)
+        states = tuple(state for state in Timeout.State.values if state in OPERATIONS[self.name].states)
         add_selection(parser, states, default=states[:1])
         super().add_arguments(parser)
 
@@ -222,7 +218,7 @@ class PolicyCommand(OperatorCommand):
             before = policy_state(policy, using)
             pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
             was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
-            if self.operation.moves_rows and before.stop in {"held", "releasing"} and not options["no_shift"]:
+            if OPERATIONS[self.name].moves_rows and before.stop in {"held", "releasing"} and not options["no_shift"]:
                 self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
             with _rolled_back(using) if options["dry_run"] else nullcontext():
@@ -252,9 +248,8 @@ class GuardCommand(PolicyCommand):
 
     def shown(self, state: PolicyState) -> str:
         text, by = guards_of(state)[self.name]
-        if by:
-            return f"{text}, set by {by}"
-        return text if text == "off" else f"{text}, as declared"
+        origin = f", set by {by}" if by else ", as declared" if text != "off" else ""
+        return f"{text}{origin}"
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         try:

@@ -19,6 +19,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.policy_options import Rate
 
 Paint = Callable[[str], str]
+Cells = Sequence[object]
 GAP: Final = "  "
 _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
 
@@ -39,26 +40,18 @@ def terminal_width(out: OutputWrapper) -> int | None:
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
-def table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    width: int | None = None,
-    *,
-    optional: Sequence[str] = (),
-    paint_head: Paint = str,
-) -> list[str]:
+def table(head: Cells, rows: Sequence[Cells], width: int | None = None, *, optional: Sequence[str] = ()) -> list[str]:
     """Return the lines of a table with aligned columns.
 
     Args:
-        head: the headings, each different.
-        rows: the cells, which may be `Painted`.
+        head: the headings, each different. They and the cells may be `Painted`.
+        rows: the cells.
         width: columns of the terminal. In a wider table, cells continue on the next line, at blanks, dots and hyphens.
             Words are never cut, so a very narrow terminal wraps the lines. None: no limit.
         optional: headings of columns that are omitted first, in this order; the last line names them.
-        paint_head: the colour of the headings.
     """
-    cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in rows]
-    columns = {name: [Painted(name, paint_head), *(row[place] for row in cells)] for place, name in enumerate(head)}
+    cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in (head, *rows)]
+    columns: dict[str, Sequence[Painted]] = {column[0]: column for column in zip(*cells, strict=True)}
     omitted = []
     for name in optional:
         if width is not None and _width_of([max(map(len, column)) for column in columns.values()]) > width:
@@ -107,12 +100,12 @@ def _lines_of(row: Sequence[Painted], widths: Sequence[int]) -> Iterable[str]:
         yield GAP.join(padded).rstrip()
 
 
+@dataclasses.dataclass
 class Screen:
     """Draw frame after frame: on a terminal in the same place, otherwise one below the other."""
 
-    def __init__(self, out: OutputWrapper) -> None:
-        self.out = out
-        self._drawn = 0
+    out: OutputWrapper
+    _drawn: int = 0
 
     def draw(self, lines: Sequence[str]) -> None:
         """Draw the next frame; of one that is higher than the terminal, its first lines."""

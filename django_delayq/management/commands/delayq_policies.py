@@ -3,6 +3,7 @@
 from typing import Any
 
 from django_delayq.clock import duration_text
+from django_delayq.ledger.controls import PolicyState
 from django_delayq.ledger.search import NOTHING
 from django_delayq.management.operating import ReportCommand
 from django_delayq.management.output import Paint, Painted, guards_of, rate_text, seconds
@@ -27,27 +28,24 @@ class Command(ReportCommand):
 
 def _row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
     state = policy.state
+    delay, stop, guards = ("not declared", "", "") if state is None else (_delay(state), state.stop, _guards(state))
     return (
-        policy.label, Painted(_delay(policy), str if state else warn), Painted(state.stop if state else "", warn),
+        policy.label, Painted(delay, str if state else warn), Painted(stop, warn),
         policy.pending, policy.due, Painted(policy.dead, warn if policy.dead.value else str),
         policy.fired, policy.skipped, sum(policy.hours, NOTHING), seconds(policy.lag_p50), seconds(policy.lag_p99),
-        _guards(policy),
+        guards,
     )  # fmt: skip
 
 
-def _delay(policy: PolicyStatus) -> str:
+def _delay(state: PolicyState) -> str:
     """Return the delay in force, with a star if an operator has changed it."""
-    if policy.state is None:
-        return "not declared"
-    if policy.state.delay is None:
-        return "by hand" if policy.state.policy.after is None else "computed"
-    return f"{duration_text(policy.state.delay)}{'*' if policy.state.after is not None else ''}"
+    if state.delay is None:
+        return "by hand" if state.policy.after is None else "computed"
+    return f"{duration_text(state.delay)}{'*' if state.after is not None else ''}"
 
 
-def _guards(policy: PolicyStatus) -> str:
+def _guards(state: PolicyState) -> str:
     """Return the guard rails in force, each with a star if an operator has set it, and the declared limits."""
-    if (state := policy.state) is None:
-        return ""
     guards = guards_of(state).items()
     found = [f"{guard} {text}{'*' if by else ''}" for guard, (text, by) in guards if by or text != "off"]
     if (limits := state.policy.limits) is not None:

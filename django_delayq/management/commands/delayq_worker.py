@@ -213,8 +213,7 @@ def first_screen(worker: Worker, processes: int) -> Iterator[str]:
     none = f"none in this queue; known queues: {', '.join(declared_queues())}"
     if not get_policies():
         none = "none: is there a timeouts.py in an installed app?"
-    for place, line in enumerate(names or [none]):
-        yield f"  {'' if place else 'policies':8}  {line}"
+    yield "  policies  " + "\n            ".join(names or [none])
     yield "  To stop, press Ctrl-C or send SIGTERM: running handlers are completed. A second signal aborts them."
 
 
