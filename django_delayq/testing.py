@@ -233,18 +233,16 @@ def _first_due(rows: Any, excluded: Any, size: int, labels: tuple[str, ...] | No
 
 def _raise_failure(report: Report) -> None:
     """Raise what the first failed handler raised, without the frames of this library, and note what was recorded."""
-    rows = {row.pk: row for _, row in report.signals}
+    about = {row.pk: f", {row.policy} of {row.object_id}," for _, row in report.signals}
     for timeout_id, error in report.errors.items():
         if isinstance(error, Outcome | WorkerDied | TransientFailure):
             continue
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
             frames = frames.tb_next
-        row = rows.get(timeout_id)
-        about = "" if row is None else f", {row.policy} of {row.object_id},"
         error.add_note(
-            f"This attempt of timeout {timeout_id}{about} is recorded as in production. With fire_due(raises=False) "
-            "the test can examine it."
+            f"This attempt of timeout {timeout_id}{about.get(timeout_id, '')} is recorded as in production. "
+            "With fire_due(raises=False) the test can examine it."
         )
         raise error.with_traceback(frames)
 
@@ -288,10 +286,9 @@ def assert_scheduled(
     if row is None:
         raise AssertionError(_failure(subject, obj, "is not scheduled"))
     if due is not None:
-        wanted = clock.now() + due if isinstance(due, timedelta) else due
-        difference = row.due_at - wanted
-        if abs(difference) > (timedelta(seconds=1) if isinstance(due, timedelta) else timedelta(0)):
-            later = f"{abs(difference)} {'later' if difference > timedelta(0) else 'earlier'}"
+        wanted, tolerance = (clock.now() + due, 1) if isinstance(due, timedelta) else (due, 0)
+        if abs(row.due_at - wanted) > timedelta(seconds=tolerance):
+            later = f"{abs(row.due_at - wanted)} {'later' if row.due_at > wanted else 'earlier'}"
             words = f"is due at {_local(row.due_at)}, {later} than {_local(wanted)}"
             raise AssertionError(_failure(subject, obj, words))
     return row

@@ -111,11 +111,11 @@ class AskingCommand(DelayqCommand):
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
-        if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
+        is_unattended = not sys.stdin.isatty()
+        is_sure = options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED
+        if is_sure or (is_unattended and self.runs_unattended):
             return
-        if not sys.stdin.isatty():
-            if self.runs_unattended:
-                return
+        if is_unattended:
             raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()

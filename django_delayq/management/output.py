@@ -123,9 +123,9 @@ class Screen:
         self.out.flush()
 
 
-def local(at: datetime | None) -> str:
-    """Return local time to the second with its zone; empty for None."""
-    return "" if at is None else f"{clock.local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
+def local(at: datetime) -> str:
+    """Return local time to the second with its zone."""
+    return f"{clock.local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def seconds(value: float | None) -> str:
