@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -122,8 +122,9 @@ class Command(BaseCommand):
 
     def _run(self, options: dict[str, Any], began: Callable[[Worker], None] | None = None) -> None:
         concurrency, limit = options["concurrency"], options["max_timeouts"]
+        count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
+        greet = partial(self._greet, options, count)
         try:
-            count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
             new_worker = partial(
                 Worker,
                 queues=each(options["queue"]) or None,
@@ -136,15 +137,17 @@ class Command(BaseCommand):
                 began(worker)
             # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-            with self._greeting(options, count):
-                if count > 1:
-                    self._supervise(count, new_worker, ends=options["burst"])
-                else:
-                    worker.run()
+            worker_started.connect(greet)
+            if count > 1:
+                self._supervise(count, new_worker, ends=options["burst"])
+            else:
+                worker.run()
         except ConfigError as error:
             raise CommandError(str(error)) from error
         except (NotMigrated, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
+        finally:
+            worker_started.disconnect(greet)
         if worker.abandoned:
             self.stderr.write(f"delayq_worker: aborted {counted(worker.abandoned, 'running timeout')}, to be retried")
         if worker.abandoned or firing_state.stuck_threads:
@@ -155,26 +158,17 @@ class Command(BaseCommand):
         if worker.is_stuck:  # the threads have ended meanwhile
             sys.exit(1)
 
-    @contextmanager
-    def _greeting(self, options: dict[str, Any], processes: int) -> Iterator[None]:
-        """Show the first screen when the worker, or the first of several, begins."""
-
-        def greet(worker: Worker, **_: Any) -> None:
-            if os.environ.get(NUMBER_VARIABLE, "1") != "1":
-                return
-            with suppress(DatabaseError):
-                if apps := unapplied_migrations(worker.using):
-                    words = "Migrations of %s are not applied: run manage.py migrate"
-                    logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
-            if options["verbosity"] > 0 and options["log_format"] != "json":
-                self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
-                self.stdout.flush()
-
-        worker_started.connect(greet)
-        try:
-            yield
-        finally:
-            worker_started.disconnect(greet)
+    def _greet(self, options: dict[str, Any], processes: int, *, worker: Worker, **_: Any) -> None:
+        """Show the first screen, because the worker, or one of several, begins. Only the first one shows it."""
+        if os.environ.get(NUMBER_VARIABLE, "1") != "1":
+            return
+        with suppress(DatabaseError):
+            if apps := unapplied_migrations(worker.using):
+                words = "Migrations of %s are not applied: run manage.py migrate"
+                logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
+        if options["verbosity"] > 0 and options["log_format"] != "json":
+            self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
+            self.stdout.flush()
 
     def _supervise(self, count: int, new_worker: Callable[[], Worker], *, ends: bool) -> None:
         if not hasattr(os, "fork"):
