@@ -174,7 +174,6 @@ def fire_due(
     using = using if chosen is None else chosen.db
     settle_expired(using)
     fired, signals = 0, list[tuple[Any, Timeout]]()
-    attempts_of: dict[int, int] = {}
     stuck: dict[int, str] = {}
     while limit is None or fired < limit:
         work = _next_work(chosen, using, stuck, None if limit is None else limit - fired)
@@ -186,12 +185,8 @@ def fire_due(
         if raises:
             _raise_failure(report)
         # A row that is still pending without another attempt would be tried again and again.
-        if left := set(work.ids).difference(report.done):
-            pending = Timeout.objects.using(using).pending().filter(pk__in=left)
-            for timeout_id, attempts in pending.values_list("pk", "attempts"):
-                if attempts <= attempts_of.get(timeout_id, 0):
-                    stuck[timeout_id] = work.policy
-                attempts_of[timeout_id] = attempts
+        failed = {row.pk for sent, row in report.signals if sent is timeout_failed}
+        stuck |= dict.fromkeys({*work.ids}.difference(report.done, failed), work.policy)
     left_by = {policy.label for label in stuck.values() if (policy := registry.get(label))}
     stopped = policy_states(using) if left_by else []
     return Fired(signals, [state.label for state in stopped if state.is_stopped and state.label in left_by])
