@@ -102,20 +102,15 @@ class ReportCommand(DelayqCommand):
 class AskingCommand(DelayqCommand):
     """A command that asks before it changes many timeouts."""
 
-    runs_unattended: ClassVar[bool] = False
-    """Whether it proceeds without a terminal: workers do the same on their own."""
-
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="change nothing, only print what would change")
         parser.add_argument("--yes", action="store_true", help="do not ask, however many they are")
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
-        is_unattended = not sys.stdin.isatty()
-        is_sure = options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED
-        if is_sure or (is_unattended and self.runs_unattended):
+        if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
             return
-        if is_unattended:
+        if not sys.stdin.isatty():
             raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()
