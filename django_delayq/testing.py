@@ -6,13 +6,16 @@ Needs no Redis, no worker and no sleeping. pytest's fixture `timeouts` offers th
 from __future__ import annotations
 
 import sys
+import traceback
 import unittest
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timedelta
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
+
+from django.db.models import Model, QuerySet
+from django.dispatch import Signal
 
 from django_delayq import clock
 from django_delayq.clock import Span, shifted
@@ -21,19 +24,13 @@ from django_delayq.firing.failures import TransientFailure, WorkerDied
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.statements import compiled, padded, params
 from django_delayq.ledger.subjects import Subject, subject_of
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import M, TimeoutPolicy, registry
 from django_delayq.scheduling.queries import pending_timeouts
 from django_delayq.scheduling.single import parse_span, schedule_timeout
-from django_delayq.scheduling.story import explain_timeout
+from django_delayq.scheduling.story import story_of
 from django_delayq.signals import timeout_dead, timeout_failed, timeout_fired, timeout_skipped
-
-if TYPE_CHECKING:
-    from django.db.models import Model, QuerySet
-    from django.dispatch import Signal
-
-    from django_delayq.models import TimeoutQuerySet
 
 __all__ = [
     "Fired",
@@ -49,25 +46,23 @@ __all__ = [
 ]
 
 State = Timeout.State
+__tracebackhide__ = True
+"""pytest shows the line of the test that calls a function of this module, and not the lines of this module."""
 
 
 class Journey(AbstractContextManager[datetime]):
     """Sets the clock of the library: until the `with` block ends, or else until the test ends."""
 
     def __init__(self, moment: datetime) -> None:
-        self._moment, self._setting = moment, ExitStack()
-        self._has_begun = False
+        self._moment, self._setting, self._has_begun = moment, ExitStack(), False
         if (call_at_the_end := _end_of_test()) is not None:
-            self._begin()
+            self.__enter__()
             call_at_the_end(self._setting.close)
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        self._setting.enter_context(clock.set_to(self._moment))
 
     def __enter__(self) -> datetime:
         if not self._has_begun:
-            self._begin()
+            self._has_begun = True
+            self._setting.enter_context(clock.set_to(self._moment))
         return self._moment
 
     def __exit__(self, *error: object) -> None:
@@ -113,12 +108,10 @@ def _end_of_test() -> Callable[[Callable[[], None]], object] | None:
     be used without a base class.
     """
     for name, add in (("self", "addCleanup"), ("cls", "addClassCleanup")):
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, _line in traceback.walk_stack(sys._getframe(1)):
             found = frame.f_locals.get(name)
             if issubclass(found if isinstance(found, type) else type(found), unittest.TestCase):
                 return getattr(found, add)  # type: ignore[no-any-return]
-            frame = frame.f_back
     plugin = sys.modules.get("django_delayq.pytest_plugin")
     return None if plugin is None or plugin.end_of_test is None else plugin.end_of_test.callback
 
@@ -138,14 +131,10 @@ class Fired(int):
 
     def __new__(cls, signals: Sequence[tuple[Signal, Timeout]] = (), stopped: Sequence[str] = ()) -> Fired:
         """Return how many of `signals` are `timeout_fired`."""
-
-        def rows_of(signal: Signal) -> list[Timeout]:
-            return list({row.pk: row for sent, row in signals if sent is signal}.values())
-
-        fired = rows_of(timeout_fired)
-        self = super().__new__(cls, len(fired))
-        self.fired, self.skipped = fired, rows_of(timeout_skipped)
-        self.failed, self.dead = rows_of(timeout_failed), rows_of(timeout_dead)
+        kinds = (timeout_fired, timeout_skipped, timeout_failed, timeout_dead)
+        rows = [list({row.pk: row for sent, row in signals if sent is kind}.values()) for kind in kinds]
+        self = super().__new__(cls, len(rows[0]))
+        self.fired, self.skipped, self.failed, self.dead = rows
         self.stopped = list(stopped)
         return self
 
@@ -180,13 +169,11 @@ def fire_due(
         UnknownPolicy: no such policy.
         Exception: what a handler raised.
     """
-    __tracebackhide__ = True
     target: Any = obj
     chosen = None if policy is None and obj is None else pending_timeouts(target, policy)
     using = using if chosen is None else chosen.db
     settle_expired(using)
     fired, signals = 0, list[tuple[Any, Timeout]]()
-    attempts_of: dict[int, int] = {}
     stuck: dict[int, str] = {}
     while limit is None or fired < limit:
         work = _next_work(chosen, using, stuck, None if limit is None else limit - fired)
@@ -198,12 +185,8 @@ def fire_due(
         if raises:
             _raise_failure(report)
         # A row that is still pending without another attempt would be tried again and again.
-        if left := set(work.ids).difference(report.done):
-            pending = Timeout.objects.using(using).pending().filter(pk__in=left)
-            for timeout_id, attempts in pending.values_list("pk", "attempts"):
-                if attempts <= attempts_of.get(timeout_id, 0):
-                    stuck[timeout_id] = work.policy
-                attempts_of[timeout_id] = attempts
+        failed = {row.pk for sent, row in report.signals if sent is timeout_failed}
+        stuck |= dict.fromkeys({*work.ids}.difference(report.done, failed), work.policy)
     left_by = {policy.label for label in stuck.values() if (policy := registry.get(label))}
     stopped = policy_states(using) if left_by else []
     return Fired(signals, [state.label for state in stopped if state.is_stopped and state.label in left_by])
@@ -215,10 +198,8 @@ def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int
 
     def due(size: int, labels: tuple[str, ...] | None) -> Sequence[Sequence[Any]]:
         if chosen is None:
-            return _due.rows(using, size, labels, len(excluded), id=excluded)
-        rows = chosen.due().exclude(pk__in=stuck)
-        rows = rows if labels is None else rows.of_labels(labels)
-        return list(rows.values_list("policy", "queue", "object_id", "id")[:size])
+            return _due.rows(using, len(excluded), size, labels, id=excluded)
+        return list(_first_due(chosen, stuck, size, labels))
 
     first = due(1, None)
     if not first:
@@ -234,29 +215,31 @@ def _next_work(chosen: TimeoutQuerySet | None, using: str, stuck: Collection[int
 
 
 @compiled
-def _due(using: str, limit: int, labels: tuple[str, ...] | None, excluded: int) -> QuerySet[Timeout, Any]:
-    rows = Timeout.objects.using(using).due().exclude(pk__in=params("id", excluded)).order_by("run_at", "id")
+def _due(using: str, excluded: int, size: int, labels: tuple[str, ...] | None) -> QuerySet[Timeout, Any]:
+    rows = Timeout.objects.using(using).order_by("run_at", "id")
+    return _first_due(rows, params("id", excluded), size, labels)
+
+
+def _first_due(rows: Any, excluded: Any, size: int, labels: tuple[str, ...] | None) -> QuerySet[Timeout, Any]:
+    rows = rows.due().exclude(pk__in=excluded)
     rows = rows if labels is None else rows.of_labels(labels)
-    return rows.values_list("policy", "queue", "object_id", "id")[:limit]
+    return rows.values_list("policy", "queue", "object_id", "id")[:size]  # type: ignore[no-any-return]
 
 
 def _raise_failure(report: Report) -> None:
     """Raise what the first failed handler raised, without the frames of this library, and note what was recorded."""
-    __tracebackhide__ = True
-    rows = {row.pk: row for _, row in report.signals}
+    about = {row.pk: f", {row.policy} of {row.object_id}," for _, row in report.signals}
     for timeout_id, error in report.errors.items():
         if isinstance(error, Outcome | WorkerDied | TransientFailure):
             continue
-        traceback = error.__traceback__
-        while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
-            traceback = traceback.tb_next
-        row = rows.get(timeout_id)
-        about = "" if row is None else f", {row.policy} of {row.object_id},"
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
+            frames = frames.tb_next
         error.add_note(
-            f"This attempt of timeout {timeout_id}{about} is recorded as in production. With fire_due(raises=False) "
-            "the test can examine it."
+            f"This attempt of timeout {timeout_id}{about.get(timeout_id, '')} is recorded as in production. "
+            "With fire_due(raises=False) the test can examine it."
         )
-        raise error.with_traceback(traceback)
+        raise error.with_traceback(frames)
 
 
 def perform(
@@ -278,7 +261,6 @@ def perform(
         UnknownPolicy, InvalidPayload, ValueError: as for `schedule_timeout`.
         Exception: what the handler raised.
     """
-    __tracebackhide__ = True
     with clock.set_to(clock.now() if at is None else at):
         row = schedule_timeout(obj, policy, key=key, payload=payload, at=clock.now())
         fire_due(obj=row)
@@ -294,16 +276,14 @@ def assert_scheduled(
     Raises:
         AssertionError: it is not. The message contains the pending timeouts of the object and the story of this one.
     """
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     row = subject.pending().first()
     if row is None:
         raise AssertionError(_failure(subject, obj, "is not scheduled"))
     if due is not None:
-        wanted = clock.now() + due if isinstance(due, timedelta) else due
-        difference = row.due_at - wanted
-        if abs(difference) > (timedelta(seconds=1) if isinstance(due, timedelta) else timedelta(0)):
-            later = f"{abs(difference)} {'later' if difference > timedelta(0) else 'earlier'}"
+        wanted, tolerance = (clock.now() + due, 1) if isinstance(due, timedelta) else (due, 0)
+        if abs(row.due_at - wanted) > timedelta(seconds=tolerance):
+            later = f"{abs(row.due_at - wanted)} {'later' if row.due_at > wanted else 'earlier'}"
             words = f"is due at {_local(row.due_at)}, {later} than {_local(wanted)}"
             raise AssertionError(_failure(subject, obj, words))
     return row
@@ -311,7 +291,6 @@ def assert_scheduled(
 
 def assert_not_scheduled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> None:
     """Check that no timeout is pending. Raises AssertionError with the story of the timeout."""
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     if (row := subject.pending().first()) is not None:
         raise AssertionError(_failure(subject, obj, f"is scheduled, due at {_local(row.due_at)}"))
@@ -319,36 +298,33 @@ def assert_not_scheduled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "
 
 def assert_fired(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
     """Check that the newest timeout that is not pending fired; return it. Raises AssertionError with its story."""
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
     row = subject.rounds().exclude(state=State.PENDING).first() or subject.pending().first()
-    if row is None or row.state != State.FIRED:
-        raise AssertionError(_failure(subject, obj, _instead("fire", row)))
-    return row
+    return _in_state(State.FIRED, row, subject, obj, "fire")
 
 
 def assert_cancelled(obj: M, policy: str | TimeoutPolicy[M], *, key: str = "") -> Timeout:
     """Check that the newest timeout was cancelled; return it. Raises AssertionError with its story."""
-    __tracebackhide__ = True
     subject = subject_of(obj, policy, key)
-    row = subject.rounds().first()
-    if row is None or row.state != State.CANCELLED:
-        raise AssertionError(_failure(subject, obj, _instead("get cancelled", row)))
+    return _in_state(State.CANCELLED, subject.rounds().first(), subject, obj, "get cancelled")
+
+
+def _in_state(state: State, row: Timeout | None, subject: Subject, obj: Model, expected: str) -> Timeout:
+    """Return `row` if it is in `state`; otherwise raise AssertionError."""
+    if row is None or row.state != state:
+        instead = "was never scheduled" if row is None else f"is {row.state}"
+        raise AssertionError(_failure(subject, obj, f"did not {expected}: it {instead}"))
     return row
-
-
-def _instead(expected: str, row: Timeout | None) -> str:
-    return f"did not {expected}: it was never scheduled" if row is None else f"did not {expected}: it is {row.state}"
 
 
 def _failure(subject: Subject, obj: Model, words: str) -> str:
     """Return the message of a failed assertion: `words`, the pending timeouts of `obj`, and the story."""
     pending = [
-        f"{row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}" for row in pending_timeouts(obj)
+        f"  {row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}"
+        for row in pending_timeouts(obj)
     ]
-    listed = "\n  ".join(pending) if pending else "nothing"
-    story = explain_timeout(obj, subject.policy, subject.key)
-    return f"{subject} {words}.\nPending for {obj!r}:\n  {listed}\n{story}"
+    lines = [f"{subject} {words}.", f"Pending for {obj!r}:", *(pending or ["  nothing"]), str(story_of(subject))]
+    return "\n".join(lines)
 
 
 def _local(moment: datetime) -> str:

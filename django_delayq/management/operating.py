@@ -19,16 +19,17 @@ from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, each
-from django_delayq.management.output import Paint, as_json, guard_of, stop_of, table, terminal_width
+from django_delayq.management.output import Cells, Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
-from django_delayq.operations import Refusal, Result
-from django_delayq.operations.registry import OPERATIONS, Operation
+from django_delayq.operations import Result
+from django_delayq.operations.registry import OPERATIONS
 from django_delayq.policies import TimeoutPolicy, get_policy
 
 EXAMPLES: Final = "examples:"
 MAX_UNASKED: Final = 10
 """Up to this number of timeouts a command changes without asking."""
 PROGRESS_WIDTH: Final = 40
+INDENT: Final = Painted("  ")
 
 
 def actor() -> str:
@@ -39,18 +40,6 @@ def actor() -> str:
         return f"cli:{os.getuid()}"
 
 
-def check_refusals(result: Result, absent: Sequence[int] = ()) -> None:
-    """Raise CommandError if rows were refused, or not found: with a line for each reason, and the first ids."""
-    lines = []
-    for why, number in result.refused.items():
-        ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
-        lines.append(f"{number} left unchanged: {Refusal(why).label}{f' ({ids})' if ids else ''}")
-    if absent:
-        lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
-    if lines:
-        raise CommandError("\n".join(lines))
-
-
 class _HelpFormatter(DjangoHelpFormatter):
     """Prints the examples as they are: one command a line."""
 
@@ -59,18 +48,21 @@ class _HelpFormatter(DjangoHelpFormatter):
 
 
 class DelayqCommand(BaseCommand):
-    """A command with examples in its help, and errors without a traceback."""
+    """A command with its docstring and examples as help, and errors without a traceback."""
 
     arguments: ClassVar[str] = ""
     """Positional arguments, for the line that precedes an error. Django's line has all options: nine lines."""
     examples: ClassVar[tuple[str, ...]] = ()
     """Arguments of useful calls."""
 
+    def __init_subclass__(cls) -> None:
+        cls.help = cls.__doc__ or ""
+
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         epilog = "\n".join([EXAMPLES, *(f"  %(prog)s {example}" for example in self.examples)])
         usage = f"%(prog)s {self.arguments} [options]".replace("  ", " ")
-        defaults = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter}
-        return super().create_parser(prog_name, subcommand, **(defaults | kwargs))
+        kwargs = {"usage": usage, "epilog": epilog, "formatter_class": _HelpFormatter, **kwargs}
+        return super().create_parser(prog_name, subcommand, **kwargs)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         try:
@@ -95,24 +87,20 @@ class ReportCommand(DelayqCommand):
         if text := as_json(value) if options["json"] else "\n".join(lines):
             self.stdout.write(text)
 
-    def wrapped(self, text: str, paint: Paint = str, *, before: int = 2, indent: int = 2) -> list[str]:
-        """Return `text` as lines that fit the terminal; `before`: blanks before the first, `indent`: the others."""
-        if (width := terminal_width(self.stdout)) is None:
-            return [" " * before + paint(text)]
-        lines = textwrap.wrap(text, width, initial_indent=" " * before, subsequent_indent=" " * indent)
-        return [paint(line) for line in lines]
+    def wrapped(self, text: str, paint: Paint = str, *, label: Painted = INDENT, hanging: int = 0) -> list[str]:
+        """Return `text` as lines that fit the terminal, beside `label`; `hanging`: blanks before all but the first."""
+        width, blank = terminal_width(self.stdout), " " * len(label)
+        lines = [text] if width is None else textwrap.wrap(text, width - len(label), subsequent_indent=" " * hanging)
+        return [f"{blank if place else label.paint(label)}{paint(line)}" for place, line in enumerate(lines)]
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *optional: str) -> list[str]:
+    def table(self, head: Sequence[str], rows: Sequence[Cells], *optional: str) -> list[str]:
         """Return a table that fits the terminal; `optional` columns are omitted first."""
-        width = terminal_width(self.stdout)
-        return table(head, rows, width, optional=optional, paint_head=self.style.MIGRATE_LABEL)
+        painted = [Painted(name, self.style.MIGRATE_LABEL) for name in head]
+        return table(painted, rows, terminal_width(self.stdout), optional=optional)
 
 
 class AskingCommand(DelayqCommand):
     """A command that asks before it changes many timeouts."""
-
-    runs_unattended: ClassVar[bool] = False
-    """Whether it proceeds without a terminal: workers do the same on their own."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="change nothing, only print what would change")
@@ -120,11 +108,9 @@ class AskingCommand(DelayqCommand):
 
     def ask(self, what: str, number: Count, options: dict[str, Any]) -> None:
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
-        if options["yes"] or options["dry_run"] or (number.value <= MAX_UNASKED and not number.is_capped):
+        if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
             return
         if not sys.stdin.isatty():
-            if self.runs_unattended:
-                return
             raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()
@@ -146,40 +132,35 @@ class OperatorCommand(AskingCommand):
         parser.add_argument("--reason", default="", help="stored with each change, for people")
         super().add_arguments(parser)
 
-    @property
-    def operation(self) -> Operation:
-        return OPERATIONS[self.name]
-
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
-        return self.operation.call(target, by=actor(), reason=options["reason"], **self.parameters(options), **more)
-
-    def show_progress(self, examined: int) -> None:
-        """Show on a terminal how far it is. The next line of output overwrites it: see `end_progress`."""
-        if self.stderr.isatty():
-            self.stderr.write(f"  {examined} examined", style_func=str, ending="\r")
-
-    def end_progress(self) -> None:
-        """Erase the progress, so that no part of it remains beside the result."""
-        if self.stderr.isatty():
+        more |= self.parameters(options)
+        result = OPERATIONS[self.name].call(target, by=actor(), reason=options["reason"], **more)
+        if self.stderr.isatty():  # no part of the progress remains beside the result
             self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
             self.stderr.flush()
+        return result
+
+    def show_progress(self, examined: int) -> None:
+        """Show on a terminal how far it is, in a line that the next output overwrites."""
+        if self.stderr.isatty():
+            self.stderr.write(f"  {examined} examined", style_func=str, ending="\r")
 
 
 class TimeoutCommand(OperatorCommand):
     """An operation on the timeouts that the options select."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        states = tuple(state for state in Timeout.State.values if state in self.operation.states)
+        states = tuple(state for state in Timeout.State.values if state in OPERATIONS[self.name].states)
         add_selection(parser, states, default=states[:1])
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         selection = Selection.of(options)
         rows, absent = selection.rows, selection.absent()
-        self.ask(self.operation.name, count(rows), options)
+        self.ask(self.name, count(rows), options)
         examined = 0
 
         def progress(page: Result) -> None:
@@ -189,9 +170,15 @@ class TimeoutCommand(OperatorCommand):
                 self.show_progress(examined)
 
         result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
-        self.end_progress()
         self.report(f"{result.changed} {self.done}", options)
-        check_refusals(result, absent)
+        lines = []
+        for why, number in result.refused.items():
+            ids = ", ".join(str(row_id) for row_id, its_why in result.refusals[:50] if its_why is why)
+            lines.append(f"{number} left unchanged: {why.label}{f' ({ids})' if ids else ''}")
+        if absent:
+            lines.append(f"{len(absent)} not found among the selected timeouts: {', '.join(map(str, absent))}")
+        if lines:
+            raise CommandError("\n".join(lines))
 
 
 class PolicyCommand(OperatorCommand):
@@ -225,15 +212,12 @@ class PolicyCommand(OperatorCommand):
             using = database_of(policy.concrete_model)
             before = policy_state(policy, using)
             pending = count(Timeout.objects.using(using).pending().of_labels(policy.labels))
-            moves = before.stop in {"held", "releasing"} and not options.get("no_shift")
-            if self.operation.moves_rows and moves:
-                self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             was = f"{policy.label} (was {self.shown(before)}; {pending} pending)"
-            more = {"progress": self.show_progress} if self.operation.moves_rows else {}
+            if OPERATIONS[self.name].moves_rows and before.stop in {"held", "releasing"} and not options["no_shift"]:
+                self.ask(f"move the deadlines of {policy.label}, which are", pending, options)
             # A dry run does the same in a transaction that rolls back, so that it is refused where the command is.
             with _rolled_back(using) if options["dry_run"] else nullcontext():
-                change = self.run_operation(policy, options, **more)
-            self.end_progress()
+                change = self.run_operation(policy, options)
             if change is None:
                 now = "nothing to change"
             elif options["dry_run"]:
@@ -258,8 +242,9 @@ class GuardCommand(PolicyCommand):
     labels, done = None, "changed"
 
     def shown(self, state: PolicyState) -> str:
-        text, who = guard_of(state, self.name), state.set_by(self.name)
-        return f"{text or 'off'}, set by {who}" if who else f"{text}, as declared" if text else "off"
+        text, by = guards_of(state)[self.name]
+        origin = f", set by {by}" if by else ", as declared" if text != "off" else ""
+        return f"{text}{origin}"
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         try:

@@ -39,20 +39,21 @@ def wrong_value(option: str, value: Any, rule: str) -> CommandError:
 
 def each(value: Any) -> list[Any]:
     """Return the values of an option that can be repeated."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    return [] if value is None else [value]
 
 
 def number(option: str, value: Any, minimum: int = 0, maximum: int | None = None) -> int:
     """Return an integer. Raises CommandError."""
-    if not str(value).isdecimal():
+    text = str(value)
+    if not text.isdecimal():
         raise wrong_value(option, value, "is not a number")
-    if len(str(value)) > MAX_DIGITS:
-        raise wrong_value(option, f"{str(value)[:MAX_DIGITS]}...", f"has more than {MAX_DIGITS} digits")
-    if int(value) < minimum or (maximum is not None and int(value) > maximum):
+    if len(text) > MAX_DIGITS:
+        raise wrong_value(option, f"{text[:MAX_DIGITS]}...", f"has more than {MAX_DIGITS} digits")
+    if int(text) < minimum or (maximum is not None and int(text) > maximum):
         raise wrong_value(option, value, f"must be {minimum} to {maximum}" if maximum else f"must be {minimum} or more")
-    return int(value)
+    return int(text)
 
 
 def duration(option: str, value: str | timedelta, *, may_be_negative: bool = False) -> timedelta:
@@ -70,12 +71,12 @@ def duration(option: str, value: str | timedelta, *, may_be_negative: bool = Fal
         raise wrong_value(option, value, "is too long") from error
 
 
-def moment(option: str, value: str | datetime) -> datetime:
-    """Return a time: `now`, `2h` (from now), `30m ago`, or a date and time. Raises CommandError.
+def moment(option: str, value: str | datetime | None) -> datetime | None:
+    """Return a time: `now`, `2h` (from now), `30m ago`, or a date and time. None remains None. Raises CommandError.
 
     A date and time without a zone is in the time zone of the project.
     """
-    if isinstance(value, datetime):
+    if value is None or isinstance(value, datetime):
         return value
     words = value.strip().lower()
     head = words.removesuffix("ago").strip()
@@ -84,8 +85,7 @@ def moment(option: str, value: str | datetime) -> datetime:
             return clock.now()
         if _DURATION.match(head):
             return clock.now() + duration(option, head) * (-1 if words.endswith("ago") else 1)
-        found = parse_datetime(value.strip())
-        if found is not None:
+        if found := parse_datetime(value.strip()):
             return clock.in_utc(clock.fitting(found))
     except (ValueError, OverflowError) as error:
         raise wrong_value(option, value, f"is not a time: {error}") from error
@@ -94,29 +94,21 @@ def moment(option: str, value: str | datetime) -> datetime:
 
 def add_selection(parser: CommandParser, states: tuple[str, ...], default: tuple[str, ...]) -> None:
     """Add the options that select timeouts in any of `states`; without `--state`, in those of `default`."""
-    group = parser.add_argument_group("which timeouts (all conditions together)")
-    group.add_argument("--id", action="append", metavar="N", help="this one, in any state; may be repeated")
-    group.add_argument(
-        "--policy",
-        action="append",
-        metavar="LABEL",
-        help="of this policy (with --model, its name is enough); may be repeated",
-    )
-    group.add_argument("--model", metavar="APP.MODEL", help="of objects of this model")
-    group.add_argument(
-        "--object", action="append", metavar="ID", help="of this object; with --policy or --model; may be repeated"
-    )
-    group.add_argument("--key", help="with this key")
-    group.add_argument("--search", metavar="TEXT", help="with this object id, key, or field that a policy names")
-    group.add_argument("--queue", metavar="Q", help="in this queue")
-    group.add_argument(
-        "--state",
-        action="append",
-        help=f"in this state: {', '.join(states)}; may be repeated (default: {', '.join(default)})",
-    )
-    group.add_argument("--due-before", metavar="WHEN", help="next attempt before: 2h, '30m ago', a date and time")
-    group.add_argument("--due-after", metavar="WHEN", help="next attempt at or after")
-    group.add_argument("--all", action="store_true", help="all in such a state, if no other condition is given")
+    add = parser.add_argument_group("which timeouts (all conditions together)").add_argument
+    add("--id", action="append", metavar="N", help="this one, in any state; may be repeated")
+    words = "of this policy (with --model, its name is enough); may be repeated"
+    add("--policy", action="append", metavar="LABEL", help=words)
+    add("--model", metavar="APP.MODEL", help="of objects of this model")
+    words = "of this object; with --policy or --model; may be repeated"
+    add("--object", action="append", metavar="ID", help=words)
+    add("--key", help="with this key")
+    add("--search", metavar="TEXT", help="with this object id, key, or field that a policy names")
+    add("--queue", metavar="Q", help="in this queue")
+    words = f"in this state: {', '.join(states)}; may be repeated (default: {', '.join(default)})"
+    add("--state", action="append", help=words)
+    add("--due-before", metavar="WHEN", help="next attempt before: 2h, '30m ago', a date and time")
+    add("--due-after", metavar="WHEN", help="next attempt at or after")
+    add("--all", action="store_true", help="all in such a state, if no other condition is given")
     parser.set_defaults(states=states, default_states=default)
 
 
@@ -134,31 +126,38 @@ class Selection:
     @classmethod
     def of(cls, options: dict[str, Any]) -> Selection:
         """Return the selection. Raises UnknownPolicy, and CommandError for a wrong value or without a restriction."""
-        if not options["all"] and not any(options[name] is not None for name in SELECTING):
+        if not options["all"] and all(options[name] is None for name in SELECTING):
             raise CommandError("Which timeouts? Give --policy, --id, --object ... or --all.")
-        using = router.db_for_write(Timeout)
         ids = [number("--id", value) for value in each(options["id"])]
-        # A row that is named by its id is found in any state, so that the command can report why it leaves it alone.
-        states = each(options["state"]) or (list(Timeout.State.values) if ids else list(options["default_states"]))
-        for state in each(options["state"]):
+        states = each(options["state"])
+        for state in states:
             if state not in options["states"]:
                 raise wrong_value("--state", state, f"must be one of {', '.join(options['states'])}")
-        rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=states)
+        # A row that is named by its id is found in any state, so that the command can report why it leaves it alone.
+        states = states or (list(Timeout.State.values) if ids else list(options["default_states"]))
+        rows: TimeoutQuerySet = Timeout.objects.using(router.db_for_write(Timeout)).filter(state__in=states)
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
-        labels = _labels(options, using)
+        labels, about_objects = _about(options, rows.db)
+        rows = rows.filter(about_objects)
         if labels:
             rows = rows.of_labels(labels)
-        if options["model"] is not None or options["object"] is not None:
-            rows = rows.filter(_about(options, using))
-        if options["id"] is not None:
-            rows = rows.filter(pk__in=ids)
-        for name, lookup in (("due_before", "run_at__lt"), ("due_after", "run_at__gte")):
-            if options[name] is not None:
-                rows = rows.filter((lookup, moment(f"--{name.replace('_', '-')}", options[name])))
-        rows = rows if options["key"] is None else rows.filter(key=options["key"])
-        rows = rows if options["queue"] is None else rows.of_queue(options["queue"])
-        return cls(_found(rows, options["search"]), states, labels, ids)
+        conditions = {
+            "pk__in": None if options["id"] is None else ids,
+            "key": options["key"],
+            "run_at__lt": moment("--due-before", options["due_before"]),
+            "run_at__gte": moment("--due-after", options["due_after"]),
+        }
+        rows = rows.filter(**{lookup: value for lookup, value in conditions.items() if value is not None})
+        if options["queue"] is not None:
+            rows = rows.of_queue(options["queue"])
+        if options["search"] is not None:
+            found = find_ids(rows, options["search"])
+            if len(found) >= MAX_HITS:  # it is not certain that these are all
+                rule = f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key"
+                raise wrong_value("--search", options["search"], rule)
+            rows = rows.filter(pk__in=found)
+        return cls(rows, states, labels, ids)
 
     def absent(self) -> list[int]:
         """Return the ids of `--id` that no selected timeout has."""
@@ -174,35 +173,12 @@ class Selection:
         found: list[Timeout] = []
         for state in self.states:
             part = self.rows.filter(state=state).order_by("run_at", "id").defer(*deferred)
-            if self.labels or Timeout.State(state).is_settled:
-                parts = [
-                    part.filter(policy=label) for label in self.labels or labels_in(Timeout.objects.using(part.db))
-                ]
-            else:
-                parts = [part.filter(settled_at__isnull=True)]
+            labels = self.labels
+            if not labels and Timeout.State(state).is_settled:
+                labels = labels_in(Timeout.objects.using(part.db))
+            parts = [part.filter(policy=label) for label in labels] or [part.unsettled()]
             found += [row for some in parts for row in some[:limit]]
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
-
-
-def _found(rows: TimeoutQuerySet, text: str | None) -> TimeoutQuerySet:
-    """Return the rows that a search finds. Raises CommandError if there are too many to be sure that these are all."""
-    ids = [] if text is None else find_ids(rows, text)
-    if len(ids) >= MAX_HITS:
-        raise wrong_value("--search", text, f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key")
-    return rows if text is None else rows.filter(pk__in=ids)
-
-
-def _labels(options: dict[str, Any], using: str) -> list[str]:
-    """Return present and former labels. The label of a policy that is no longer declared must be in the ledger."""
-    found: list[str] = []
-    for name in each(options["policy"]):
-        if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
-            found.append(name)
-        elif "." not in name and options["model"] is not None:
-            found += get_policy((model_of(options["model"]), name)).labels
-        else:
-            found += get_policy(name).labels
-    return found
 
 
 def model_of(label: str) -> type[Model]:
@@ -213,17 +189,30 @@ def model_of(label: str) -> type[Model]:
         raise CommandError(f"There is no model {label!r}: give app.Model.") from error
 
 
-def _about(options: dict[str, Any], using: str) -> Q:
-    """Return the condition on the object: its model, and its key if one is given."""
-    models = [get_policy(name).concrete_model for name in each(options["policy"]) if registry.get(name)]
-    if options["model"] is not None:
-        models = [model_of(options["model"])]
+def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
+    """Return the labels of the selected policies, present and former ones, and the condition on the objects.
+
+    The label of a policy that is no longer declared must be in the ledger.
+    """
+    model = None if options["model"] is None else model_of(options["model"])
+    labels: list[str] = []
+    models = [] if model is None else [model]
+    for name in each(options["policy"]):
+        if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
+            labels.append(name)
+            continue
+        policy = get_policy(name if model is None or "." in name else (model, name))
+        labels += policy.labels
+        if model is None:
+            models.append(policy.concrete_model)
+    if model is None and options["object"] is None:
+        return labels, Q()
     if not models:
         raise CommandError("--object needs --policy or --model: objects of several models may have the same id.")
     wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in each(options["object"])]
-    for model in models:
+    for table in models:
         try:
-            wanted |= about_keys(model, ids, using) if ids else about_all(tables_of(model), model, using)
+            wanted |= about_keys(table, ids, using) if ids else about_all(tables_of(table), table, using)
         except ValueError as error:
-            raise CommandError(f"{', '.join(ids)} is not a key of {model.__name__}.") from error
-    return wanted
+            raise CommandError(f"{', '.join(ids)} is not a key of {table.__name__}.") from error
+    return labels, wanted

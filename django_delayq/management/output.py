@@ -19,6 +19,7 @@ from django_delayq.ledger.controls import PolicyState
 from django_delayq.policy_options import Rate
 
 Paint = Callable[[str], str]
+Cells = Sequence[object]
 GAP: Final = "  "
 _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
 
@@ -26,7 +27,6 @@ _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
 class Painted(str):
     """A string that a table prints in a colour."""
 
-    __slots__ = ("paint",)
     paint: Paint
 
     def __new__(cls, text: object, paint: Paint = str) -> Painted:
@@ -40,34 +40,25 @@ def terminal_width(out: OutputWrapper) -> int | None:
     return shutil.get_terminal_size().columns if out.isatty() else None
 
 
-def table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    width: int | None = None,
-    *,
-    optional: Sequence[str] = (),
-    paint_head: Paint = str,
-) -> list[str]:
+def table(head: Cells, rows: Sequence[Cells], width: int | None = None, *, optional: Sequence[str] = ()) -> list[str]:
     """Return the lines of a table with aligned columns.
 
     Args:
-        head: the headings, each different.
-        rows: the cells, which may be `Painted`.
+        head: the headings, each different. They and the cells may be `Painted`.
+        rows: the cells.
         width: columns of the terminal. In a wider table, cells continue on the next line, at blanks, dots and hyphens.
             Words are never cut, so a very narrow terminal wraps the lines. None: no limit.
         optional: headings of columns that are omitted first, in this order; the last line names them.
-        paint_head: the colour of the headings.
     """
-    cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in rows]
-    columns = dict(zip(head, zip(*cells, strict=True) if cells else [()] * len(head), strict=True))
+    cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in (head, *rows)]
+    columns: dict[str, Sequence[Painted]] = {column[0]: column for column in zip(*cells, strict=True)}
     omitted = []
     for name in optional:
-        if width is not None and _width_of([max(map(len, (name, *cells))) for name, cells in columns.items()]) > width:
+        if width is not None and _width_of([max(map(len, column)) for column in columns.values()]) > width:
             omitted.append(name)
             del columns[name]
-    filled = [[Painted(name, paint_head), *cells] for name, cells in columns.items()]
-    widths = _widths(filled, width)
-    lines = [line for row in zip(*filled, strict=True) for line in _lines_of(row, widths)]
+    widths = _widths(list(columns.values()), width)
+    lines = [line for row in zip(*columns.values(), strict=True) for line in _lines_of(row, widths)]
     return [*lines, f"Too wide for this terminal: {', '.join(omitted)}"] if omitted else lines
 
 
@@ -76,17 +67,16 @@ def _width_of(widths: Sequence[int]) -> int:
 
 
 def _widths(columns: Sequence[Sequence[str]], limit: int | None) -> list[int]:
-    """Return the widths of `columns`: of the widest, line by line, until all fit or no cell can be divided any more."""
+    """Return the widths of `columns`: the widest is narrowed until all fit, or no cell can be divided any more."""
     widths = [max(map(len, column)) for column in columns]
     divisible = set(range(len(columns)))
-    while limit is not None and divisible and (excess := _width_of(widths) - limit) > 0:
+    while limit is not None and divisible and _width_of(widths) > limit:
         widest = max(divisible, key=lambda place: widths[place])
-        second = max((widths[place] for place in divisible - {widest}), default=0)
-        wanted = max(widths[widest] - excess, min(second, widths[widest]) - 1)
-        folded = max(len(line) for cell in columns[widest] for line in fold(cell, wanted))
-        if folded >= widths[widest]:
-            divisible.discard(widest)
-        widths[widest] = min(folded, widths[widest])
+        folded = max(len(line) for cell in set(columns[widest]) for line in fold(cell, widths[widest] - 1))
+        if folded < widths[widest]:
+            widths[widest] = folded
+        else:
+            divisible.remove(widest)
     return widths
 
 
@@ -110,12 +100,12 @@ def _lines_of(row: Sequence[Painted], widths: Sequence[int]) -> Iterable[str]:
         yield GAP.join(padded).rstrip()
 
 
+@dataclasses.dataclass
 class Screen:
     """Draw frame after frame: on a terminal in the same place, otherwise one below the other."""
 
-    def __init__(self, out: OutputWrapper) -> None:
-        self.out = out
-        self._drawn = 0
+    out: OutputWrapper
+    _drawn: int = 0
 
     def draw(self, lines: Sequence[str]) -> None:
         """Draw the next frame; of one that is higher than the terminal, its first lines."""
@@ -133,9 +123,9 @@ class Screen:
         self.out.flush()
 
 
-def local(at: datetime | None) -> str:
-    """Return local time to the second with its zone; empty for None."""
-    return "" if at is None else f"{clock.local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
+def local(at: datetime) -> str:
+    """Return local time to the second with its zone."""
+    return f"{clock.local(at):%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def seconds(value: float | None) -> str:
@@ -148,15 +138,15 @@ def rate_text(rate: Rate) -> str:
     return f"{rate.count} in {duration_text(rate.per)}"
 
 
-def guard_of(state: PolicyState, guard: str) -> str:
-    """Return `skip after 6 h`, `500 in 10 min` or `10 %`; empty if the guard rail is off."""
-    late, brake = state.late, state.brake
+def guards_of(state: PolicyState) -> dict[str, tuple[str, str]]:
+    """Return the setting of each guard rail, such as `skip after 6 h` or `off`, and its actor; empty: as declared."""
+    late, brake, shadow = state.late, state.brake, state.shadow
     texts = {
-        "late": late and f"{late.then} after {duration_text(late.after)}",
-        "brake": brake and f"{brake.most} in {duration_text(brake.per)}",
-        "shadow": f"{state.shadow} %" if state.shadow else "",
+        "late": f"{late.then} after {duration_text(late.after)}" if late else "off",
+        "brake": f"{brake.most} in {duration_text(brake.per)}" if brake else "off",
+        "shadow": f"{shadow} %" if shadow else "off",
     }
-    return texts[guard] or ""
+    return {guard: (text, state.set_by(guard)) for guard, text in texts.items()}
 
 
 def stop_of(state: PolicyState) -> str:

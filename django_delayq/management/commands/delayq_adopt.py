@@ -4,21 +4,20 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from django_delayq.clock import counted, database_now
+from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.ledger import installation
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import count
 from django_delayq.management.operating import OperatorCommand, actor
-from django_delayq.models import Timeout, WorkerSeen
-from django_delayq.monitoring.snapshot import ALIVE
+from django_delayq.models import Timeout
+from django_delayq.monitoring.snapshot import ALIVE, workers_alive
 from django_delayq.operations import adopt
 
 
 class Command(OperatorCommand):
     """Makes a copied database this installation's own, so that its workers start. DELAYQ['INSTALLATION'] names it."""
 
-    help = __doc__
     examples = (
         "--cancel-pending --dry-run",
         "--cancel-pending --reason 'restored into staging'",
@@ -28,21 +27,17 @@ class Command(OperatorCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         pending = parser.add_mutually_exclusive_group()
         pending.add_argument("--cancel-pending", action="store_true", help="cancel all pending timeouts")
-        pending.add_argument(
-            "--keep-pending", action="store_true", help="fire them here too, with new idempotency keys"
-        )
-        parser.add_argument(
-            "--redis",
-            action="store_true",
-            help="also claim the Redis prefix, if the other installation does not use it any more",
-        )
+        words = "fire them here too, with new idempotency keys"
+        pending.add_argument("--keep-pending", action="store_true", help=words)
+        words = "also claim the Redis prefix, if the other installation does not use it any more"
+        parser.add_argument("--redis", action="store_true", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = database_of(Timeout)
         pending: Any = "cancel" if options["cancel_pending"] else "keep" if options["keep_pending"] else None
         is_own = installation.ledger_name(using) == get_settings().installation
-        alive = WorkerSeen.objects.using(using).filter(seen_at__gt=database_now(using) - ALIVE).count()
+        alive = len(workers_alive(using))
         if alive and not (is_own or options["yes"] or options["dry_run"]):
             words = counted(alive, "worker has", "workers have")
             raise CommandError(
@@ -51,14 +46,8 @@ class Command(OperatorCommand):
             )
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
-        done = adopt(
-            by=actor(),
-            reason=options["reason"],
-            pending=pending,
-            with_redis=options["redis"],
-            dry_run=options["dry_run"],
-            using=using,
-        )
+        how = {"pending": pending, "with_redis": options["redis"], "dry_run": options["dry_run"]}
+        done = adopt(by=actor(), reason=options["reason"], using=using, **how)
         if done.before == done.name:
             self.stdout.write(f"This database belongs to {done.name} already: no timeout was changed")
             return

@@ -11,7 +11,6 @@ from django_delayq.management.options import duration, number
 class Command(GuardCommand):
     """Sets the brake: the policy pauses itself when more than MOST of its timeouts fire within a period."""
 
-    help = __doc__
     arguments = "LABEL MOST|off|declared"
     examples = (
         "shop.order.cancel_unpaid 500 --per 10m",

@@ -6,7 +6,6 @@ from django_delayq.management.operating import TimeoutCommand
 class Command(TimeoutCommand):
     """Cancels timeouts. Their rounds are closed: saving their objects does not arm them again."""
 
-    help = __doc__
     examples = (
         "--policy shop.order.cancel_unpaid --object 1234 --reason 'paid by phone'",
         "--id 17",

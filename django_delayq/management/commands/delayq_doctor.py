@@ -11,6 +11,7 @@ from django.db import Error as DatabaseFailure
 
 from django_delayq.ledger.locking import database_of
 from django_delayq.management.operating import ReportCommand
+from django_delayq.management.output import Painted
 from django_delayq.models import Timeout
 from django_delayq.monitoring.doctor import STUCK_SECONDS, examine
 from django_delayq.monitoring.snapshot import workers_alive
@@ -24,15 +25,13 @@ class Command(ReportCommand):
     The exit code is 1 if an error is found (timeouts are late, or will be), with --strict also for warnings, else 0.
     """
 
-    help = __doc__
     examples = ("", "--quick --json", "--here", "--strict")
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--quick", action="store_true", help="skip what reads whole tables: for probes")
-        parser.add_argument(
-            "--here", action="store_true", help="check the worker of this machine alone: for probes that restart it"
-        )
+        words = "check the worker of this machine alone: for probes that restart it"
+        parser.add_argument("--here", action="store_true", help=words)
         parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -40,13 +39,13 @@ class Command(ReportCommand):
         rows, lines = [], []
         paint = {INFO: self.style.SUCCESS, WARNING: self.style.WARNING, ERROR: self.style.ERROR}
         for each in findings:
-            level, hint, is_ok = LEVELS[each.level], each.hint or "", each.level == INFO
+            level, hint = LEVELS[each.level], each.hint or ""
             rows.append({"name": each.id, "level": level, "text": each.msg, "hint": hint})
-            if not is_ok or options["verbosity"] > 0:
-                name = "ERROR" if level == "error" else level
-                first, *others = self.wrapped(f"{name:8}{each.id}: {each.msg}", before=0, indent=8)
-                lines += [paint[each.level](first[:8]) + first[8:], *others]
-                lines += self.wrapped(hint, before=8, indent=8) if hint and not is_ok else []
+            if each.level > INFO or options["verbosity"] > 0:
+                label = Painted(f"{level.upper() if level == 'error' else level:8}", paint[each.level])
+                lines += self.wrapped(f"{each.id}: {each.msg}", label=label)
+            if each.level > INFO and hint:
+                lines += self.wrapped(hint, label=Painted(" " * 8))
         self.print(rows, lines, options)
         if max(each.level for each in findings) >= (WARNING if options["strict"] else ERROR):
             sys.exit(1)

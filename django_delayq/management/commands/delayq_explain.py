@@ -1,7 +1,8 @@
 """`manage.py delayq_explain`: show what happened to timeouts, and why."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,8 +29,8 @@ from django_delayq.redis_clients import get_engine
 from django_delayq.scheduling.story import Story, story_of
 
 MAX_FOUND = 50
-DATETIME_WIDTH = 27
-"""Of an event, with the blanks around its datetime."""
+DATETIME_WIDTH = 25
+"""Of an event, with the blanks after its datetime."""
 
 
 class Command(ReportCommand):
@@ -38,7 +39,6 @@ class Command(ReportCommand):
     For each policy of the object it shows the newest rounds, also if the object or the policy no longer exists.
     """
 
-    help = __doc__
     arguments = "[APP.MODEL OBJECT]"
     examples = ("shop.order 1234", "shop.order 1234 --policy cancel_unpaid", "--search A-2026-0017", "--id 17 --json")
 
@@ -59,12 +59,8 @@ class Command(ReportCommand):
             raise CommandError("Which timeouts? Give an object, such as shop.order 1234, or --search, or --id.")
         if options["id"] is not None and options["policy"] is not None:
             raise CommandError("--id names one timeout: --policy does not go with it.")
-        found = ways[given[0]](options)
-        stories = [(story_of(subject), _why_late(subject)) for subject in found]
-        values = [
-            {"title": story.title, "note": story.note, "events": story.events, "outlook": story.outlook, "late": late}
-            for story, late in stories
-        ]
+        stories = [(story_of(subject), _why_late(subject)) for subject in ways[given[0]](options)]
+        values = [asdict(story) | {"late": late} for story, late in stories]
         self.print(values, self._lines(stories), options)
 
     def _lines(self, stories: list[tuple[Story, str]]) -> Iterator[str]:
@@ -76,79 +72,69 @@ class Command(ReportCommand):
                 yield story.note
             for event in story:
                 paint = self.style.ERROR if event.what in {"failed", "dead"} else str
-                yield from self.wrapped(str(event), paint, indent=DATETIME_WIDTH)
+                yield from self.wrapped(str(event), paint, hanging=DATETIME_WIDTH)
             yield from self.wrapped(story.outlook, self.style.MIGRATE_LABEL)
             if late:
                 yield from self.wrapped(late, self.style.WARNING)
 
 
-def _by_id(options: dict[str, Any]) -> Iterator[Subject]:
+def _by_id(options: dict[str, Any]) -> list[Subject]:
     row = Timeout.objects.using(database_of(Timeout)).filter(pk=number("--id", options["id"])).first()
     if row is None:
         raise CommandError(f"There is no timeout {options['id']}. Settled ones are deleted after RETENTION.")
-    yield subject_of(row, None)
+    return [subject_of(row, None)]
 
 
-def _by_search(options: dict[str, Any]) -> Iterator[Subject]:
-    """Yield the subjects of the timeouts that are found; without any, those of the objects that have none."""
+def _by_search(options: dict[str, Any]) -> list[Subject]:
+    """Return the subjects of the timeouts that are found; without any, those of the objects that have none."""
     rows: TimeoutQuerySet = Timeout.objects.using(database_of(Timeout))
     text, name = options["search"], options["policy"]
-    found = list(_subjects(rows.filter(pk__in=find_ids(rows, text)), name).values())
+    found = _subjects(rows.filter(pk__in=find_ids(rows, text)), [], name)
     if not found:
-        objects = find_objects(text, rows.db, MAX_FOUND + 1)
-        pairs = ((obj, policy) for obj in objects for policy in get_policies(type(obj)))
-        named = (subject_of(obj, each) for obj, each in pairs if name in (None, each.label, each.name))
-        found = list({subject.slots: subject for subject in named}.values())
+        found = _subjects(rows.none(), find_objects(text, rows.db, MAX_FOUND + 1), name)
     if not found:
         raise CommandError(f"Neither a timeout nor an object with a policy is found by {text!r}.")
     if len(found) > MAX_FOUND:
         raise CommandError(f"{text!r} finds more than {MAX_FOUND} objects or policies.")
-    yield from found
-
-
-def _by_object(options: dict[str, Any]) -> Iterator[Subject]:
-    """Yield the subjects of the object that have rows, and then the other policies of its model."""
-    if options["object"] is None:
-        raise CommandError("Which object? Give its model and its primary key, such as shop.order 1234.")
-    model = model_of(options["model"])
-    using, rows = database_of(model), Timeout.objects.using(database_of(model))
-    try:
-        pk = pk_of(model, options["object"])
-        rows = rows.filter(about_keys(model, [options["object"]], using))
-    except ValueError as error:
-        raise CommandError(f"{options['object']} is not a key of {model.__name__}.") from error
-    obj = model._base_manager.using(using).filter(pk=pk).first()
-    if obj is None and not rows.exists():
-        raise CommandError(f"There is no {model.__name__} {options['object']}, and no timeout of it.")
-    name = options["policy"] and _label(options["policy"], model, rows)
-    found = _subjects(rows, name)
-    yield from found.values()
-    known = {label for label, *_ in found}
-    if obj is not None:
-        others = [policy for policy in get_policies(model) if policy.label not in known]
-        yield from (subject_of(obj, policy) for policy in others if name in (None, policy.label))
-
-
-def _subjects(rows: TimeoutQuerySet, name: str | None) -> dict[tuple[Any, ...], Subject]:
-    """Return the policies, objects and keys of `rows`, with all their rounds; with `name`, only of that policy."""
-    found = {}
-    # One row of each, and not all rounds, which may be very many.
-    kinds = rows.order_by().values("policy", "content_type_id", "object_id", "key")
-    first = kinds.annotate(first_id=Min("id")).values("first_id")
-    for row in rows.filter(pk__in=first).order_by("id").defer("history", "payload"):
-        policy = registry.get(row.policy)
-        label = policy.label if policy else row.policy
-        if name in (None, label, policy and policy.name):
-            place = (label, row.content_type_id, row.object_id, row.key)
-            found[place] = replace(subject_of(row, None), row_id=None)
     return found
 
 
-def _label(name: str, model: type[Model], rows: TimeoutQuerySet) -> str:
-    """Return the present label of a policy; that of an undeclared one must be in `rows`. Raises UnknownPolicy."""
-    if registry.get(name) is None and rows.filter(policy=name).exists():
-        return name
-    return resolve_policy(name, model).label
+def _by_object(options: dict[str, Any]) -> list[Subject]:
+    """Return the subjects of the object that have rows, and then the other policies of its model."""
+    model, key, name = model_of(options["model"]), options["object"], options["policy"]
+    if key is None:
+        raise CommandError("Which object? Give its model and its primary key, such as shop.order 1234.")
+    using = database_of(model)
+    try:
+        pk, condition = pk_of(model, key), about_keys(model, [key], using)
+    except ValueError as error:
+        raise CommandError(f"{key} is not a key of {model.__name__}.") from error
+    rows = Timeout.objects.using(using).filter(condition)
+    objects = list(model._base_manager.using(using).filter(pk=pk))
+    if not objects and not rows.exists():
+        raise CommandError(f"There is no {model.__name__} {key}, and no timeout of it.")
+    if name is not None and (registry.get(name) or not rows.filter(policy=name).exists()):
+        name = resolve_policy(name, model).label  # raises UnknownPolicy
+    return _subjects(rows, objects, name)
+
+
+def _subjects(rows: TimeoutQuerySet, objects: list[Model], name: str | None) -> list[Subject]:
+    """Return the policies, objects and keys of `rows`, and then those of `objects` whose policies have no row.
+
+    Each comes with all its rounds. With `name`, a label or the name of a policy, only those of that policy.
+    """
+    # One row of each, and not all rounds, which may be very many.
+    kinds = rows.order_by().values("policy", "content_type_id", "object_id", "key")
+    first = kinds.annotate(first_id=Min("id")).values("first_id")
+    rows = rows.filter(pk__in=first).order_by("id").defer("history", "payload")
+    found = [replace(subject_of(row, None), row_id=None) for row in rows]
+    known = {subject.policy for subject in found}
+    found += [subject_of(obj, policy) for obj in objects for policy in get_policies(type(obj)) if policy not in known]
+    # Rows under a former and the present label of a policy have the same slots.
+    different = {frozenset(subject.slots): subject for subject in found}.values()
+    if name is None:
+        return list(different)
+    return [each for each in different if name in each.labels or (each.policy and each.policy.name == name)]
 
 
 def _why_late(subject: Subject) -> str:
@@ -175,12 +161,10 @@ def _held_until(row: Timeout, now: datetime, using: str) -> datetime | None:
     """Return until when a worker has claimed or deferred the due `row`, in the ledger or in Redis; None: none has."""
     if row.claimed_until is not None and row.claimed_until > now:
         return row.claimed_until
-    try:
+    with suppress(ConfigError, EngineError):  # the doctor shows why Redis does not answer
         if engine := get_engine(using):
             entries = dict(engine.queue(row.queue, engine.shard_of(row.pk)).peek(PEEKED))
             # The entry of a due row has a time in the future only while it is leased, or after it could not be fired.
-            if entries.get(row.pk, 0) > clock.to_ms(now):
-                return now + timedelta(milliseconds=entries[row.pk] - clock.to_ms(now))
-    except (ConfigError, EngineError):  # the doctor shows why Redis does not answer
-        pass
+            if (ahead_ms := entries.get(row.pk, 0) - clock.to_ms(now)) > 0:
+                return now + timedelta(milliseconds=ahead_ms)
     return None

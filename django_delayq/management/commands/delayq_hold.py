@@ -6,6 +6,5 @@ from django_delayq.management.operating import PolicyCommand
 class Command(PolicyCommand):
     """Stops policies until they are resumed, which then moves all pending deadlines by as long. Replaces a pause."""
 
-    help = __doc__
     examples = ("shop.order.cancel_unpaid --reason 'the payment provider is down'",)
     name, done = "hold", "held"

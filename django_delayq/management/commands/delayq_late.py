@@ -12,7 +12,6 @@ from django_delayq.policy_options import Then
 class Command(GuardCommand):
     """Limits the lateness: what would first be attempted later than that after its deadline is skipped, or dead."""
 
-    help = __doc__
     arguments = "LABEL DURATION|off|declared"
     examples = ("shop.order.cancel_unpaid 6h --then dead", "shop.order.cancel_unpaid off")
     name = "late"

@@ -19,8 +19,8 @@ COLUMNS = (
     *("extensions", "attempts", "reason", "payload", "created_at", "settled_at", "idempotency_key"),
 )
 """Of JSON, beside `model`. The history has a command of its own."""
-SHOWN = ("id", "policy", "object", "key", "state", "due", "next attempt", "attempts", "reason")
 ALWAYS = {"id", "policy", "object", "state", "due"}
+"""The columns of the table that are shown also without values."""
 
 
 class Command(ReportCommand):
@@ -30,7 +30,6 @@ class Command(ReportCommand):
     deadline. JSON has all columns but the history, which delayq_explain shows.
     """
 
-    help = __doc__
     examples = (
         "--policy shop.order.cancel_unpaid --due-before 1h",
         "--model shop.order --object 1234",
@@ -49,33 +48,33 @@ class Command(ReportCommand):
         deferred = ("history",) if options["json"] else ("history", "payload")
         found = Selection.of(options).first(limit + 1, deferred)
         rows = found[:limit]
-        more = f"... and more: raise --limit, now {limit}, or select fewer" if len(found) > limit else ""
         if options["json"]:
             self.print(_values(rows), (), options)
-            if more:
-                self.stderr.write(more)
-            return
-        shown = [self._shown(row) for row in rows]
-        filled = [name for name in SHOWN if name in ALWAYS or any(row[name] for row in shown)]
-        lines = self.table(filled, [[row[name] for name in filled] for row in shown])
-        self.print((), [*lines, more] if more else lines if rows else ["No timeouts."], options)
+        elif rows:
+            shown = [self._shown(row) for row in rows]
+            filled = [name for name in shown[0] if name in ALWAYS or any(row[name] for row in shown)]
+            self.print((), self.table(filled, [[row[name] for name in filled] for row in shown]), options)
+        else:
+            self.stdout.write("No timeouts.")
+        if len(found) > limit:
+            more = f"... and more: raise --limit, now {limit}, or select fewer"
+            (self.stderr if options["json"] else self.stdout).write(more)
 
     def _shown(self, row: Timeout) -> dict[str, object]:
         style = self.style
         paint = {State.DEAD: style.ERROR, State.FIRING: style.WARNING, State.FIRED: style.SUCCESS}
         is_overdue = row.state == State.PENDING and row.run_at < clock.now()
-        due = Painted(local(row.due_at), style.WARNING if is_overdue else str)
-        again = "" if row.is_settled or row.run_at == row.due_at else local(row.run_at)
-        cells = (
-            row.pk,
-            row.policy,
-            row.object_id,
-            row.key,
-            Painted(row.state, paint.get(State(row.state), str)),
-            due,
-            again,
-        )
-        return dict(zip(SHOWN, (*cells, row.attempts or "", row.reason), strict=True))
+        return {
+            "id": row.pk,
+            "policy": row.policy,
+            "object": row.object_id,
+            "key": row.key,
+            "state": Painted(row.state, paint.get(State(row.state), str)),
+            "due": Painted(local(row.due_at), style.WARNING if is_overdue else str),
+            "next attempt": "" if row.is_settled or row.run_at == row.due_at else local(row.run_at),
+            "attempts": row.attempts or "",
+            "reason": row.reason,
+        }
 
 
 def _values(rows: Sequence[Timeout]) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ class Command(PolicyCommand):
     A policy that is already paused keeps its end and reason unless given.
     """
 
-    help = __doc__
     examples = (
         "shop.order.cancel_unpaid --until 2h --reason 'wrong price list'",
         "shop.order.cancel_unpaid --until never",
@@ -23,12 +22,8 @@ class Command(PolicyCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "--until",
-            metavar="WHEN",
-            default="keep",
-            help="ends by itself then: 2h, a date and time; never: until it is resumed (default: unchanged, or never)",
-        )
+        words = "ends by itself then: 2h, a date and time; never: until it is resumed (default: unchanged, or never)"
+        parser.add_argument("--until", metavar="WHEN", default="keep", help=words)
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
         until = options["until"]

@@ -3,9 +3,10 @@
 from typing import Any
 
 from django_delayq.clock import duration_text
-from django_delayq.ledger.controls import GUARDS
+from django_delayq.ledger.controls import PolicyState
+from django_delayq.ledger.search import NOTHING
 from django_delayq.management.operating import ReportCommand
-from django_delayq.management.output import Paint, Painted, guard_of, rate_text, seconds
+from django_delayq.management.output import Paint, Painted, guards_of, rate_text, seconds
 from django_delayq.monitoring.snapshot import PolicyStatus, policy_statuses
 
 HEAD = (
@@ -17,7 +18,6 @@ HEAD = (
 class Command(ReportCommand):
     """Lists policies: delay, stop, counts, lag, guard rails, and how many fall due in the next 24 hours."""
 
-    help = __doc__
     examples = ("", "--json")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -28,31 +28,26 @@ class Command(ReportCommand):
 
 def _row(policy: PolicyStatus, warn: Paint) -> tuple[object, ...]:
     state = policy.state
-    coming = sum(hour.value for hour in policy.hours)
-    is_capped = any(hour.is_capped for hour in policy.hours)
+    delay, stop, guards = ("not declared", "", "") if state is None else (_delay(state), state.stop, _guards(state))
     return (
-        policy.label, Painted(_delay(policy), str if state else warn), Painted(state.stop if state else "", warn),
+        policy.label, Painted(delay, str if state else warn), Painted(stop, warn),
         policy.pending, policy.due, Painted(policy.dead, warn if policy.dead.value else str),
-        policy.fired, policy.skipped, f"{coming}{'+' * is_capped}", seconds(policy.lag_p50), seconds(policy.lag_p99),
-        _guards(policy),
+        policy.fired, policy.skipped, sum(policy.hours, NOTHING), seconds(policy.lag_p50), seconds(policy.lag_p99),
+        guards,
     )  # fmt: skip
 
 
-def _delay(policy: PolicyStatus) -> str:
+def _delay(state: PolicyState) -> str:
     """Return the delay in force, with a star if an operator has changed it."""
-    if policy.state is None:
-        return "not declared"
-    if policy.state.delay is None:
-        return "by hand" if policy.state.policy.after is None else "computed"
-    return f"{duration_text(policy.state.delay)}{'*' if policy.state.after is not None else ''}"
+    if state.delay is None:
+        return "by hand" if state.policy.after is None else "computed"
+    return f"{duration_text(state.delay)}{'*' if state.after is not None else ''}"
 
 
-def _guards(policy: PolicyStatus) -> str:
+def _guards(state: PolicyState) -> str:
     """Return the guard rails in force, each with a star if an operator has set it, and the declared limits."""
-    if (state := policy.state) is None:
-        return ""
-    texts = {guard: guard_of(state, guard) or "off" * bool(state.set_by(guard)) for guard in GUARDS}
-    found = [f"{guard} {text}{'*' * bool(state.set_by(guard))}" for guard, text in texts.items() if text]
+    guards = guards_of(state).items()
+    found = [f"{guard} {text}{'*' if by else ''}" for guard, (text, by) in guards if by or text != "off"]
     if (limits := state.policy.limits) is not None:
         found += [f"run {duration_text(limits.run)}"] if limits.run else []
         found += [f"rate {rate_text(limits.rate)}"] if limits.rate else []

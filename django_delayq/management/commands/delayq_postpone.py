@@ -11,7 +11,6 @@ from django_delayq.management.options import duration, moment
 class Command(TimeoutCommand):
     """Gives timeouts a later deadline; never an earlier one."""
 
-    help = __doc__
     examples = ("--policy shop.order.cancel_unpaid --due-before 3h --by 2h --dry-run", "--id 17 --to 2026-03-01T18:00")
     name, done = "postpone", "postponed"
 

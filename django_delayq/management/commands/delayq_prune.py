@@ -1,6 +1,7 @@
 """`manage.py delayq_prune`: delete timeouts that were settled long ago."""
 
 import logging
+import sys
 from typing import Any
 
 from django.db import router
@@ -17,9 +18,7 @@ logger = logging.getLogger("django_delayq.steering")
 class Command(AskingCommand):
     """Deletes the timeouts whose settling and deadline are both older than DELAYQ['RETENTION']. Workers do too."""
 
-    help = __doc__
     examples = ("--dry-run", "--yes")
-    runs_unattended = True
 
     def handle(self, *args: Any, **options: Any) -> None:
         using = router.db_for_write(Timeout)
@@ -28,7 +27,8 @@ class Command(AskingCommand):
         if options["dry_run"]:
             self.report(f"{counted(old, 'timeout')} {settled}", options)
             return
-        self.ask("delete", old, options)
+        if sys.stdin.isatty():  # without a terminal, as by cron, it proceeds: workers do the same on their own
+            self.ask("delete", old, options)
         deleted = prune(using)
         words = counted(deleted, "timeout was", "timeouts were")
         logger.info("%s pruned by %s", words, actor(), extra={"event": "pruned", "by": actor()})

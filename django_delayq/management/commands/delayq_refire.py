@@ -11,7 +11,6 @@ from django_delayq.management.options import moment
 class Command(TimeoutCommand):
     """Gives settled timeouts a new round with the same payload. A worker fires it if its condition holds."""
 
-    help = __doc__
     examples = ("--policy shop.order.cancel_unpaid --state dead --dry-run", "--id 17 --at 2h")
     name, done = "refire", "scheduled again"
 
@@ -20,4 +19,4 @@ class Command(TimeoutCommand):
         super().add_arguments(parser)
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"at": None if options["at"] is None else moment("--at", options["at"])}
+        return {"at": moment("--at", options["at"])}

@@ -18,7 +18,6 @@ from django_delayq.operations.policies import MODES
 class Command(PolicyCommand):
     """Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."""
 
-    help = __doc__
     arguments = "LABEL"
     examples = (
         "shop.order.cancel_unpaid --after 45m --mode keep --dry-run",
@@ -30,12 +29,8 @@ class Command(PolicyCommand):
         delay = parser.add_mutually_exclusive_group()
         delay.add_argument("--after", metavar="DURATION", help="the new delay: 45m, 1h30m, 2d; before: --after=-1h")
         delay.add_argument("--declared", action="store_true", help="the declared delay applies again")
-        parser.add_argument(
-            "--mode",
-            choices=MODES,
-            required=True,
-            help="pending deadlines: keep them, recompute them with the delay, or shift them by the difference",
-        )
+        words = "pending deadlines: keep them, recompute them with the delay, or shift them by the difference"
+        parser.add_argument("--mode", choices=MODES, required=True, help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -43,13 +38,14 @@ class Command(PolicyCommand):
         if len(policies) != 1:
             raise CommandError("Which policy? Give one label, such as shop.order.cancel_unpaid.")
         policy = policies[0]
+        after = None
         if options["after"] is not None:
-            options["after"] = duration("--after", options["after"], may_be_negative=True)
+            after = duration("--after", options["after"], may_be_negative=True)
         elif not options["declared"]:
             if mode != "recompute":
                 raise CommandError("--mode keep and shift need another delay: --after, or --declared.")
-            options["after"] = policy_state(policy, database_of(policy.concrete_model)).after
-        seen = preview_delay(policy, options["after"], mode)
+            after = policy_state(policy, database_of(policy.concrete_model)).after
+        seen = preview_delay(policy, after, mode)
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
         self.stdout.write(
@@ -61,11 +57,8 @@ class Command(PolicyCommand):
             return
         if mode != "keep":
             self.ask(mode, pending, options)
-        change = self.run_operation(policy, options)
+        change = self.run_operation(policy, options, after=after, mode=mode)
         self.stdout.write(f"changed; {change.moved} moved, {change.unmoved} left unchanged")
-
-    def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"after": options["after"], "mode": options["mode"]}
 
 
 def _shown(delay: timedelta | None) -> str:

@@ -10,7 +10,6 @@ from django_delayq.management.operating import PolicyCommand
 class Command(PolicyCommand):
     """Lets policies continue. After a hold pending deadlines are moved first, page by page; may be repeated."""
 
-    help = __doc__
     examples = ("shop.order.cancel_unpaid", "shop.order.cancel_unpaid --no-shift")
     name, done = "resume", "resumed"
 
@@ -19,4 +18,4 @@ class Command(PolicyCommand):
         parser.add_argument("--no-shift", action="store_true", help="after a hold: leave deadlines where they are")
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"shift": not options["no_shift"]}
+        return {"shift": not options["no_shift"], "progress": self.show_progress}

@@ -14,7 +14,6 @@ from django_delayq.operations import retire
 class Command(OperatorCommand):
     """Cancels the pending timeouts of a policy that is not declared any more. Dead ones stay."""
 
-    help = __doc__
     arguments = "LABEL"
     examples = ("shop.order.cancel_unpaid --dry-run",)
 

@@ -11,18 +11,14 @@ from django_delayq.management.options import number
 class Command(GuardCommand):
     """Switches shadow mode: everything happens but the handler, and due timeouts are skipped, for good."""
 
-    help = __doc__
     arguments = "LABEL [on|off|declared]"
     examples = ("shop.order.cancel_unpaid on --share 10", "shop.order.cancel_unpaid declared")
     name = "shadow"
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        words = ("on", "off", "declared")
-        metavar = "|".join(words)
-        parser.add_argument(
-            "mode", nargs="?", metavar=metavar, choices=words, default="on", help="declared: as in the code"
-        )
+        modes, words = ("on", "off", "declared"), "declared: as in the code"
+        parser.add_argument("mode", nargs="?", metavar="|".join(modes), choices=modes, default="on", help=words)
         parser.add_argument("--share", metavar="PERCENT", help="on for this percentage of the objects (default: 100)")
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 from django.core.management.base import CommandParser
@@ -9,10 +10,9 @@ from django.db import InterfaceError, OperationalError, router
 
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
-from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.db_connections import check_connections, not_migrated
 from django_delayq.management.operating import ReportCommand
-from django_delayq.management.output import Screen, guard_of, local, rate_text, seconds
+from django_delayq.management.output import Painted, Screen, guards_of, local, rate_text, seconds
 from django_delayq.models import Timeout
 from django_delayq.monitoring.snapshot import PolicyStatus, RedisStatus, Snapshot, SyncStatus, snapshot
 
@@ -22,7 +22,6 @@ WATCH_SECONDS = 2.0
 class Command(ReportCommand):
     """Shows workers, pending, overdue and dead timeouts, the lag of firing, stopped policies, guard rails and Redis."""
 
-    help = __doc__
     examples = ("", "--watch", "--json")
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -30,14 +29,12 @@ class Command(ReportCommand):
         parser.add_argument("--watch", action="store_true", help="redraw every two seconds, until Ctrl-C")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if not options["watch"]:
+        if options["watch"]:
+            with suppress(KeyboardInterrupt):
+                self._watch(options)
+        else:
             seen = snapshot()
             self.print(seen, self._lines(seen), options)
-            return
-        try:
-            self._watch(options)
-        except KeyboardInterrupt:
-            return
 
     def _watch(self, options: dict[str, Any]) -> None:
         """Draw a frame every two seconds. While the database is away, the last one remains, above the error."""
@@ -64,12 +61,8 @@ class Command(ReportCommand):
     def _lines(self, seen: Snapshot) -> Iterator[str]:
         yield self.style.MIGRATE_LABEL(f"{local(seen.at)} by the clock of database {seen.database!r}")
         paints = {"good": self.style.SUCCESS, "warning": self.style.WARNING, "bad": self.style.ERROR}
-        lines = [*_totals(seen), *(line for policy in seen.policies for line in _lines_of(policy))]
-        for line in lines:
-            paint = paints.get(line.level, str)
-            first, *others = self.wrapped(f"{line.name:10}{line.text}", before=0, indent=10)
-            yield first[:10] + paint(first[10:])
-            yield from map(paint, others)
+        for line in (*_totals(seen), *(line for policy in seen.policies for line in _lines_of(policy))):
+            yield from self.wrapped(line.text, paints.get(line.level, str), label=Painted(f"{line.name:10}"))
 
 
 class Line(NamedTuple):
@@ -128,19 +121,14 @@ def _lines_of(policy: PolicyStatus) -> Iterator[Line]:
         until = f" until {local(state.until)}" if state.until else ""
         why = f": {state.reason}" if state.reason else ""
         yield Line(state.stop, f"{policy.label}{until} by {state.by}{why}; {policy.due} due", "warning")
-    if guards := list(_guards(state)):
+    # Those that operators have set, and shadow mode, in which the policy fires nothing.
+    guards = [f"{guard} {text} by {actor}" for guard, (text, actor) in guards_of(state).items() if actor]
+    if state.shadow and not state.set_by("shadow"):
+        guards.append(f"shadow {state.shadow} %")
+    if guards:
         yield Line("guards", f"{policy.label}: {', '.join(guards)}")
     if state.policy.rate:
         yield Line("rate", f"{policy.label}: at most {rate_text(state.policy.rate)}; {policy.due} due")
-
-
-def _guards(state: PolicyState) -> Iterator[str]:
-    """Yield the guard rails that operators have set, and shadow mode, in which the policy fires nothing."""
-    for guard in GUARDS:
-        if actor := state.set_by(guard):
-            yield f"{guard} {guard_of(state, guard) or 'off'} by {actor}"
-        elif guard == "shadow" and state.shadow:
-            yield f"shadow {guard_of(state, guard)}"
 
 
 def _progress(sync: SyncStatus) -> str:

@@ -19,17 +19,12 @@ logger = logging.getLogger("django_delayq.steering")
 class Command(AskingCommand):
     """Arms, moves and cancels timeouts of automatic policies as saving each object would. Workers do so too."""
 
-    help = __doc__
     examples = ("--dry-run", "--policy shop.order.cancel_unpaid --backfill --dry-run")
-    runs_unattended = True
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--policy", metavar="LABEL", help="only this one (default: all automatic policies)")
-        parser.add_argument(
-            "--backfill",
-            action="store_true",
-            help="with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first",
-        )
+        words = "with --policy: arm rounds however long overdue. They fire at once, so try --dry-run first"
+        parser.add_argument("--backfill", action="store_true", help=words)
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -42,6 +37,7 @@ class Command(AskingCommand):
         failed = []
         for policy in policies:
             using = database_of(policy.concrete_model)
+            # Without a terminal, as by cron, it proceeds: workers do the same on their own.
             if backfill and sys.stdin.isatty() and not (options["yes"] or dry_run):
                 seen = sync_policy(policy, using, Failures(policy), backfill=True, dry_run=True)
                 self.ask("arm, move or cancel", Count(seen.armed + seen.moved + seen.cancelled), options)

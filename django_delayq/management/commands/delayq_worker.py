@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -49,41 +49,27 @@ LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 
 class Command(BaseCommand):
-    """Run a `Worker`."""
+    """Fires due timeouts until SIGTERM or SIGINT.
 
-    help = (
-        "Fires due timeouts until SIGTERM or SIGINT. Then running handlers are completed, the remaining timeouts are "
-        "released to other workers at once, and the exit code is 0. A second signal aborts running handlers: their "
-        "transactions roll back, the timeouts are retried, and the exit code is 1. With --processes, all of them do "
-        "so, and a process that dies is started again."
-    )
+    Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
+    is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
+    code is 1. With --processes, all of them do so, and a process that dies is started again.
+    """
+
+    help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--queue",
-            action="extend",
-            nargs="+",
-            metavar="Q",
-            help="serve only these queues; may be repeated (default: all queues)",
-        )
-        parser.add_argument(
-            "--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])"
-        )
-        parser.add_argument("--processes", metavar="N", help="worker processes under one supervisor (default: 1)")
-        parser.add_argument("--burst", action="store_true", help="exit when no timeout is due")
-        parser.add_argument(
-            "--max-timeouts", metavar="N", help="exit after N timeouts; each process, which is then replaced"
-        )
-
-        parser.add_argument(
-            "--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)"
-        )
-        parser.add_argument(
-            "--log-format", choices=("plain", "json"), help="lines or JSON objects (default: plain, or as in LOGGING)"
-        )
-        parser.add_argument(
-            "--autoreload", action="store_true", help="start again when the code changes, for development"
-        )
+        add = parser.add_argument
+        words = "serve only these queues; may be repeated (default: all queues)"
+        add("--queue", action="extend", nargs="+", metavar="Q", help=words)
+        add("--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])")
+        add("--processes", metavar="N", help="worker processes under one supervisor (default: 1)")
+        add("--burst", action="store_true", help="exit when no timeout is due")
+        add("--max-timeouts", metavar="N", help="exit after N timeouts; each process, which is then replaced")
+        add("--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)")
+        words = "lines or JSON objects (default: plain, or as in LOGGING)"
+        add("--log-format", choices=("plain", "json"), help=words)
+        add("--autoreload", action="store_true", help="start again when the code changes, for development")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["autoreload"] and options["processes"]:
@@ -135,23 +121,33 @@ class Command(BaseCommand):
                 thread.join(EXIT_SECONDS)
 
     def _run(self, options: dict[str, Any], began: Callable[[Worker], None] | None = None) -> None:
+        concurrency, limit = options["concurrency"], options["max_timeouts"]
+        count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
+        greet = partial(self._greet, options, count)
         try:
-            count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
-            new_worker = partial(_new_worker, options)
+            new_worker = partial(
+                Worker,
+                queues=each(options["queue"]) or None,
+                concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
+                burst=options["burst"],
+                max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
+            )
             worker = new_worker()  # also to find wrong settings before any process starts
             if began:
                 began(worker)
             # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-            with self._greeting(options, count):
-                if count > 1:
-                    self._supervise(count, new_worker, ends=options["burst"])
-                else:
-                    worker.run()
+            worker_started.connect(greet)
+            if count > 1:
+                self._supervise(count, new_worker, ends=options["burst"])
+            else:
+                worker.run()
         except ConfigError as error:
             raise CommandError(str(error)) from error
         except (NotMigrated, WrongInstallation) as error:
             raise CommandError(str(error), returncode=REFUSED) from error
+        finally:
+            worker_started.disconnect(greet)
         if worker.abandoned:
             self.stderr.write(f"delayq_worker: aborted {counted(worker.abandoned, 'running timeout')}, to be retried")
         if worker.abandoned or firing_state.stuck_threads:
@@ -162,26 +158,17 @@ class Command(BaseCommand):
         if worker.is_stuck:  # the threads have ended meanwhile
             sys.exit(1)
 
-    @contextmanager
-    def _greeting(self, options: dict[str, Any], processes: int) -> Iterator[None]:
-        """Show the first screen when the worker, or the first of several, begins."""
-
-        def greet(worker: Worker, **_: Any) -> None:
-            if os.environ.get(NUMBER_VARIABLE, "1") != "1":
-                return
-            with suppress(DatabaseError):
-                if apps := unapplied_migrations(worker.using):
-                    words = "Migrations of %s are not applied: run manage.py migrate"
-                    logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
-            if options["verbosity"] > 0 and options["log_format"] != "json":
-                self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
-                self.stdout.flush()
-
-        worker_started.connect(greet)
-        try:
-            yield
-        finally:
-            worker_started.disconnect(greet)
+    def _greet(self, options: dict[str, Any], processes: int, *, worker: Worker, **_: Any) -> None:
+        """Show the first screen, because the worker, or one of several, begins. Only the first one shows it."""
+        if os.environ.get(NUMBER_VARIABLE, "1") != "1":
+            return
+        with suppress(DatabaseError):
+            if apps := unapplied_migrations(worker.using):
+                words = "Migrations of %s are not applied: run manage.py migrate"
+                logger.warning(words, ", ".join(apps), extra={"event": "migrations_missing", "apps": apps})
+        if options["verbosity"] > 0 and options["log_format"] != "json":
+            self.stdout.write("\n".join(first_screen(worker, processes)) + "\n\n")  # the log follows
+            self.stdout.flush()
 
     def _supervise(self, count: int, new_worker: Callable[[], Worker], *, ends: bool) -> None:
         if not hasattr(os, "fork"):
@@ -202,16 +189,6 @@ def _code() -> dict[Path, float]:
     return dict(reloader.snapshot_files())
 
 
-def _new_worker(options: dict[str, Any]) -> Worker:
-    concurrency, limit = options["concurrency"], options["max_timeouts"]
-    return Worker(
-        queues=each(options["queue"]) or None,
-        concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
-        burst=options["burst"],
-        max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
-    )
-
-
 def first_screen(worker: Worker, processes: int) -> Iterator[str]:
     """Yield the lines that a worker shows when it begins. They contain no password."""
     several = f"{processes} processes, each with " if processes > 1 else ""
@@ -230,8 +207,7 @@ def first_screen(worker: Worker, processes: int) -> Iterator[str]:
     none = f"none in this queue; known queues: {', '.join(declared_queues())}"
     if not get_policies():
         none = "none: is there a timeouts.py in an installed app?"
-    for place, line in enumerate(names or [none]):
-        yield f"  {'' if place else 'policies':8}  {line}"
+    yield "  policies  " + "\n            ".join(names or [none])
     yield "  To stop, press Ctrl-C or send SIGTERM: running handlers are completed. A second signal aborts them."
 
 
@@ -257,16 +233,12 @@ def _redis(redis: RedisHealth) -> str:
 
 def _delay(policy: TimeoutPolicy[Any]) -> str:
     """Describe when timeouts of the policy are due, as declared."""
-    if policy.after is None:
+    after = policy.after
+    if after is None:
         return "by hand, each with its own delay"
-    since = policy.since if isinstance(policy.since, str) else "a computed time" if policy.since else ""
-    if not isinstance(policy.after, timedelta):
-        words = f"a computed delay after {since}" if since else "a computed delay"
-    elif not since:
-        words = duration_text(policy.after)
-    elif not policy.after:
-        words = f"at {since}"
-    else:
-        before = policy.after < timedelta(0)
-        words = f"{duration_text(abs(policy.after))} {'before' if before else 'after'} {since}"
+    words = duration_text(abs(after)) if isinstance(after, timedelta) else "a computed delay"
+    if policy.since is not None:
+        since = policy.since if isinstance(policy.since, str) else "a computed time"
+        is_before = isinstance(after, timedelta) and after < timedelta(0)
+        words = f"at {since}" if after == timedelta(0) else f"{words} {'before' if is_before else 'after'} {since}"
     return words if policy.is_automatic else f"{words}, by hand"
