@@ -102,6 +102,11 @@ class DeadlineFilter(admin.DateFieldListFilter):
         )
         self.links = (*self.links[:2], *ahead, *self.links[2:])
 
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows of the period, in UTC: PostgreSQL refuses offsets that Django accepts."""
+        given: dict[str, Any] = self.used_parameters
+        return queryset.filter(**_period({name: values[-1] for name, values in given.items()}))
+
 
 class ObjectFilter(admin.SimpleListFilter):
     """The timeouts of one object. Not offered here: other pages link to it."""
