@@ -196,7 +196,7 @@ def move_missed(using: str) -> int:
         rows = Timeout.objects.using(using).pending().of_labels(policy.labels)
         rows = rows.filter(created_at__lt=change.finished_at, due_at=F("since_at") + former)
         move = partial(_move_missed, change=change, policy=policy, former=former)
-        total += sum(paging.each_page(rows, move, by_id=True))
+        total += sum(paging.each_page(rows, move, by_id="pk"))
     return total
 
 

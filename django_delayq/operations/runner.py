@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from django.db.models import Max, QuerySet, TextChoices
+from django.db.models import Max, Q, QuerySet, TextChoices
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import typing
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import NoneType
 from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
+from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.fields import Instant
+from django_delayq.contrib.rest_framework.fields import Instant, SecondsField
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.search import Count
@@ -40,19 +42,18 @@ class ObjectSerializer(serializers.Serializer[Timeout]):
     model = serializers.SerializerMethodField(help_text=_("`app.model`; null: the model no longer exists."))
     id = serializers.CharField(source="object_id")
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._models: dict[int, str | None] = {}
+    @cached_property
+    def _gone(self) -> set[int]:
+        return set()
 
     def get_model(self, row: Timeout) -> str | None:
         # Django caches existing content types only. A deleted one would be queried again for each row.
-        if row.content_type_id not in self._models:
-            try:
+        if row.content_type_id not in self._gone:
+            with suppress(ContentType.DoesNotExist):
                 kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
-                self._models[row.content_type_id] = f"{kind.app_label}.{kind.model}"
-            except ContentType.DoesNotExist:
-                self._models[row.content_type_id] = None
-        return self._models[row.content_type_id]
+                return f"{kind.app_label}.{kind.model}"
+            self._gone.add(row.content_type_id)
+        return None
 
 
 class TimeoutSerializer(serializers.ModelSerializer[Timeout]):
@@ -121,13 +122,6 @@ class TimeoutDetailSerializer(TimeoutSerializer):
         return clock.now()
 
 
-class SecondsField(serializers.FloatField):
-    """A duration, shown in seconds."""
-
-    def to_representation(self, value: Any) -> Any:
-        return float(value.total_seconds())
-
-
 class LateSerializer(serializers.Serializer[Late]):
     """What happens to timeouts whose first attempt would begin later than this after their deadline."""
 
@@ -171,7 +165,12 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     declared_seconds = serializers.SerializerMethodField(
         help_text=_("null: a function computes it, or each call sets its own.")
     )
-    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, if every object has the same."))
+    seconds = SecondsField(
+        source="delay",
+        read_only=True,
+        allow_null=True,
+        help_text=_("The delay in force, if every object has the same."),
+    )
     since = serializers.SerializerMethodField(
         help_text=_("The field that it counts from; null: a function, or nothing.")
     )
@@ -204,9 +203,6 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     def get_declared_seconds(self, state: PolicyState) -> float | None:
         return state.policy.after.total_seconds() if isinstance(state.policy.after, timedelta) else None
 
-    def get_seconds(self, state: PolicyState) -> float | None:
-        return state.delay.total_seconds() if state.delay is not None else None
-
     def get_since(self, state: PolicyState) -> str | None:
         return state.policy.since if isinstance(state.policy.since, str) else None
 
@@ -219,7 +215,7 @@ class CountdownSerializer(serializers.Serializer[Any]):
 
     due_at = Instant(allow_null=True)
     seconds_left = serializers.IntegerField(allow_null=True, help_text=_("null: nothing is pending."))
-    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
+    state = NullableChoice(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = Instant(source="now")
 
 

@@ -155,6 +155,7 @@ def test_another_filter_begins_anew_and_another_page_stays(viewer: Client, small
         "?due_at__gte=x",
         "?due_at__gte=0001-01-01&due_at__lt=9999-12-31",
         "?due_at__gte=2026-11-23T10:00:00%2B23:59",  # PostgreSQL refuses offsets of 16 hours and more
+        "?due_at__gte=2026-11-23T10:00:00%2B23:59&queue=x",
         "?state__exact=pending&further=run_at,2026-11-23T10:00:00%2B23:59,5",
         "?nosuchfield=1",
         "?p=x",
@@ -298,7 +299,7 @@ def test_no_page_counts_aggregates_or_joins(viewer: Client, query: str) -> None:
     assert on_ledger
     for sql in on_ledger:
         assert not re.search(r"\b(COUNT|MIN|MAX|DISTINCT|JOIN|GROUP BY)\b", sql), sql
-        assert "LIMIT" in sql or " IN (" in sql, sql
+        assert re.search(r"LIMIT| IN \(| = ANY\(", sql), sql
     assert len(captured) < 30
 
 
