@@ -14,7 +14,6 @@ from django_delayq.policies import TimeoutPolicy
 from django_delayq.scheduling.queries import Countdown, countdown_of
 
 register = template.Library()
-AT_ZERO = ("", "reload")
 
 
 @register.simple_tag
@@ -53,7 +52,7 @@ def countdown(
         sync: the address of a countdown endpoint, which the element asks for changes.
         announce: whether screen readers announce the time left, a few times on the way and at the end.
     """
-    if at_zero not in AT_ZERO:
+    if at_zero not in {"", "reload"}:
         raise template.TemplateSyntaxError(f'countdown: at_zero is "reload" or "", not {at_zero!r}.')
     if isinstance(target, datetime):
         target = Countdown(target, "pending", clock.now())

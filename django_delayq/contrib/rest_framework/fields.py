@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ObjectDoesNotExist
-from django.db.models import Manager, Model, QuerySet
+from django.db.models import Manager, Model
 from rest_framework import serializers
+from rest_framework.fields import get_attribute
 
 from django_delayq import clock
 from django_delayq.policies import TimeoutPolicy
@@ -21,6 +20,20 @@ class Instant(serializers.DateTimeField):
 
     def to_representation(self, value: datetime) -> str:
         return super().to_representation(value) if settings.USE_TZ else clock.aware(value).isoformat()
+
+
+class SecondsField(serializers.FloatField):
+    """A duration in seconds."""
+
+    def run_validation(self, data: Any = serializers.empty) -> Any:
+        value = super().run_validation(data)
+        try:
+            return timedelta(seconds=value)
+        except ValueError:  # not a number, which no limit refuses
+            self.fail("invalid")
+
+    def to_representation(self, value: Any) -> Any:
+        return float(value.total_seconds())
 
 
 class DeadlineField(serializers.Field[Any, Any, Any, Any]):
@@ -61,32 +74,12 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         """Return the countdown of `obj`, from one query for all objects that are serialized together."""
         assert self.policy is not None
         if _identity(obj) not in self._looked_up:
-            together = [other for other in self._serialized_together() if type(other) is type(obj)]
+            together = [other for other in _serialized_by(self.parent) if type(other) is type(obj)]
             if not any(_identity(other) == _identity(obj) for other in together):
                 together = [obj]
             found = pending_countdowns(together, self.policy, self.key)
             self._looked_up |= {_identity(other): seen for other, seen in zip(together, found, strict=True)}
         return self._looked_up[_identity(obj)]
-
-    def _serialized_together(self) -> Iterator[Model]:
-        """Yield the objects that this field will serialize, from the outermost serializer down to its own."""
-        path: list[Any] = []
-        node = self.parent
-        while node is not None:
-            path.append(node)
-            node = node.parent
-        outermost = path.pop()
-        objects = [outermost.instance]
-        if isinstance(outermost, serializers.ListSerializer):
-            objects = list(_members(outermost.instance))
-            path.pop()  # its child, of which each member is an instance
-        while path:
-            step = path.pop()
-            objects = [found for obj in objects for found in _followed(obj, step.source_attrs)]
-            if isinstance(step, serializers.ListSerializer):
-                objects = [member for several in objects for member in _members(several)]
-                path.pop()
-        yield from (obj for obj in objects if isinstance(obj, Model))
 
 
 _iso: Any = Instant()
@@ -97,21 +90,28 @@ def _identity(obj: Model) -> tuple[Any, ...]:
     return type(obj), obj._state.db, obj.pk
 
 
-def _followed(obj: Any, names: Iterable[str]) -> Iterator[Any]:
-    """Yield `obj.a.b`, read as DRF does; nothing if it does not exist."""
-    for name in names:
-        try:
-            obj = obj[name] if isinstance(obj, dict) else getattr(obj, name)
-        except (ObjectDoesNotExist, AttributeError, KeyError):
-            return
-        if obj is None:
-            return
-    yield obj
+def _serialized_by(node: Any) -> list[Any]:
+    """Return the objects that a serializer serializes together, from the outermost serializer down to this one."""
+    if isinstance(node.parent, serializers.ListSerializer):
+        return _serialized_by(node.parent)  # each of its members
+    if node.parent is None:
+        objects = [node.instance]
+    else:
+        objects = [_followed(obj, node.source_attrs) for obj in _serialized_by(node.parent)]
+    if isinstance(node, serializers.ListSerializer):
+        return [member for several in objects for member in _members(several)]
+    return objects
 
 
-def _members(several: Any) -> Iterator[Any]:
-    """Yield the objects of a list; none of an iterator, which can be read only once and DRF has yet to read."""
-    if isinstance(several, Manager):
-        several = several.all()
-    if isinstance(several, QuerySet) or hasattr(several, "__getitem__"):
-        yield from several
+def _followed(obj: Any, names: list[str]) -> Any:
+    """Return `obj.a.b`, read as DRF does; None if it does not exist."""
+    try:
+        return get_attribute(obj, names)
+    except (AttributeError, KeyError):
+        return None
+
+
+def _members(several: Any) -> Any:
+    """Return the objects of a list; none of an iterator, which can be read only once and DRF has yet to read."""
+    found = several.all() if isinstance(several, Manager) else several
+    return found if hasattr(found, "__getitem__") else ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from django.db.models import Q
@@ -21,7 +21,7 @@ from rest_framework.utils.urls import replace_query_param
 from rest_framework.views import APIView
 
 from django_delayq import clock
-from django_delayq.clock import UNITS
+from django_delayq.contrib.rest_framework.fields import SecondsField
 from django_delayq.ledger import search
 from django_delayq.ledger.history import MAX_REASON
 from django_delayq.ledger.locking import database_of
@@ -42,8 +42,6 @@ LOOKUPS: Final = {
 }
 MAX_UNITS: Final = 1e9
 """More than any deadline allows in every unit, and less than Python's limit."""
-CSRF_FIELD: Final = "csrfmiddlewaretoken"
-"""The field of a form that Django's CSRF check reads."""
 
 
 class Moment(serializers.DateTimeField):
@@ -140,7 +138,11 @@ class Selection(serializers.Serializer[Any]):
         if asked.get("overdue"):
             rows = rows.filter(run_at__lte=clock.DatabaseNow())
         if not {"object", "key", "search"}.isdisjoint(asked):
-            return self._named(rows, every, user).order_by(*search.NEWEST.fields), narrow & of_policy & in_state
+            rows = rows.of_key(asked["key"]) if "key" in asked else rows
+            rows = rows.filter(asked["object"]) if "object" in asked else rows
+            if "search" in asked:
+                rows = rows.filter(pk__in=selection.find_ids(every, asked["search"], user))
+            return rows.order_by(*search.NEWEST.fields), narrow & of_policy & in_state
         is_settled = state is not None and state not in UNSETTLED
         few = search.ids_if_few(every.of_labels(labels), MAX_SORTED) if labels else None
         if few is None and is_settled:  # dead rows are usually few: the index `delayq_policy` finds them by label
@@ -158,22 +160,14 @@ class Selection(serializers.Serializer[Any]):
             return rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields), narrow
         return rows.order_by(*search.NEWEST.fields), narrow
 
-    def _named(self, rows: TimeoutQuerySet, every: TimeoutQuerySet, user: Any) -> TimeoutQuerySet:
-        """Return those of `rows` with the key, of the object or found by the search that the query names."""
-        asked = self.validated_data
-        rows = rows.of_key(asked["key"]) if "key" in asked else rows
-        rows = rows.filter(asked["object"]) if "object" in asked else rows
-        return rows.filter(pk__in=selection.find_ids(every, asked["search"], user)) if "search" in asked else rows
-
 
 class KeysetPagination(BasePagination):
     """Pages by `?cursor=` and `?page_size=`; `next` is the address of the next page."""
 
     page_size = 50
     max_page_size = 500
-
-    def __init__(self, narrow: Q | None = None) -> None:
-        self.narrow = narrow or Q()
+    narrow = Q()
+    """The condition that no index answers. The view of the list sets it."""
 
     def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any]:
         """Return the next rows of `queryset` that match `narrow`, as `search.page` does. Raises ValidationError."""
@@ -210,13 +204,13 @@ class KeysetPagination(BasePagination):
 
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
         size = {"type": "integer", "minimum": 1, "maximum": 999999}
-        descriptions = {
-            "cursor": ({"type": "string"}, "The start of the page, from `next` of the page before."),
-            "page_size": (size, f"How many; {self.page_size} by default, {self.max_page_size} at most."),
-        }
+        described = (
+            ("cursor", "The start of the page, from `next` of the page before.", {"type": "string"}),
+            ("page_size", f"How many; {self.page_size} by default, {self.max_page_size} at most.", size),
+        )
         return [
             {"name": name, "in": "query", "required": False, "description": words, "schema": schema}
-            for name, (schema, words) in descriptions.items()
+            for name, words, schema in described
         ]
 
 
@@ -227,8 +221,8 @@ class ReasonSerializer(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         """Return the checked fields. Raises ValidationError for unknown ones, such as a misspelt `until`."""
-        unknown = set(data) - {*self.fields, CSRF_FIELD} if isinstance(data, Mapping) else ()
-        if unknown:
+        known = {*self.fields, "csrfmiddlewaretoken"}  # a form's, for Django
+        if isinstance(data, Mapping) and (unknown := set(data) - known):
             words = _("There is no such field. This action accepts {names}.")
             complaint = words.format(names=", ".join(f'"{name}"' for name in self.fields))
             # JSON may contain lone surrogates, which no response can.
@@ -249,11 +243,11 @@ class PostponeSerializer(VerbSerializer):
     at = Moment(required=False)
 
     def get_fields(self) -> dict[str, Any]:
-        units = {unit: serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS) for unit in UNITS}
+        units = {unit: serializers.FloatField(required=False, min_value=0, max_value=MAX_UNITS) for unit in clock.UNITS}
         return super().get_fields() | units
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        delay = attrs.keys() & {*UNITS, "at"}
+        delay = attrs.keys() & {*clock.UNITS, "at"}
         if not delay or ("at" in delay and len(delay) > 1):
             raise ValidationError({"delay": [_("Give either a duration or a time.")]})
         return attrs
@@ -288,30 +282,21 @@ class GuardSerializer(ReasonSerializer):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of the operation. Raises ValidationError unless one of the three is given."""
         off, declared = attrs.pop("off"), attrs.pop("declared")
-        given = {name for name in self.values if name in attrs}
-        if off + declared + bool(given) != 1:
+        missing = [name for name in self.values if self.fields[name].source not in attrs]
+        is_on = len(missing) < len(self.values)
+        if off + declared + is_on != 1:
             words = _("Give either {values}, or `off`, or `declared`.")
             raise ValidationError({"guard": [words.format(values=", ".join(f"`{name}`" for name in self.values))]})
-        if given and (missing := {*self.values} - given):
+        if is_on and missing:
             raise ValidationError({name: [self.fields[name].error_messages["required"]] for name in missing})
-        if not given:
-            return {"reason": attrs["reason"], "off": off}
-        return {name.removesuffix("_seconds"): self._plain(name, value) for name, value in attrs.items()}
-
-    def _plain(self, name: str, value: Any) -> Any:
-        if not name.endswith("_seconds"):
-            return value
-        try:
-            return timedelta(seconds=value)
-        except ValueError:  # not a number, which no limit refuses
-            raise ValidationError({name: [self.fields[name].error_messages["invalid"]]}) from None
+        return attrs if is_on else {"reason": attrs["reason"], "off": off}
 
 
 class SetLateSerializer(GuardSerializer):
     """How late a first attempt may begin, and what happens to timeouts that are later."""
 
     values = ("after_seconds",)
-    after_seconds = serializers.FloatField(required=False, min_value=0, max_value=MAX_PERIOD.total_seconds())
+    after_seconds = SecondsField(source="after", required=False, min_value=0, max_value=MAX_PERIOD.total_seconds())
     then = serializers.ChoiceField(typing.get_args(Then), required=False, default="skip")
 
 
@@ -320,7 +305,7 @@ class SetBrakeSerializer(GuardSerializer):
 
     values = ("most", "per_seconds")
     most = serializers.IntegerField(required=False, min_value=1, max_value=MAX_COUNT)
-    per_seconds = serializers.FloatField(required=False, min_value=1, max_value=MAX_PERIOD.total_seconds())
+    per_seconds = SecondsField(source="per", required=False, min_value=1, max_value=MAX_PERIOD.total_seconds())
 
 
 class SetShadowSerializer(ReasonSerializer):

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
 from django_delayq import clock
-from django_delayq.contrib.rest_framework.fields import Instant
+from django_delayq.contrib.rest_framework.fields import Instant, SecondsField
 from django_delayq.ledger.controls import GUARDS, PolicyState
 from django_delayq.ledger.history import moment
 from django_delayq.ledger.search import Count
@@ -121,13 +121,6 @@ class TimeoutDetailSerializer(TimeoutSerializer):
         return clock.now()
 
 
-class SecondsField(serializers.FloatField):
-    """A duration, shown in seconds."""
-
-    def to_representation(self, value: Any) -> Any:
-        return float(value.total_seconds())
-
-
 class LateSerializer(serializers.Serializer[Late]):
     """What happens to timeouts whose first attempt would begin later than this after their deadline."""
 
@@ -171,7 +164,12 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
     declared_seconds = serializers.SerializerMethodField(
         help_text=_("null: a function computes it, or each call sets its own.")
     )
-    seconds = serializers.SerializerMethodField(help_text=_("The delay in force, if every object has the same."))
+    seconds = SecondsField(
+        source="delay",
+        read_only=True,
+        allow_null=True,
+        help_text=_("The delay in force, if every object has the same."),
+    )
     since = serializers.SerializerMethodField(
         help_text=_("The field that it counts from; null: a function, or nothing.")
     )
@@ -203,9 +201,6 @@ class PolicySerializer(serializers.Serializer[PolicyState]):
 
     def get_declared_seconds(self, state: PolicyState) -> float | None:
         return state.policy.after.total_seconds() if isinstance(state.policy.after, timedelta) else None
-
-    def get_seconds(self, state: PolicyState) -> float | None:
-        return state.delay.total_seconds() if state.delay is not None else None
 
     def get_since(self, state: PolicyState) -> str | None:
         return state.policy.since if isinstance(state.policy.since, str) else None

@@ -36,8 +36,6 @@ from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATI
 from django_delayq.policies import TimeoutPolicy, get_policy, registry
 from django_delayq.scheduling.queries import countdown_of
 
-SERVER_TIME: Final = "X-Server-Time"
-NOTHING_TO_CHANGE: Final = _("Nothing had to be changed: this is in force already.")
 BODIES: Final[dict[str, type[inputs.ReasonSerializer]]] = {
     "postpone": inputs.PostponeSerializer,
     "refire": inputs.RefireSerializer,
@@ -89,14 +87,16 @@ class OperatorView(OptionalScope):
     operations: ClassVar[dict[str, Operation]] = {}
     view_permissions: ClassVar[tuple[str, ...]] = ("view_timeout",)
 
-    def run_operation(self: Any, target: Any, using: str, parameters: dict[str, Any]) -> Any:
-        """Run the operation of this request on `target`. Raises APIException: 400 for bad input, 409 for a conflict."""
+    def operate(self: Any, parameters: dict[str, Any]) -> Response:
+        """Run the operation of this request. Raises APIException: 400 for bad input, 409 for a conflict."""
+        operation, (target, using) = self.operations[self.action], self.target()
         driver_connection = connections[using].connection
-        by = f"rest:{self.request.user.get_username()}"
+        if operation.moves_rows:
+            parameters["progress"] = changes.time_limit()
         try:
-            return self.operations[self.action].call(target, by=by, **parameters)
+            done = operation.call(target, by=f"rest:{self.request.user.get_username()}", **parameters)
         except InvalidDelay as error:
-            raise ValidationError({_deadline_field(parameters): [str(error)]}) from error
+            raise _invalid_delay(str(error), parameters) from error
         except PolicyConflict as error:
             raise Conflict(str(error)) from error
         except DatabaseError as error:
@@ -105,22 +105,21 @@ class OperatorView(OptionalScope):
             if reason is None or driver_connection is not connections[using].connection:
                 raise
             raise Conflict from error
-
-    def sent(self: Any) -> dict[str, Any]:
-        serializer = BODIES.get(self.action, inputs.VerbSerializer)(data=self.request.data)
-        serializer.is_valid(raise_exception=True)
-        return dict(serializer.validated_data)
+        response: Response = self.answer(target, using, done, parameters)
+        return response
 
 
 def operation(name: str, description: str) -> Any:
     """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
+    body, on_policy = BODIES.get(name, inputs.VerbSerializer), name in POLICY_OPERATIONS
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
-        response: Response = self.operate()
+        sent = body(data=request.data)
+        sent.is_valid(raise_exception=True)
+        response: Response = self.operate(dict(sent.validated_data))
         return response
 
     act.__name__, act.__doc__ = name, description
-    body, on_policy = BODIES.get(name, inputs.VerbSerializer), name in POLICY_OPERATIONS
     described = describe(
         "policies" if on_policy else "timeouts",
         outputs.PolicyActedSerializer if on_policy else outputs.ActedSerializer,
@@ -143,8 +142,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
 
     def get_queryset(self) -> TimeoutQuerySet:
         """Return the rows of the view, read from the writer: an operator must see its own changes."""
-        rows: TimeoutQuerySet = cast("TimeoutQuerySet", super().get_queryset()).using(database_of(Timeout))
-        return rows
+        return cast("TimeoutQuerySet", super().get_queryset()).using(database_of(Timeout))
 
     def get_serializer_class(self) -> Any:
         """Return the view's own class, if a subclass has one. Ours has in a list neither payload nor history."""
@@ -155,8 +153,7 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     def get_object(self) -> Timeout:
         """Return the row. Raises Http404 without a message, so that DRF adds its translated one."""
         try:
-            found: Timeout = super().get_object()
-            return found
+            return cast("Timeout", super().get_object())
         except Http404:
             raise Http404 from None
 
@@ -193,20 +190,21 @@ class TimeoutViewSet(OperatorView, RetrieveModelMixin, GenericViewSet):  # type:
     retry = operation("retry", "Give a dead timeout all its attempts again, now.")
     refire = operation("refire", "Repeat a settled timeout by a new one with the same payload, which its story names.")
 
-    def operate(self) -> Response:
+    def target(self) -> tuple[Timeout, str]:
+        return self.get_object(), database_of(Timeout)
+
+    def answer(self, row: Timeout, using: str, result: Result, parameters: dict[str, Any]) -> Response:
         """Respond with 200 if the timeout changed, 404 if it does not exist, and 409 if its state does not allow it.
 
         A refusal is a response and not an exception, which would roll back the request's transaction: a refused cancel
         has forbidden further attempts of a firing timeout.
         """
-        parameters, row, using = self.sent(), self.get_object(), database_of(Timeout)
-        result: Result = self.run_operation(row, using, parameters)
         why = result.refusals[0].why if result.refusals else None
         found = Timeout.objects.using(using).filter(pk=row.pk).first()
         if found is None or why is Refusal.MISSING:
             raise Http404
         if why is Refusal.TOO_FAR:
-            raise ValidationError({_deadline_field(parameters): [str(why.label)]})
+            raise _invalid_delay(str(why.label), parameters)
         acted = {
             "verb": result.verb,
             "changed": bool(result.changed),
@@ -234,9 +232,7 @@ class PolicyViewSet(OperatorView, ViewSet):
     @describe("policies", outputs.PolicySerializer, names_policy=True)
     def retrieve(self, request: Request, label: str) -> Response:
         """Show one policy, by its present label or a former one."""
-        policy = _declared(label)
-        state = controls.policy_state(policy, database_of(policy.concrete_model))
-        return Response(outputs.PolicySerializer(state).data)
+        return Response(outputs.PolicySerializer(controls.policy_state(*self.target())).data)
 
     pause = operation(
         "pause",
@@ -259,31 +255,28 @@ class PolicyViewSet(OperatorView, ViewSet):
         "Set for which percentage of the objects of a policy everything happens but the handler.",
     )
 
-    def operate(self) -> Response:
-        parameters, policy = self.sent(), _declared(self.kwargs["label"])
-        using = database_of(policy.concrete_model)
-        if self.operations[self.action].moves_rows:
-            parameters["progress"] = changes.time_limit()
-        change: PolicyChange | None = self.run_operation(policy, using, parameters)
+    def target(self) -> tuple[TimeoutPolicy[Any], str]:
+        policy = registry.get(self.kwargs["label"])
+        if policy is None:
+            raise Http404
+        return policy, database_of(policy.concrete_model)
+
+    def answer(
+        self, policy: TimeoutPolicy[Any], using: str, change: PolicyChange | None, parameters: dict[str, Any]
+    ) -> Response:
+        in_force = {"code": "in_force", "detail": _("Nothing had to be changed: this is in force already.")}
         acted = {
             "changed": change is not None,
             "finished": change is None or change.finished_at is not None,
-            "refusal": None if change is not None else {"code": "in_force", "detail": NOTHING_TO_CHANGE},
+            "refusal": in_force if change is None else None,
             "policy": controls.policy_state(policy, using),
         }
         return Response(outputs.PolicyActedSerializer(acted).data, 409 if change is None else 200)
 
 
-def _deadline_field(parameters: dict[str, Any]) -> str:
-    """Return the field of a request that has a wrong deadline; `delay` for a duration, which several units make up."""
-    return next((name for name in ("at", "until") if name in parameters), "delay")
-
-
-def _declared(label: str) -> TimeoutPolicy[Any]:
-    policy = registry.get(label)
-    if policy is None:
-        raise Http404
-    return policy
+def _invalid_delay(words: str, parameters: dict[str, Any]) -> ValidationError:
+    """Name the field of the request that has a wrong deadline; `delay` for a duration, which several units make up."""
+    return ValidationError({next((name for name in ("at", "until") if name in parameters), "delay"): [words]})
 
 
 class StatusView(OperatorView, APIView):
@@ -356,7 +349,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
         patch_cache_control(response, private=True, no_cache=True)
         answer = get_conditional_response(request._request, etag=tag, response=response)
         assert answer is not None
-        answer[SERVER_TIME] = str(to_ms(seen.now))
+        answer["X-Server-Time"] = str(to_ms(seen.now))
         return answer
 
     def _policy(self) -> TimeoutPolicy[Any]:
