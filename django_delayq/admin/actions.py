@@ -5,11 +5,12 @@ Only a POST of such a page changes anything. Changes are written to Django's adm
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django.contrib import messages
-from django.contrib.admin import AdminSite, ModelAdmin, site
+from django.contrib.admin import AdminSite, ModelAdmin, action, site
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote
@@ -23,15 +24,14 @@ from django.utils.translation import ngettext
 from django.views.generic import FormView
 
 from django_delayq import operations
-from django_delayq.admin import render
-from django_delayq.admin.changelist import ObjectColumn
+from django_delayq.admin import forms, render
+from django_delayq.admin.changelist import object_column
 from django_delayq.admin.filters import rows_about
-from django_delayq.admin.forms import FORMS, GuardForm, ReasonForm, SignedDelayForm
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of, with_keys
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.changes import MAX_REQUEST_SECONDS, time_limit
+from django_delayq.operations.changes import time_limit
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
 from django_delayq.policies import registry
 
@@ -39,7 +39,6 @@ MAX_ROWS: Final = 1_000
 """For more rows use the commands, which report progress."""
 MAX_ROWS_SHOWN: Final = 50
 MAX_IDS_SHOWN: Final = 10
-MAX_SECONDS: Final = MAX_REQUEST_SECONDS
 
 
 def timeout_actions(*, on_objects: bool = False) -> list[Any]:
@@ -49,13 +48,11 @@ def timeout_actions(*, on_objects: bool = False) -> list[Any]:
 
 def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
     """Return the names of the actions that the visitor has permission for, and for which `site` has pages."""
-    permitted = [name for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)]
     try:
-        for name in permitted:
-            reverse(f"{site.name}:django_delayq_timeout_operate", args=[name])
+        reverse(f"{site.name}:django_delayq_timeout_operate", args=["cancel"])
     except NoReverseMatch:
         return set()
-    return {f"{name}_timeouts" for name in permitted}
+    return {f"{name}_timeouts" for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)}
 
 
 def _action(operation: Operation, *, on_objects: bool) -> Any:
@@ -64,7 +61,7 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
             rows = rows_about(queryset, operation.states, MAX_ROWS + 1).order_by("id")
             ids = list(rows.values_list("pk", flat=True)[: MAX_ROWS + 1])
         elif request.POST.get("select_across") in {None, "", "0"}:  # rows may have left the list since it was shown
-            ids = [int(pk) for pk in request.POST.getlist(ACTION_CHECKBOX_NAME) if _is_id(pk)]
+            ids = ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
         else:
             ids = list(queryset.values_list("pk", flat=True)[: MAX_ROWS + 1])
         if not ids:
@@ -80,15 +77,7 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
 
     act.__name__ = f"{operation.name}_timeouts"
     text = _("Timeouts: {what}").format(what=operation.label) if on_objects else operation.action
-    act.short_description = text  # type: ignore[attr-defined]
-    return act
-
-
-def shown_timeouts(request: HttpRequest, site: AdminSite) -> QuerySet[Any]:
-    """Return the timeouts that the admin of `site` shows this visitor, whose `get_queryset` may leave out others."""
-    model_admin = site._registry.get(Timeout)
-    rows = Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
-    return rows.using(database_of(Timeout))
+    return action(description=text)(act)
 
 
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
@@ -116,14 +105,9 @@ def brake_banners(request: HttpRequest, states: Iterable[PolicyState], site: Adm
     ]
 
 
-def ids_in(text: str) -> list[int]:
-    """Return the ids in a comma-separated string, at most `MAX_ROWS`, without what is not a number."""
-    return [int(part) for part in text.split(",")[:MAX_ROWS] if _is_id(part)]
-
-
-def _is_id(text: str) -> bool:
-    """Return whether `text` is a number that the column of ids can hold."""
-    return text.isascii() and text.isdigit() and len(text) < 19
+def ids_of(parts: Iterable[str]) -> list[int]:
+    """Return the numbers among `parts` that the column of ids can hold."""
+    return [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 19]
 
 
 class OperationView(FormView):  # type: ignore[type-arg]
@@ -138,25 +122,25 @@ class OperationView(FormView):  # type: ignore[type-arg]
         request.current_app = self.site.name
         return super().dispatch(request, *args, **kwargs)
 
-    def get_form_class(self) -> type[ReasonForm]:
-        return FORMS.get(self.operation.name, ReasonForm)
+    def get_form_class(self) -> type[forms.ReasonForm]:
+        return forms.FORMS.get(self.operation.name, forms.ReasonForm)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         own = {"title": self.operation.question, "operation": self.operation}
         return super().get_context_data(**self.site.each_context(self.request), **own, **kwargs)
 
-    def form_valid(self, form: ReasonForm) -> HttpResponse:
+    def form_valid(self, form: forms.ReasonForm) -> HttpResponse:
         try:
             return self.act(form)
         except (DelayqError, ValueError) as error:
             form.add_error(None, str(error))
             return self.form_invalid(form)
 
-    def act(self, form: ReasonForm) -> HttpResponse:
+    def act(self, form: forms.ReasonForm) -> HttpResponse:
         """Run the operation. DelayqError and ValueError are shown on the page."""
         raise NotImplementedError
 
-    def call(self, target: Any, form: ReasonForm, **more: Any) -> Any:
+    def call(self, target: Any, form: forms.ReasonForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
         return self.operation.call(
             target, by=self.actor, reason=form.cleaned_data["reason"], **form.parameters(), **more
@@ -166,7 +150,7 @@ class OperationView(FormView):  # type: ignore[type-arg]
     def actor(self) -> str:
         return f"admin:{self.request.user.get_username()}"
 
-    def log(self, changed: Any, form: ReasonForm) -> None:
+    def log(self, changed: Any, form: forms.ReasonForm) -> None:
         message = str(self.operation.log_message).format(reason=form.cleaned_data["reason"])
         user_id: Any = self.request.user.pk
         LogEntry.objects.log_actions(user_id, changed, CHANGE, message)
@@ -188,7 +172,7 @@ class TimeoutOperationView(OperationView):
         super().setup(request, *args, **kwargs)
         if not self.ids:
             given = request.POST if request.method == "POST" else request.GET
-            self.ids, self.back = ids_in(given.get("ids", "")), given.get("back", "")
+            self.ids, self.back = ids_of(given.get("ids", "").split(",")[:MAX_ROWS]), given.get("back", "")
             self.is_confirmed = "confirmed" in request.POST
         hosts = {request.get_host()}
         if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
@@ -196,7 +180,9 @@ class TimeoutOperationView(OperationView):
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
-        self.rows: Any = with_keys(shown_timeouts(request, self.site), self.ids)
+        model_admin = self.site._registry.get(Timeout)
+        shown = Timeout.objects.all() if model_admin is None else model_admin.get_queryset(request)
+        self.rows: Any = with_keys(shown.using(database_of(Timeout)), self.ids)
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if self.is_confirmed:
@@ -204,16 +190,14 @@ class TimeoutOperationView(OperationView):
         return self.render_to_response(self.get_context_data(form=self.get_form_class()()))
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        refused = {}
+        expected = []
         if not self.operation.parameters:  # what is refused may depend on them
-            refused = self.operation.call(self.rows, by=self.actor, dry_run=True).refused
-        expected = [
-            ngettext(
-                "{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n
-            ).format(n=n, why=why.label)
-            for why, n in refused.items()
-        ]
-        column = ObjectColumn(self.request, self.site)
+            for why, n in self.operation.call(self.rows, by=self.actor, dry_run=True).refused.items():
+                text = ngettext(
+                    "{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n
+                )
+                expected.append(text.format(n=n, why=why.label))
+        column = object_column(self.request, self.site)
         rows = [
             {"row": row, "object": column(row), "state": render.badge(row.state), "deadline": render.deadline(row)}
             for row in self.rows.order_by("id").defer("history", "payload")[:MAX_ROWS_SHOWN]
@@ -230,7 +214,7 @@ class TimeoutOperationView(OperationView):
             **kwargs,
         )
 
-    def act(self, form: ReasonForm) -> HttpResponse:
+    def act(self, form: forms.ReasonForm) -> HttpResponse:
         single = self.rows.first() if len(self.ids) == 1 else None  # sends its signal, as `cancel_timeout` does
 
         def log_page(page: operations.Result) -> None:
@@ -238,14 +222,10 @@ class TimeoutOperationView(OperationView):
             self.log(changed.defer("history", "payload"), form)
 
         result: operations.Result = self.call(single or self.rows, form, progress=log_page)
-        missing = len(self.ids) - result.changed - result.unchanged
         if result.changed:
             messages.success(self.request, (self.operation.done % result.changed).format(n=result.changed))
-        elif not result.unchanged and not missing:
-            messages.warning(self.request, _("Nothing was changed."))
-        counts = dict(result.refused)
-        if missing > 0:
-            counts[operations.Refusal.MISSING] = counts.get(operations.Refusal.MISSING, 0) + missing
+        missing = len(self.ids) - result.changed - result.unchanged
+        counts = Counter(result.refused) + Counter({operations.Refusal.MISSING: missing})
         for why, n in counts.items():
             text = ngettext("{n} timeout was left unchanged: {why}", "{n} timeouts were left unchanged: {why}", n)
             ids = [str(refused.id) for refused in result.refusals if refused.why == why]
@@ -271,40 +251,39 @@ class PolicyOperationView(OperationView):
         self.operation, self.using = operation, database_of(policy.concrete_model)
         self.state = policy_state(policy, self.using)
 
-    def get_form_class(self) -> type[ReasonForm]:
+    def get_form_class(self) -> type[forms.ReasonForm]:
         """Allow a negative delay where the policy counts from a time of its object."""
         if self.operation.name == "delay" and self.state.policy.since is not None:
-            return SignedDelayForm
+            return forms.SignedDelayForm
         return super().get_form_class()
 
     def get_initial(self) -> dict[str, Any]:
         """Keep the reason and the end of a stop that is in force, or the values of a guard rail."""
-        form = self.get_form_class()
-        if issubclass(form, GuardForm):
-            return form.initial_of(self.state)
-        if not self.state.stop or self.operation.name not in {"pause", "hold"}:
-            return {}
-        end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
-        return {"reason": self.state.reason, "until": end}
+        if self.state.stop and self.operation.name in {"pause", "hold"}:
+            end = self.state.until and self.state.until.replace(second=0, microsecond=0)  # the form shows minutes
+            return {"reason": self.state.reason, "until": end}
+        return self.get_form_class().initial_of(self.state)
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        shown = {"delay": render.delay_in_force(self.state), "stopped": render.stop(self.state)}
-        guards = render.guard_rails(self.state)
-        return super().get_context_data(opts=PolicyControl._meta, state=self.state, guards=guards, **shown, **kwargs)
+        shown = {"opts": PolicyControl._meta, "state": self.state, **render.in_force(self.state)}
+        return super().get_context_data(**shown, **kwargs)
 
-    def act(self, form: ReasonForm) -> HttpResponse:
+    def act(self, form: forms.ReasonForm) -> HttpResponse:
         """Show the consequences, or change the policy and report the result."""
         if form.needs_preview and "back" in self.request.POST:
             return self.render_to_response(self.get_context_data(form=form))
         if form.needs_preview and "confirmed" not in self.request.POST:
             preview = operations.preview_delay(self.state.policy, **form.parameters())
             return self.render_to_response(self.get_context_data(form=form, preview=_preview_sentences(preview)))
-        change = self._change(form)
+        more = {"progress": time_limit()} if self.operation.moves_rows else {}
+        change: PolicyChange | None = self.call(self.state.policy, form, **more)
         if change is None:
             is_resume = self.operation.name == "resume"
             unchanged = _("{policy} is not stopped.") if is_resume else _("Nothing was changed.")
             messages.warning(self.request, unchanged.format(policy=self.state.label))
         else:
+            controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
+            self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)
             result = _("{policy}: {what}.").format(policy=self.state.label, what=change.get_what_display())
             if change.finished_at is None:
                 result += " " + _("Deadlines are still being moved. A worker continues within a minute.")
@@ -313,15 +292,6 @@ class PolicyOperationView(OperationView):
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
         return HttpResponseRedirect(reverse(f"{self.site.name}:django_delayq_policycontrol_changelist"))
-
-    def _change(self, form: ReasonForm) -> PolicyChange | None:
-        """Change the policy and write the admin log; return the change, which may not be finished, or None."""
-        more = {"progress": time_limit(MAX_SECONDS)} if self.operation.moves_rows else {}
-        change: PolicyChange | None = self.call(self.state.policy, form, **more)
-        if change is not None:
-            controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
-            self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)
-        return change
 
 
 def _preview_sentences(preview: operations.DelayPreview) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
@@ -19,11 +20,10 @@ from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.contrib.contenttypes.models import ContentType
-from django.core.paginator import InvalidPage, Page, Paginator
+from django.core.paginator import InvalidPage, Paginator
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
-from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -32,11 +32,9 @@ from django_delayq.admin import filters
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of, with_keys
-from django_delayq.ledger.search import Cursor, Order
 from django_delayq.ledger.subjects import model_and_pk_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.operations.selection import may_view
 from django_delayq.policy_rules import field_at
 
 WINDOW: Final = 2_500
@@ -91,33 +89,10 @@ def read_window(scan: filters.Scan, start: str = "") -> Window:
         ids = sorted((pk for part in found for pk in part[:most]), reverse=True)
         return Window(ids, limit_per_part=most if any(len(part) > most for part in found) else 0)
     try:
-        ids, end = search.read_ids(scan.rows, Cursor.decode(start, scan.order) if start else None, WINDOW)
+        ids, end = search.read_ids(scan.rows, search.Cursor.decode(start, scan.order) if start else None, WINDOW)
     except ValueError as error:
         raise IncorrectLookupParameters(error) from error
     return Window(ids, end.encode() if end else "")
-
-
-class WindowPaginator(Paginator):  # type: ignore[type-arg]
-    """Pages of the rows that a queryset has among a window's ids: no COUNT(*), and each page is read by its ids."""
-
-    @cached_property
-    def ids(self) -> Sequence[int]:
-        """Return the keys of all rows, in order. Assign them if they have been read already."""
-        rows: Any = self.object_list
-        return list(rows.values_list("pk", flat=True)[:WINDOW])
-
-    @cached_property
-    def count(self) -> int:
-        return len(self.ids)
-
-    def page(self, number: int | str) -> Page[Any]:
-        number = self.validate_number(number)
-        bottom = (number - 1) * self.per_page
-        rows: Any = self.object_list
-        wanted = self.ids[bottom : bottom + self.per_page]
-        kept = rows.model._default_manager.using(rows.db).filter(pk__in=wanted).order_by(*rows.query.order_by)
-        kept.query.deferred_loading = rows.query.deferred_loading
-        return Page(kept, number, self)
 
 
 class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
@@ -136,14 +111,15 @@ class LedgerAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 class LedgerChangeList(ChangeList):
     """A change list that reads one window of the ledger."""
 
-    order: Order
+    order: search.Order
     window: Window
-    is_window_filtered: bool
-    """Whether the list is only a part of the window, or sorted in another order."""
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         super().__init__(request, *args, **kwargs)
-        self.search_help_text = self.search_help_text or search_help_text(request.user)
+        fields = (field_at(model, path) for model, path in selection.searched_fields(request.user))
+        names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
+        text = _("Enter a complete object id, key or {fields}.") if names else _("Enter a complete object id or key.")
+        self.search_help_text = self.search_help_text or text.format(fields=", ".join(names))
         if about := self.params.get(filters.OWNER) or self.params.get(filters.OBJECT):
             self.title = _("Timeouts of {object}").format(object=filters.object_label(about))
 
@@ -167,17 +143,15 @@ class LedgerChangeList(ChangeList):
                 params.pop(FURTHER, None)
             ids = selection.find_ids(self.root_queryset, self.query, request.user)
             self.order, self.window = search.NEWEST, Window(ids)
-            self.is_window_filtered = bool(asked)
         else:
-            scans, start = filters.scans(self.params, self.root_queryset), self.params.get(FURTHER, "")
-            scan, *wider = scans[-1:] if start else scans
-            self.window = read_window(scan, start)
-            while wider and not self.window.is_whole:
-                scan, *wider = wider
-                self.window = read_window(scan)
+            start = self.params.get(FURTHER, "")
+            scans = filters.scans(self.params, self.root_queryset)[-1 if start else 0 :]
+            for scan in scans:
+                self.window = read_window(scan, start)
+                if self.window.is_whole:
+                    break
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
             self.order = scans[-1].order if self.window.is_whole else scan.order
-            self.is_window_filtered = self.order != scan.order or not asked <= scan.answers
         try:
             rows = super().get_queryset(request, exclude_parameters)
         except OverflowError as error:  # a year that Django passes on to Python
@@ -185,19 +159,20 @@ class LedgerChangeList(ChangeList):
         return with_keys(rows, self.window.ids)
 
     def get_results(self, request: HttpRequest) -> None:
-        paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
-        if not self.is_window_filtered:
-            paginator.ids = self.window.ids  # type: ignore[attr-defined]
+        """Read the ids of all rows that match, at most those of the window, and the rows of one page by their ids."""
+        ids = list(self.queryset.values_list("pk", flat=True))
+        self.paginator = Paginator(ids, self.list_per_page)
         try:
-            page = paginator.page(self.page_num)
+            shown = self.paginator.page(self.page_num).object_list
         except InvalidPage as error:
             raise IncorrectLookupParameters from error
-        self.result_count = paginator.count
+        rows = self.root_queryset.filter(pk__in=shown).order_by(*self.order.fields)
+        self.result_list = rows.defer("history", "payload")  # which may be large
+        self.result_count = len(ids)
         # None: the page offers a link to all rows.
         self.full_result_count = None if self.query or self.get_filters_params() else self.result_count
         self.show_full_result_count, self.show_admin_actions = False, True
-        self.can_show_all, self.multi_page = False, paginator.count > self.list_per_page
-        self.result_list, self.paginator = page.object_list, paginator
+        self.can_show_all, self.multi_page = False, self.paginator.num_pages > 1
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
         """Return an address of this list. Another page stays in the window; another filter starts from the first."""
@@ -223,46 +198,47 @@ class LedgerChangeList(ChangeList):
         return selection.MAX_HITS if self.query and len(self.window.ids) >= selection.MAX_HITS else 0
 
 
-def search_help_text(user: Any) -> str:
-    """Return what the search accepts: also the fields that policies name in `search`, if `user` may search them."""
-    fields = (field_at(model, path) for model, path in selection.searched_fields(user))
-    names = dict.fromkeys(f"{field.model._meta.verbose_name} {field.verbose_name}" for field in fields)
-    if not names:
-        return _("Enter a complete object id or key.")
-    return _("Enter a complete object id, key or {fields}.").format(fields=", ".join(names))
-
-
-class ObjectColumn:
-    """The column of objects, for one visitor: one query for all content types, none for any object.
+def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:
+    """Return the column of objects for one visitor, which loads none of them.
 
     It is a link if the object's model has an admin that the visitor may view. Whether the object still exists is not
     checked. If the content type is gone, only the id is shown.
     """
 
-    __name__ = "object_shown"
-    short_description = gettext_lazy("object")
+    @cache  # Django caches existing content types only
+    def kind_of(row_kind: int, using: str) -> tuple[ContentType | None, bool]:
+        try:
+            kind = ContentType.objects.db_manager(using).get_for_id(row_kind)
+        except ContentType.DoesNotExist:
+            return None, False
+        model_admin = site._registry.get(kind.model_class())  # type: ignore[arg-type]
+        return kind, model_admin is not None and model_admin.has_view_or_change_permission(request)
 
-    def __init__(self, request: HttpRequest, site: AdminSite) -> None:
-        self.request, self.site = request, site
-        self._visible: dict[int, bool] = {}
-        self._kinds: dict[int, ContentType] | None = None
-
-    def __call__(self, row: Timeout) -> str:
-        if self._kinds is None:
-            database = row._state.db or "default"
-            self._kinds = {kind.pk: kind for kind in ContentType.objects.using(database)}
-        kind = self._kinds.get(row.content_type_id)
+    @admin.display(description=gettext_lazy("object"))
+    def object_shown(row: Timeout) -> str:
+        kind, is_visible = kind_of(row.content_type_id, row._state.db or "default")
         if kind is None:
             return _("unknown content type, {id}").format(id=row.object_id)
-        if kind.pk not in self._visible:
-            options = self.site._registry.get(kind.model_class())  # type: ignore[arg-type]
-            self._visible[kind.pk] = options is not None and options.has_view_or_change_permission(self.request)
-        name, page = f"{kind.name} {row.object_id}", f"{self.site.name}:{kind.app_label}_{kind.model}_change"
-        with suppress(NoReverseMatch):
-            if self._visible[kind.pk]:
-                address = reverse(page, args=[quote(row.object_id)], current_app=self.site.name)
-                return format_html('<a href="{}">{}</a>', address, name)
+        name = f"{kind.name} {row.object_id}"
+        if is_visible:
+            with suppress(NoReverseMatch):
+                page = f"{site.name}:{kind.app_label}_{kind.model}_change"
+                return format_html('<a href="{}">{}</a>', reverse(page, args=[quote(row.object_id)]), name)
         return name
+
+    return object_shown
+
+
+def related_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:
+    """Return the field with the links to all timeouts of the object, and of its owners, for one visitor."""
+
+    @admin.display(description=gettext_lazy("see also"))
+    def related(row: Timeout) -> str:
+        model, pk = model_and_pk_of(row, database_of(Timeout))
+        links = [] if model is None else related_links(request, site, model, pk)
+        return format_html_join(", ", '<a href="{address}">{label}</a>', links) or "-"
+
+    return related
 
 
 def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk: Any) -> list[dict[str, str]]:
@@ -275,11 +251,10 @@ def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk:
     except NoReverseMatch:
         return []
     own = cast("type[Model]", model._meta.concrete_model)
-    named = [(filters.OBJECT, own, pk)]
-    if selection.is_owner(own) and may_view(request.user, own):
-        named = [(filters.OWNER, own, pk)]
+    is_owner = selection.is_owner(own) and selection.may_view(request.user, own)
+    named = [(filters.OWNER if is_owner else filters.OBJECT, own, pk)]
     owners = selection.owners_of(own, pk, database_of(own))
-    named += [(filters.OWNER, owner, key) for owner, key in owners if may_view(request.user, owner)]
+    named += [(filters.OWNER, owner, key) for owner, key in owners if selection.may_view(request.user, owner)]
     found = []
     for parameter, kind, key in named:
         value = f"{kind._meta.label_lower}:{object_id_of(kind, key)}"
@@ -288,20 +263,3 @@ def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk:
             label = _("All timeouts of {object}").format(object=filters.object_label(value))
         found.append({"label": label, "address": f"{listed}?{urlencode({parameter: value})}"})
     return found
-
-
-class RelatedColumn:
-    """The field with the links to all timeouts of the object, and of its owners, for one visitor."""
-
-    __name__ = "related"
-    short_description = gettext_lazy("see also")
-
-    def __init__(self, request: HttpRequest, site: AdminSite) -> None:
-        self.request, self.site = request, site
-
-    def __call__(self, row: Timeout) -> str:
-        model, pk = model_and_pk_of(row, database_of(Timeout))
-        links = [] if model is None else related_links(self.request, self.site, model, pk)
-        return (
-            format_html_join(", ", '<a href="{}">{}</a>', ((each["address"], each["label"]) for each in links)) or "-"
-        )

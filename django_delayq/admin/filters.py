@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -21,17 +21,16 @@ from django_delayq.conf import ConfigError
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.search import Order, labels_of
 from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations import selection
 from django_delayq.policies import declared_queues, get_policies, registry
 
+State = Timeout.State
+
 MAX_LABELS: Final = 100
 STATE, POLICY, DUE, OBJECT, OWNER = "state__exact", "policy", "due", "object", "owner"
 DEADLINE: Final[tuple[str, ...]] = ("due_at__gte", "due_at__lt")
-DUE_STATES: Final = {"hour": "pending", "overdue": "pending", "retrying": "pending", "dead": "dead"}
-"""The state of the rows of each choice of `DueFilter`."""
 DUE_LABELS: Final = {
     "hour": _("due in the next hour"),
     "overdue": _("overdue"),
@@ -39,53 +38,107 @@ DUE_LABELS: Final = {
     "waiting": _("pending, soonest first"),
     "dead": _("dead"),
 }
+DUE_STATES: Final = {**dict.fromkeys(DUE_LABELS, State.PENDING), "dead": State.DEAD}
+"""The state of the rows of each choice of `DueFilter` and `mixins.TimeoutsFilter`."""
 
-State = Timeout.State
+
+def due_condition(choice: str) -> Q:
+    """Return the condition for a choice of `DueFilter` or `mixins.TimeoutsFilter`."""
+    if choice not in DUE_STATES:
+        return Q()
+    now = clock.DatabaseNow()
+    more = {
+        "hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)),
+        "overdue": Q(run_at__lte=now),
+        "retrying": Q(attempts__gt=0),
+    }
+    return Q(state=DUE_STATES[choice]) & more.get(choice, Q())
 
 
-class PolicyFilter(admin.SimpleListFilter):
+def object_condition(value: str) -> Q:
+    """Return the condition for the rows about the object `app.model:id`, also as an object of its parent models."""
+    with suppress(LookupError, ValueError):
+        return selection.about_reference(value, database_of(Timeout))
+    return Q(pk__in=[])
+
+
+def owner_condition(value: str) -> Q:
+    """Return the condition for the rows about the owner `app.model:id`, and about what belongs to it."""
+    model = model_named(value)
+    if model is not None:
+        with suppress(ConfigError, ValueError):
+            key, using = pk_of(model, value.partition(":")[2]), database_of(model)
+            return object_condition(value) | selection.owned_by(model, key, using)
+    return Q(pk__in=[])
+
+
+def model_named(value: str) -> type[Model] | None:
+    """Return the model of `app.model:id`; None if there is no such model."""
+    with suppress(LookupError, ValueError):
+        return apps.get_model(value.partition(":")[0])
+    return None
+
+
+def object_label(value: str) -> str:
+    """Return how pages name the object `app.model:id`: its model and its id. The object itself is not loaded."""
+    model, (label, _colon, object_id) = model_named(value), value.partition(":")
+    return f"{model._meta.verbose_name if model else label} {object_id}"
+
+
+def rows_about(objects: QuerySet[Any], states: Iterable[str], most: int) -> TimeoutQuerySet:
+    """Return the rows in `states` about the first `most` of `objects` that have any, also about their parents."""
+    using = database_of(objects.model, objects)
+    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=sorted(states))
+    having = objects.using(using).filter(Exists(rows.filter(about_each(objects.model, using))))
+    return rows.filter(about(tables_of(objects.model), list(having[:most]), using))
+
+
+class ConditionFilter(admin.SimpleListFilter):
+    """A filter whose choices are conditions."""
+
+    condition: Callable[[str], Q]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        return queryset if value is None else queryset.filter(self.condition(value))
+
+
+class PolicyFilter(ConditionFilter):
     """By policy, without a DISTINCT over the table. Former labels count as their policy."""
 
     title = _("policy")
     parameter_name = POLICY
+    condition = staticmethod(lambda label: Q(policy__in=search.labels_of(label)))
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        declared = {policy.label for policy in get_policies()}
+        declared = sorted(policy.label for policy in get_policies())
         used = search.labels_in(model_admin.get_queryset(request), MAX_LABELS)
         gone = [label for label in used if registry.get(label) is None]
         named = [(label, _("{label} (no longer declared)").format(label=label)) for label in gone]
-        return [*((label, label) for label in sorted(declared)), *named]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        label = self.value()
-        return queryset if label is None else queryset.filter(policy__in=labels_of(label))
+        return [*((label, label) for label in declared), *named]
 
 
-class QueueFilter(admin.SimpleListFilter):
+class QueueFilter(ConditionFilter):
     """By queue."""
 
     title = _("queue")
     parameter_name = "queue"
+    condition = staticmethod(lambda queue: Q(queue=queue))
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        asked = request.GET.get(self.parameter_name)
-        return [(queue, queue) for queue in dict.fromkeys([*declared_queues(), *([asked] if asked else [])])]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset if self.value() is None else queryset.filter(queue=self.value())
+        queues = dict.fromkeys([*declared_queues(), request.GET.get(self.parameter_name)])
+        return [(queue, queue) for queue in queues if queue]
 
 
-class DueFilter(admin.SimpleListFilter):
+class DueFilter(ConditionFilter):
     """Timeouts that may need attention."""
 
     title = _("attention")
     parameter_name = DUE
+    condition = staticmethod(due_condition)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(choice, DUE_LABELS[choice]) for choice in ("hour", "overdue", "retrying", "dead")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(due_condition(self.value()))
 
 
 class DeadlineFilter(admin.DateFieldListFilter):
@@ -93,8 +146,7 @@ class DeadlineFilter(admin.DateFieldListFilter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        now = clock.local(timezone.now())
-        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        today = clock.local(timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
         since, until = self.lookup_kwarg_since, self.lookup_kwarg_until
         ahead: Any = tuple(
             (title, {since: str(today + timedelta(days=first)), until: str(today + timedelta(days=last))})
@@ -108,18 +160,16 @@ class DeadlineFilter(admin.DateFieldListFilter):
         return queryset.filter(**_period({name: values[-1] for name, values in given.items()}))
 
 
-class ObjectFilter(admin.SimpleListFilter):
+class ObjectFilter(ConditionFilter):
     """The timeouts of one object. Not offered here: other pages link to it."""
 
     title = _("object")
     parameter_name = OBJECT
+    condition = staticmethod(object_condition)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         asked = request.GET.get(self.parameter_name)
         return [(asked, object_label(asked))] if asked else []
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(object_condition(self.value()))
 
 
 class OwnerFilter(ObjectFilter):
@@ -127,71 +177,10 @@ class OwnerFilter(ObjectFilter):
 
     title = _("owner")
     parameter_name = OWNER
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset if self.value() is None else queryset.filter(owner_condition(self.value()))
+    condition = staticmethod(owner_condition)
 
 
-def due_condition(value: str | None) -> Q:
-    """Return the condition for a choice of `DueFilter`."""
-    pending = Q(state=State.PENDING, settled_at__isnull=True)
-    conditions = {
-        "hour": pending & due_period("hour"),
-        "overdue": pending & due_period("overdue"),
-        "retrying": pending & Q(attempts__gt=0),
-        "dead": Q(state=State.DEAD, settled_at__isnull=False),
-    }
-    return conditions.get(value or "", Q())
-
-
-def due_period(value: str) -> Q:
-    """Return when the next attempt of a choice of `DueFilter` is; for most choices at any time."""
-    now = clock.DatabaseNow()
-    periods = {"hour": Q(run_at__gt=now, run_at__lte=clock.now() + timedelta(hours=1)), "overdue": Q(run_at__lte=now)}
-    return periods.get(value, Q())
-
-
-def rows_about(objects: QuerySet[Any], states: Iterable[str], most: int) -> TimeoutQuerySet:
-    """Return the rows in `states` about the first `most` of `objects` that have any, also about their parents."""
-    using = database_of(objects.model, objects)
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=sorted(states))
-    having = objects.using(using).filter(Exists(rows.filter(about_each(objects.model, using))))
-    return rows.filter(about(tables_of(objects.model), list(having[:most]), using))
-
-
-def object_condition(value: str | None) -> Q:
-    """Return the condition for the rows about the object `app.model:id`, also as an object of its parent models."""
-    if not value:
-        return Q()
-    try:
-        return selection.about_reference(value, database_of(Timeout))
-    except (LookupError, ValueError):
-        return Q(pk__in=[])
-
-
-def owner_condition(value: str | None) -> Q:
-    """Return the condition for the rows about the owner `app.model:id`, and about what belongs to it."""
-    model = model_named(value)
-    if model is None or not value:
-        return Q(pk__in=[])
-    try:
-        key, using = pk_of(model, value.partition(":")[2]), database_of(model)
-        return object_condition(value) | selection.owned_by(model, key, using)
-    except (ConfigError, ValueError):
-        return Q(pk__in=[])
-
-
-def model_named(value: str | None) -> type[Model] | None:
-    """Return the model of `app.model:id`; None if there is no such model."""
-    with suppress(LookupError, ValueError):
-        return apps.get_model((value or "").partition(":")[0])
-    return None
-
-
-def object_label(value: str) -> str:
-    """Return how pages name the object `app.model:id`: its model and its id. The object itself is not loaded."""
-    model, (label, _colon, object_id) = model_named(value), value.partition(":")
-    return f"{model._meta.verbose_name if model else label} {object_id}"
+TIMEOUT_FILTERS = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter, OwnerFilter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,53 +188,42 @@ class Scan:
     """Rows that one index gives in their order."""
 
     rows: Any
-    answers: frozenset[str] = frozenset()
-    """The parameters of the address that it answers in full, so that they filter nothing further."""
     parts: tuple[Any, ...] = ()
     """Given if an index has the rows only part by part: then the first rows of each part are read."""
 
     @property
-    def order(self) -> Order:
+    def order(self) -> search.Order:
         return search.Order.of(self.rows)
 
 
 def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     """Return the scans of `rows` that narrow down what `params` ask for, the narrowest first.
 
-    The last one is used if no scan before it fits into one window.
+    The last one is used if no scan before it fits into one window. The filters choose among the rows of the window.
     """
-    found, due, policy = [], params.get(DUE, ""), params.get(POLICY)
+    found, due, policy = list[Scan](), params.get(DUE, ""), params.get(POLICY)
     state = DUE_STATES.get(due) or params.get(STATE, "")
-    own, answers = (rows.of_labels(labels_of(policy)), [POLICY]) if policy else (rows, [])
+    of_policy = rows.of_labels(search.labels_of(policy)) if policy else rows
     if params.get(OBJECT):
-        found.append(_scan(rows.filter(object_condition(params[OBJECT])), search.NEWEST, OBJECT))
+        found.append(Scan(rows.filter(object_condition(params[OBJECT])).order_by(*search.NEWEST.fields)))
     if params.get(OWNER):
-        found.append(_scan(rows.filter(owner_condition(params[OWNER])), search.NEWEST, OWNER))
+        found.append(Scan(rows.filter(owner_condition(params[OWNER])).order_by(*search.NEWEST.fields)))
     if state in {State.PENDING, State.FIRING}:
-        if due in {"hour", "overdue"}:
-            own = own.filter(due_condition(due))
-        answers += {"hour": [DUE], "overdue": [DUE], "retrying": []}.get(due, [STATE])
-        found.append(Scan(search.in_state(own, state), frozenset(answers)))
+        period = due_condition(due) if due in {"hour", "overdue"} else Q()  # no index has the attempts of "retrying"
+        found.append(Scan(search.in_state(of_policy.filter(period), state)))
     elif state in State.values and policy:
-        found.append(_scan(own.filter(state=state), search.LATEST, POLICY, DUE if due else STATE))
+        found.append(Scan(of_policy.filter(state=state).order_by(*search.LATEST.fields)))
     elif state in State.values:  # they may be few, as dead ones should be, and found policy by policy
-        settled = _scan(rows.filter(settled_at__isnull=False), search.LAST_SETTLED)
-        parts = tuple(_part(rows, state=state, policy=label) for label in search.labels_in(rows, MAX_LABELS))
-        found += [replace(settled, parts=parts), settled] if parts else [settled]
+        settled = rows.filter(settled_at__isnull=False).order_by(*search.LAST_SETTLED.fields)
+        in_state = rows.filter(state=state).order_by(*search.LATEST.fields)
+        parts = tuple(in_state.filter(policy=label) for label in search.labels_in(rows, MAX_LABELS))
+        found += [Scan(settled, parts), Scan(settled)] if parts else [Scan(settled)]
     elif policy:  # an index has its rows state by state
-        parts = tuple(_part(own, state=each) for each in State.values)
-        found.append(replace(_scan(own, search.NEWEST, POLICY), parts=parts))
+        parts = tuple(of_policy.filter(state=each).order_by(*search.LATEST.fields) for each in State.values)
+        found.append(Scan(of_policy.order_by(*search.NEWEST.fields), parts))
     if any(name in params for name in DEADLINE):
-        found.append(_scan(rows.filter(**_period(params)), search.BY_DEADLINE, *DEADLINE))
-    return found or [_scan(rows, search.NEWEST)]
-
-
-def _part(rows: Any, **condition: str) -> Any:
-    return rows.filter(**condition).order_by(*search.LATEST.fields)
-
-
-def _scan(rows: Any, order: Order, *answers: str) -> Scan:
-    return Scan(rows.order_by(*order.fields), frozenset(answers))
+        found.append(Scan(rows.filter(**_period(params)).order_by(*search.BY_DEADLINE.fields)))
+    return found or [Scan(rows.order_by(*search.NEWEST.fields))]
 
 
 def _period(params: dict[str, Any]) -> dict[str, datetime]:
@@ -255,6 +233,4 @@ def _period(params: dict[str, Any]) -> dict[str, datetime]:
             raise ValueError(f"{period} is too far away.")
     except (TypeError, ValueError) as error:
         raise IncorrectLookupParameters(error) from error
-    if timezone.is_aware(timezone.now()):
-        return {name: clock.in_utc(clock.aware(at)) for name, at in period.items()}
-    return period
+    return {name: clock.in_utc(clock.fitting(at)) for name, at in period.items()}

@@ -37,7 +37,7 @@ def fields_of(duration: timedelta) -> dict[str, Any]:
 
 
 class LocalDateTimeField(forms.DateTimeField):
-    """A datetime in the visitor's time zone, which the help text names. It must be in the future."""
+    """A datetime in the visitor's time zone, which the help text names."""
 
     widget = forms.DateTimeInput(format="%Y-%m-%dT%H:%M", attrs={"type": "datetime-local"})
 
@@ -59,6 +59,15 @@ class ReasonForm(forms.Form):
     )
     needs_preview = False
 
+    @classmethod
+    def initial_of(cls, state: PolicyState) -> dict[str, Any]:
+        """Return the values of the policy that are in force."""
+        return {}
+
+    def order_fields(self, field_order: Any) -> None:
+        """Show the reason last."""
+        super().order_fields([name for name in self.fields if name != "reason"])
+
     def parameters(self) -> dict[str, Any]:
         """Return the keyword arguments of the operation: all fields but the reason."""
         return {name: value for name, value in self.cleaned_data.items() if name != "reason"}
@@ -70,37 +79,31 @@ class PostponeForm(ReasonForm):
     amount = forms.IntegerField(label=_("Later by"), min_value=1, max_value=100_000, required=False)
     unit = forms.ChoiceField(label=_("Unit"), choices=MINUTES, required=False)
     at = LocalDateTimeField(label=_("Or to this time"), required=False)
-    field_order = ("amount", "unit", "at", "reason")
 
-    def clean(self) -> dict[str, Any]:
-        given: dict[str, Any] = super().clean() or self.cleaned_data
+    def clean(self) -> None:
+        amount, at = self.cleaned_data.get("amount"), self.cleaned_data.get("at")
         if self.errors:
-            return given
-        if bool(given.get("amount")) == bool(given.get("at")):
+            return
+        if bool(amount) == bool(at):
             raise forms.ValidationError(_("Enter either a duration or a time."))
-        if given.get("at") and given["at"] <= clock.now():
+        if at and at <= clock.now():
             self.add_error("at", _("This time is in the past."))
-        return given
 
     def parameters(self) -> dict[str, Any]:
-        given = self.cleaned_data
-        if given.get("at"):
-            return {"at": given["at"]}
-        return {"after": duration_of(given)}
+        at = self.cleaned_data["at"]
+        return {"at": at} if at else {"after": duration_of(self.cleaned_data)}
 
 
 class RefireForm(ReasonForm):
     """An optional deadline."""
 
     at = LocalDateTimeField(label=_("Due at"), required=False, help_text=_("Empty: now."))
-    field_order = ("at", "reason")
 
 
 class PauseForm(ReasonForm):
     """An optional end."""
 
     until = LocalDateTimeField(label=_("Until"), required=False, help_text=_("Empty: until an operator resumes it."))
-    field_order = ("until", "reason")
 
     def clean_until(self) -> Any:
         """Require a datetime in the future, unless it is the one in force."""
@@ -123,7 +126,6 @@ class ResumeForm(ReasonForm):
         initial=True,
         help_text=_("After a hold, by its duration. Otherwise all timeouts that are due by now fire immediately."),
     )
-    field_order = ("shift", "reason")
 
 
 class DelayForm(ReasonForm):
@@ -139,19 +141,17 @@ class DelayForm(ReasonForm):
     unit = forms.ChoiceField(label=_("Unit"), choices=SECONDS, initial="minutes", required=False)
     declared = forms.BooleanField(label=_("Or the declared delay"), required=False)
     mode = forms.ChoiceField(label=_("Pending deadlines"), choices=MODES, initial="keep")
-    field_order = ("amount", "unit", "declared", "mode", "reason")
     needs_preview = True
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> None:
         """Require one of the two, and a delay of at most `MAX_DELAY`."""
-        given: dict[str, Any] = super().clean() or self.cleaned_data
         if self.errors:
-            return given
-        if (given.get("amount") is not None) == bool(given.get("declared")):
+            return
+        has_amount = self.cleaned_data["amount"] is not None
+        if has_amount == self.cleaned_data["declared"]:
             raise forms.ValidationError(_("Enter either a delay or choose the declared one."))
-        if given.get("amount") is not None and abs(self.parameters()["after"]) > MAX_DELAY:
+        if has_amount and abs(duration_of(self.cleaned_data)) > MAX_DELAY:
             self.add_error("amount", _("This delay is too long."))
-        return given
 
     def mode_label(self) -> str:
         return str(dict(self.MODES)[self.cleaned_data["mode"]])
@@ -159,16 +159,14 @@ class DelayForm(ReasonForm):
     def parameters(self) -> dict[str, Any]:
         """Return `mode`, and `after` (None: the declared delay)."""
         given = self.cleaned_data
-        return {"after": None if given.get("declared") else duration_of(given), "mode": given.get("mode")}
+        return {"after": None if given["declared"] else duration_of(given), "mode": given["mode"]}
 
 
 class SignedDelayForm(DelayForm):
     """The same for a policy that counts from a time of its object."""
 
     amount = forms.FloatField(
-        label=_("New delay"),
-        required=False,
-        help_text=_("Negative: before the time that it counts from."),
+        label=_("New delay"), required=False, help_text=_("Negative: before the time that it counts from.")
     )
 
 
@@ -181,26 +179,20 @@ class GuardForm(ReasonForm):
     """The fields without which it cannot be on."""
     shortest: ClassVar = timedelta(0)
 
-    @classmethod
-    def initial_of(cls, state: PolicyState) -> dict[str, Any]:
-        """Return the values in force."""
-        raise NotImplementedError
-
     def values(self) -> dict[str, Any]:
         """Return the keyword arguments of the operation if it is on."""
         raise NotImplementedError
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> None:
         """Require all values if it is on, and a duration in the limits of guard rails."""
-        given: dict[str, Any] = super().clean() or self.cleaned_data
+        given = self.cleaned_data
         if given.get("setting") != "on" or self.errors:
-            return given
+            return
         for name in self.needed:
-            if given.get(name) is None:
+            if given[name] is None:
                 self.add_error(name, self.fields[name].error_messages["required"])
         if given.get("amount") is not None and not self.shortest <= duration_of(given) <= MAX_PERIOD:
             self.add_error("amount", _("This duration is too short or too long."))
-        return given
 
     def parameters(self) -> dict[str, Any]:
         setting = self.cleaned_data["setting"]
@@ -218,13 +210,11 @@ class LateForm(GuardForm):
     amount = forms.FloatField(label=_("Later than"), min_value=0, required=False)
     unit = forms.ChoiceField(label=_("Unit"), choices=SECONDS, initial="hours", required=False)
     then = forms.ChoiceField(label=_("Late timeouts"), choices=THEN, required=False)
-    field_order = ("setting", "amount", "unit", "then", "reason")
     needed = ("amount",)
 
     @classmethod
     def initial_of(cls, state: PolicyState) -> dict[str, Any]:
-        late = state.late
-        return {} if late is None else {**fields_of(late.after), "then": late.then}
+        return {**fields_of(state.late.after), "then": state.late.then} if state.late else {}
 
     def values(self) -> dict[str, Any]:
         return {"after": duration_of(self.cleaned_data), "then": self.cleaned_data["then"] or "skip"}
@@ -236,14 +226,12 @@ class BrakeForm(GuardForm):
     most = forms.IntegerField(label=_("More firings than"), min_value=1, max_value=MAX_COUNT, required=False)
     amount = forms.FloatField(label=_("Within"), min_value=0, required=False)
     unit = forms.ChoiceField(label=_("Unit"), choices=SECONDS, initial="minutes", required=False)
-    field_order = ("setting", "most", "amount", "unit", "reason")
     needed = ("most", "amount")
     shortest = timedelta(seconds=1)
 
     @classmethod
     def initial_of(cls, state: PolicyState) -> dict[str, Any]:
-        brake = state.brake
-        return {} if brake is None else {"most": brake.most, **fields_of(brake.per)}
+        return {"most": state.brake.most, **fields_of(state.brake.per)} if state.brake else {}
 
     def values(self) -> dict[str, Any]:
         return {"most": self.cleaned_data["most"], "per": duration_of(self.cleaned_data)}
@@ -255,7 +243,6 @@ class ShadowForm(GuardForm):
     share = forms.IntegerField(
         label=_("Percentage of objects"), min_value=1, max_value=100, initial=100, required=False
     )
-    field_order = ("setting", "share", "reason")
     needed = ("share",)
 
     @classmethod

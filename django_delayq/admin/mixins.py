@@ -17,10 +17,9 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from django_delayq.admin import render
+from django_delayq.admin import filters, render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
 from django_delayq.admin.changelist import ReadOnlyAdmin, column, related_links
-from django_delayq.admin.filters import DUE_LABELS, DUE_STATES, MAX_LABELS, due_period
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
@@ -28,7 +27,6 @@ from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policies import get_policies, registry
-from django_delayq.scheduling.story import reason_label
 
 if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]
@@ -45,7 +43,7 @@ class TimeoutsFilter(admin.SimpleListFilter):
     parameter_name = "timeouts"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(choice, DUE_LABELS[choice]) for choice in ("hour", "overdue", "waiting", "dead")]
+        return [(choice, filters.DUE_LABELS[choice]) for choice in ("hour", "overdue", "waiting", "dead")]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
@@ -62,12 +60,14 @@ def _objects_condition(model: type[Model], value: str) -> Q:
     using = database_of(model)
     tables = {kind_of(table, using): table for table in tables_of(model)}
     every: Any = Timeout.objects.using(using)
-    rows = every.filter(due_period(value), state=DUE_STATES.get(value, Timeout.State.PENDING))
+    labels = [label for policy in get_policies() if policy.concrete_model in tables.values() for label in policy.labels]
+    labels += [label for label in search.labels_in(every, filters.MAX_LABELS) if registry.get(label) is None]
     order = search.LATEST if value == "dead" else search.SOONEST
+    rows = every.filter(filters.due_condition(value)).order_by(*order.fields)
     columns = (*order.columns, "content_type_id", "object_id")
     found: list[Any] = []
-    for label in _labels_about(list(tables.values()), every):
-        of_label = rows.filter(policy=label).order_by(*order.fields).values_list(*columns)[:MAX_OBJECTS]
+    for label in labels:
+        of_label = rows.filter(policy=label).values_list(*columns)[:MAX_OBJECTS]
         found += (values for values in of_label if values[-2] in tables)  # a former label may be of another model
     found.sort(reverse=order.descending)
     keys: dict[int, list[Any]] = {}
@@ -78,12 +78,6 @@ def _objects_condition(model: type[Model], value: str) -> Q:
     for kind, pks in keys.items():
         wanted |= Q(**{f"{cast('Any', tables[kind]._meta.pk).name}__in": pks})
     return wanted
-
-
-def _labels_about(tables: list[type[Model]], rows: Any) -> list[str]:
-    """Return the labels of the policies of `tables`, and those that `rows` have and that are no longer declared."""
-    own = [label for policy in get_policies() if policy.concrete_model in tables for label in policy.labels]
-    return own + [label for label in search.labels_in(rows, MAX_LABELS) if registry.get(label) is None]
 
 
 class TimeoutAdminMixin(_Mixin):
@@ -99,14 +93,11 @@ class TimeoutAdminMixin(_Mixin):
         if not self._can_view_timeouts(request):
             return rows
         using = database_of(self.model)
-        timeouts = Timeout.objects.filter(about_each(self.model, using))
-        pending = timeouts.filter(slot_taken=1).order_by("due_at", "id")
-        found: QuerySet[Any] = rows.using(using).annotate(
-            delayq_next_due=Subquery(pending.values("due_at")[:1]),
-            delayq_next_attempt=Subquery(pending.values("run_at")[:1]),
-            delayq_next_policy=Subquery(pending.values("policy")[:1]),
-        )
-        return found
+        pending = Timeout.objects.filter(about_each(self.model, using), slot_taken=1).order_by("due_at", "id")
+        columns = {"delayq_next_due": "due_at", "delayq_next_attempt": "run_at", "delayq_next_policy": "policy"}
+        shown = {name: Subquery(pending.values(column)[:1]) for name, column in columns.items()}
+        annotated: QuerySet[Any] = rows.using(using).annotate(**shown)
+        return annotated
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = [*super().get_list_display(request)]
@@ -121,13 +112,10 @@ class TimeoutAdminMixin(_Mixin):
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         place = () if action_location is None else (action_location,)  # Django 6.1 passes where they are shown
         found: dict[str, Any] = super().get_actions(request, *place)
-        if self.actions is None or IS_POPUP_VAR in request.GET:
-            return found
-        permitted = permitted_actions(request, self.admin_site)
-        for action in timeout_actions(on_objects=True):
-            made = self.get_action(action, *place)
-            if made is not None and action.__name__ in permitted:
-                found[action.__name__] = made
+        if self.actions is not None and IS_POPUP_VAR not in request.GET:
+            permitted = permitted_actions(request, self.admin_site)
+            made = {action.__name__: self.get_action(action, *place) for action in timeout_actions(on_objects=True)}
+            found |= {name: action for name, action in made.items() if action is not None and name in permitted}
         return found
 
     @property
@@ -157,12 +145,10 @@ class NewestTimeouts(BaseGenericInlineFormSet):  # type: ignore[type-arg]
     shown = 10
     links: list[dict[str, str]] = []
     """To all timeouts of the object, and of its owners."""
+    new_objects = changed_objects = deleted_objects = list[Any]()
 
     def __init__(self, data: Any = None, files: Any = None, **kwargs: Any) -> None:
         super().__init__(None, None, **kwargs)
-        self.new_objects: list[Any] = []
-        self.changed_objects: list[Any] = []
-        self.deleted_objects: list[Any] = []
 
     def get_queryset(self) -> Any:
         if not hasattr(self, "_queryset"):
@@ -206,8 +192,8 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     def get_formset(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         made = super().get_formset(request, obj, **kwargs)
         made.shown = self.shown  # type: ignore[attr-defined]
-        saved = obj is not None and obj.pk is not None
-        made.links = related_links(request, self.admin_site, type(obj), obj.pk) if saved else []  # type: ignore[attr-defined]
+        if obj is not None:
+            made.links = related_links(request, self.admin_site, type(obj), obj.pk)  # type: ignore[attr-defined]
         return made
 
     @admin.display(description=_("object"))
@@ -220,13 +206,10 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
         """Render the policy as a link to the timeout, in the row itself: themes leave Django's own link out."""
         name = row.policy.rpartition(".")[2]  # without the model's name, which the page shows already
         with suppress(NoReverseMatch):
-            return format_html(
-                '<a href="{}">{}</a>',
-                reverse(f"{self.admin_site.name}:django_delayq_timeout_change", args=[row.pk]),
-                name,
-            )
+            page = reverse(f"{self.admin_site.name}:django_delayq_timeout_change", args=[row.pk])
+            return format_html('<a href="{}">{}</a>', page, name)
         return name
 
     state_badge = column(_("state"), lambda row: render.badge(row.state))
     deadline_shown = column(_("deadline"), render.deadline)
-    reason_shown = column(_("reason"), lambda row: render.clamped(reason_label(row.reason)) if row.reason else "-")
+    reason_shown = column(_("reason"), lambda row: render.reason(row.reason))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -19,7 +19,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq import clock
-from django_delayq.admin import render
+from django_delayq.admin import filters, render
 from django_delayq.admin.actions import (
     PolicyOperationView,
     TimeoutOperationView,
@@ -28,25 +28,8 @@ from django_delayq.admin.actions import (
     permitted_actions,
     timeout_actions,
 )
-from django_delayq.admin.changelist import (
-    LedgerAdmin,
-    LedgerChangeList,
-    ObjectColumn,
-    RelatedColumn,
-    WindowPaginator,
-    column,
-)
-from django_delayq.admin.filters import (
-    OWNER,
-    DeadlineFilter,
-    DueFilter,
-    ObjectFilter,
-    OwnerFilter,
-    PolicyFilter,
-    QueueFilter,
-    model_named,
-)
-from django_delayq.ledger.controls import PolicyState, policy_states
+from django_delayq.admin.changelist import LedgerAdmin, LedgerChangeList, column, object_column, related_column
+from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
@@ -73,27 +56,26 @@ HOURS_PER_LABEL: Final = 6
 class TimeoutAdmin(LedgerAdmin):
     """The timeouts: object, policy, deadline, state, and what happened to each."""
 
-    list_filter = (DueFilter, "state", PolicyFilter, ("due_at", DeadlineFilter), QueueFilter, ObjectFilter, OwnerFilter)
+    list_filter = filters.TIMEOUT_FILTERS
     search_fields = ("object_id", "key")
     # Django parses `due_at__year=...` of an address. The template does not show its links: they read every row.
     date_hierarchy = "due_at"
     actions = timeout_actions()
     list_per_page = 50
-    paginator = WindowPaginator
     list_select_related = False  # a join would hide the rows whose kind of object is gone
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return LedgerChangeList
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        shown = ObjectColumn(request, self.admin_site)
-        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts")
+        column_of_objects = object_column(request, self.admin_site)
+        return ("id", column_of_objects, "policy_shown", "deadline", "state_and_reason", "attempts")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
-        shown, related = ObjectColumn(request, self.admin_site), RelatedColumn(request, self.admin_site)
+        shown, related = object_column(request, self.admin_site), related_column(request, self.admin_site)
         times = ("deadline", "next_attempt", "counts_from", "first_deadline", "created", "settled")
         return (
             (None, {"fields": ("policy", shown, related, "key", "state_badge", "cause", "reason_shown")}),
@@ -102,13 +84,6 @@ class TimeoutAdmin(LedgerAdmin):
             (_("Times"), {"fields": times}),
             (_("Details"), {"fields": ("payload_shown", "queue", "extensions", "idempotency_key")}),
         )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Timeout]:
-        """Return the rows; for the list without large columns."""
-        rows = super().get_queryset(request)
-        match = request.resolver_match
-        is_list = match is not None and str(match.url_name).endswith("_changelist")
-        return rows.defer("history", "payload") if is_list else rows
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -120,15 +95,12 @@ class TimeoutAdmin(LedgerAdmin):
     def policy_shown(self, row: Timeout) -> str:
         """Render the policy and the key. Most rows have no key."""
         policy = render.policy_tag(row.policy)
-        if not row.key:
-            return policy
-        return format_html('{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>', policy, _("key"), row.key)
+        with_key = '{}<br><span class="delayq-more">{}: <bdi>{}</bdi></span>'
+        return format_html(with_key, policy, _("key"), row.key) if row.key else policy
 
     @admin.display(description=_("state and reason"))
     def state_and_reason(self, row: Timeout) -> str:
-        if not row.reason:
-            return render.badge(row.state)
-        return format_html("{}{}", render.badge(row.state), render.clamped(reason_label(row.reason)))
+        return format_html("{}{}", render.badge(row.state), render.reason(row.reason) if row.reason else "")
 
     state_badge = column(_("state"), lambda row: render.badge(row.state))
     reason_shown = column(_("reason"), lambda row: reason_label(row.reason) or "-")
@@ -150,7 +122,7 @@ class TimeoutAdmin(LedgerAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Show the list, with a banner if the brake of a policy has paused it: its timeouts are overdue."""
-        owner = model_named(request.GET.get(OWNER))
+        owner = filters.model_named(request.GET.get(filters.OWNER, ""))
         if owner is not None and not may_view(request.user, owner):
             raise PermissionDenied
         braked = brake_banners(request, policy_states(database_of(Timeout)), self.admin_site)
@@ -185,66 +157,55 @@ class PolicyControlAdmin(LedgerAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         request.current_app = self.admin_site.name
-        policies = self._policies(request)
-        states = [policy["state"] for policy in policies if policy["state"] is not None]
+        using = database_of(Timeout)
+        statuses = policy_statuses(using)
+        states = [status.state for status in statuses if status.state is not None]
+        changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
         context = {
             **self.admin_site.each_context(request),
             "title": self.opts.verbose_name_plural,
             "opts": self.model._meta,
             "media": self.media,
-            "policies": policies,
+            "policies": [self._shown(request, status, changing) for status in statuses],
             "braked": brake_banners(request, states, self.admin_site),
             "can_view_timeouts": request.user.has_perm("django_delayq.view_timeout"),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_delayq/policycontrol/policies.html", context)
 
-    def _policies(self, request: HttpRequest) -> list[dict[str, Any]]:
-        using = database_of(Timeout)
-        changing = {registry.get(label) for label in unfinished(using).values_list("policy", flat=True)}
-        found = []
-        for status in policy_statuses(using):
-            state, shown = status.state, self._numbers(status)
-            if state is not None:
-                shown |= {
-                    "is_moving": state.policy in changing,
-                    "model_label": state.policy.model._meta.label,
-                    "delay": render.delay_in_force(state),
-                    "counts_from": render.counts_from(state.policy),
-                    "condition": render.condition(state.policy),
-                    "guards": render.guard_rails(state),
-                    "stopped": render.stop(state),
-                    "buttons": [] if state.policy in changing else self._buttons(request, state),
-                }
-            found.append(shown)
-        return found
-
-    def _numbers(self, status: PolicyStatus) -> dict[str, Any]:
-        timeouts = reverse(f"{self.admin_site.name}:django_delayq_timeout_changelist")
+    def _shown(self, request: HttpRequest, status: PolicyStatus, changing: Collection[Any]) -> dict[str, Any]:
+        """Return what the page shows of one policy; no operations while one of them moves rows."""
+        name, state = self.admin_site.name, status.state
+        timeouts = reverse(f"{name}:django_delayq_timeout_changelist")
         counts = [
             {
-                "name": name,
+                "name": count,
                 "label": label,
-                "count": getattr(status, name),
-                "address": f"{timeouts}?{urlencode({'policy': status.label, **filters})}",
+                "count": getattr(status, count),
+                "address": f"{timeouts}?{urlencode({'policy': status.label, **asked})}",
             }
-            for name, (label, filters) in COUNTS.items()
+            for count, (label, asked) in COUNTS.items()
         ]
-        return {
+        shown: dict[str, Any] = {
             "label": status.label,
-            "state": status.state,
+            "state": state,
             "counts": counts,
             "lag_p50": render.lag(status.lag_p50),
             "lag_p99": render.lag(status.lag_p99),
             "chart": chart(status.hours, clock.now()),
         }
-
-    def _buttons(self, request: HttpRequest, state: PolicyState) -> list[dict[str, str]]:
-        name = f"{self.admin_site.name}:django_delayq_policycontrol_operate"
-        return [
-            {"label": str(each.label), "address": reverse(name, args=[state.label, each.name])}
-            for each in operations_for(request.user, state)
-        ]
+        if state is not None:
+            is_moving, address = state.policy in changing, f"{name}:django_delayq_policycontrol_operate"
+            permitted = [] if is_moving else operations_for(request.user, state)
+            shown |= {
+                "is_moving": is_moving,
+                "buttons": [
+                    {"label": each.label, "address": reverse(address, args=[state.label, each.name])}
+                    for each in permitted
+                ],
+                **render.in_force(state),
+            }
+        return shown
 
 
 def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
@@ -252,11 +213,11 @@ def chart(hours: Sequence[Count], now: datetime) -> dict[str, Any]:
     highest, bars = max(hours, default=NOTHING), []
     for number, count in enumerate(hours):
         height = max(1, round(count.value * CHART_HEIGHT / highest.value)) if count.value else 0
-        hour = now + timedelta(hours=number)
-        place = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height}
+        hour = clock.local(now + timedelta(hours=number))
+        place = {"x": number * BAR_STEP, "y": CHART_HEIGHT - height, "height": height, "count": count}
         bar = {name: str(value) for name, value in place.items()}  # strings: the template would localize numbers
-        bar |= {"count": str(count), "hour": f"{clock.local(hour):%H:%M}"}
-        bars.append(bar | {"is_labelled": number % HOURS_PER_LABEL == 0})  # the axis has no room for all hours
+        is_labelled = number % HOURS_PER_LABEL == 0  # the axis has no room for all hours
+        bars.append({**bar, "hour": f"{hour:%H:%M}", "is_labelled": is_labelled})
     return {"bars": bars, "highest": str(highest), "total": str(sum(hours, NOTHING)), "is_empty": not highest.value}
 
 
@@ -270,7 +231,5 @@ class PolicyChangeAdmin(LedgerAdmin):
     at_shown = column(_("at"), lambda change: render.time_tag(change.at))
     policy_shown = column(_("policy"), lambda change: render.policy_tag(change.policy))
     by_shown = column(_("by"), lambda change: operator_label(change.by))
-    reason_shown = column(
-        _("reason"), lambda change: render.clamped(reason_label(change.reason)) if change.reason else "-"
-    )
+    reason_shown = column(_("reason"), lambda change: render.reason(change.reason))
     finished = column(_("finished"), lambda change: render.time_tag(change.finished_at))

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import formats, timezone
-from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -19,8 +18,8 @@ from django.utils.translation import ngettext
 
 from django_delayq import clock
 from django_delayq.ledger.controls import PolicyState
+from django_delayq.ledger.history import moment
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_options import Limits
 from django_delayq.policy_rules import condition_text
 from django_delayq.scheduling.story import (
@@ -137,20 +136,16 @@ def policy_tag(label: str) -> SafeString:
     return format_html('<bdi title="{}">{}</bdi><br><bdi class="delayq-more">{}</bdi>', label, name, of)
 
 
-def clamped(text: str) -> SafeString:
+def reason(stored: str) -> SafeString | str:
     """Render the first lines of a reason; the tooltip has all of it."""
-    return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text)
+    text = reason_label(stored)
+    return format_html('<bdi class="delayq-more delayq-clamped" title="{}">{}</bdi>', text, text) if text else "-"
 
 
 def badge(state: str) -> SafeString:
     """Render the state as a sign, a colour and a word."""
-    known = state in Timeout.State.values
-    return format_html(
-        '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>',
-        state if known else "unknown",
-        SIGNS.get(state, "?"),
-        Timeout.State(state).label if known else state,
-    )
+    text = '<span class="delayq-badge delayq-{}"><span aria-hidden="true">{}</span> {}</span>'
+    return format_html(text, state, SIGNS[state], Timeout.State(state).label)
 
 
 def story(row: Timeout) -> SafeString:
@@ -164,13 +159,12 @@ def story(row: Timeout) -> SafeString:
 
 
 def _event(event: StoryEvent) -> SafeString:
-    """Render one event. A detail that is malformed is left out."""
     parts: list[SafeString | str] = []
-    if at := _parsed(event.details.get("to")):
-        parts.append(format_html(_("to {time}"), time=time_tag(at)))
+    if "to" in event.details:
+        parts.append(format_html(_("to {time}"), time=time_tag(moment(str(event.details["to"])))))
     if "error" in event.details:
         parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
-    if isinstance(event.details.get("late"), float):
+    if "late" in event.details:
         parts.append(_("{seconds} s after the deadline").format(seconds=precise(event.details["late"])))
     if event.by:
         parts.append(actor_label(event.by))
@@ -180,15 +174,6 @@ def _event(event: StoryEvent) -> SafeString:
     line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
     reason = reason_label(event.reason)
     return format_html('{}<q class="delayq-quote"><bdi>{}</bdi></q>', line, reason) if reason else line
-
-
-def _parsed(value: Any) -> datetime | None:
-    if isinstance(value, datetime) or value is None:
-        return value
-    try:
-        return parse_datetime(str(value))
-    except ValueError:
-        return None
 
 
 def payload(row: Timeout) -> SafeString | str:
@@ -206,15 +191,10 @@ def failures(row: Timeout) -> SafeString | str:
         '<pre class="delayq-raw" dir="ltr" tabindex="0">{}</pre></details>'
     )
     values = (
-        (time_tag(_parsed(error.get("at"))), *(error.get(name, "") for name in ("error", "message", "traceback")))
+        (time_tag(moment(error["at"])), *(error.get(name, "") for name in ("error", "message", "traceback")))
         for error in reversed(row.errors)
     )
     return format_html_join("", details, ((" open" if not n else "", *each) for n, each in enumerate(values))) or "-"
-
-
-def condition(policy: TimeoutPolicy[Any]) -> str:
-    """Render `when`, which may be missing."""
-    return _("none") if policy.when is None else condition_text(policy.when)
 
 
 def delay(value: timedelta) -> str:
@@ -226,29 +206,28 @@ def delay(value: timedelta) -> str:
     if seconds == sum(count * UNIT_SECONDS[unit] for unit, count in _largest_units(int(seconds)).items()):
         return shown
     number = int(seconds) if seconds.is_integer() else 2  # the plural of a fraction
-    rest = ngettext("{n} second", "{n} seconds", number).format(
-        n=formats.number_format(float(f"{seconds:.6f}")) if seconds % 1 else f"{seconds:.0f}"
-    )
+    text = formats.number_format(float(f"{seconds:.6f}")) if seconds % 1 else f"{seconds:.0f}"
+    rest = ngettext("{n} second", "{n} seconds", number).format(n=text)
     return f"{shown} ({rest})"
 
 
-def delay_in_force(state: PolicyState) -> str:
-    """Render the delay that is in force, and the declared one if an operator has changed it."""
-    after = state.policy.after
+def in_force(state: PolicyState) -> dict[str, Any]:
+    """Render what is declared and in force for a policy, by the names that the templates use."""
+    policy, after = state.policy, state.policy.after
     if after is None:
         declared = _("none: each call sets its own")
     else:
         declared = delay(after) if isinstance(after, timedelta) else _("depends on the object")
-    if state.after is None:
-        return declared
-    return _("{delay} (declared: {declared})").format(delay=delay(state.after), declared=declared)
-
-
-def counts_from(policy: TimeoutPolicy[Any]) -> str:
-    """Render `since` as it is declared."""
-    if policy.since is None:
-        return _("the time of scheduling")
-    return policy.since if isinstance(policy.since, str) else getattr(policy.since, "__qualname__", str(policy.since))
+    changed = _("{delay} (declared: {declared})")  # by an operator
+    since = _("the time of scheduling") if policy.since is None else policy.since
+    return {
+        "model_label": policy.model._meta.label,
+        "delay": declared if state.after is None else changed.format(delay=delay(state.after), declared=declared),
+        "counts_from": since if isinstance(since, str) else getattr(since, "__qualname__", str(since)),
+        "condition": _("none") if policy.when is None else condition_text(policy.when),
+        "guards": guard_rails(state),
+        "stopped": stop(state),
+    }
 
 
 def stop(state: PolicyState) -> str:
@@ -272,10 +251,8 @@ def stop(state: PolicyState) -> str:
 
 def guard_rails(state: PolicyState) -> list[tuple[str, str]]:
     """Render the guard rails in force, and those that operators have switched off: the name, and what it does."""
-    late, brake, shadow = state.late, state.brake, state.shadow
-    limits = state.policy.limits
-    names = {"late": _("Late"), "brake": _("Brake"), "shadow": _("Shadow mode")}
-    texts = {"late": "", "brake": "", "shadow": ""}
+    late, brake = state.late, state.brake
+    texts = dict.fromkeys(("late", "brake", "shadow"), "")
     if late is not None:
         words = {
             "skip": _("skipped if it would fire more than {delay} late"),
@@ -288,28 +265,28 @@ def guard_rails(state: PolicyState) -> list[tuple[str, str]]:
             "pauses after more than {n} firing in {delay}", "pauses after more than {n} firings in {delay}", brake.most
         )
         texts["brake"] = text.format(n=brake.most, delay=delay(brake.per))
-    if shadow:
-        texts["shadow"] = _("{share} of the objects are skipped, and nothing fires for them").format(
-            share=f"{shadow} %"
-        )
+    if state.shadow:
+        text = _("{share} of the objects are skipped, and nothing fires for them")
+        texts["shadow"] = text.format(share=f"{state.shadow} %")
+    names = {"late": _("Late"), "brake": _("Brake"), "shadow": _("Shadow mode")}
     found = []
     for guard, text in texts.items():
         if actor := state.set_by(guard):
             found.append((names[guard], _("{value} (set by {who})").format(value=text or _("off"), who=actor)))
         elif text:
             found.append((names[guard], _("{value} (declared)").format(value=text)))
-    return found + _limits(limits)
+    return found + _limits(state.policy.limits or Limits())
 
 
-def _limits(limits: Limits | None) -> list[tuple[str, str]]:
+def _limits(limits: Limits) -> list[tuple[str, str]]:
     """Render the limits of a policy, which only its declaration sets."""
     found = []
-    if limits is not None and limits.run is not None:
+    if limits.run is not None:
         found.append((_("Longest call"), delay(limits.run)))
-    if limits is not None and limits.rate is not None:
+    if limits.rate is not None:
         words = ngettext("{n} attempt in {delay}", "{n} attempts in {delay}", limits.rate.count)
         found.append((_("Highest rate"), words.format(n=limits.rate.count, delay=delay(limits.rate.per))))
-    if limits is not None and limits.snoozes is not None:
+    if limits.snoozes is not None:
         found.append((_("Most snoozes"), str(limits.snoozes)))
     return found
 

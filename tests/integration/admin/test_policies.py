@@ -22,6 +22,7 @@ from django_delayq.admin.pages import chart
 from django_delayq.ledger import controls
 from django_delayq.ledger.search import Count
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations import changes
 from tests.integration.admin.conftest import stored
 from tests.testapp.models import Order
 
@@ -320,7 +321,7 @@ def test_a_policy_or_operation_that_is_none_leads_nowhere(admin_client: Client) 
 def test_moving_for_too_long_is_left_to_a_worker(
     admin_client: Client, order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actions, "MAX_SECONDS", -1.0)
+    monkeypatch.setattr(actions, "time_limit", lambda: changes.time_limit(-1.0))
     answer = admin_client.post(address("delay"), FIELDS)
     assert "Deadlines are still being moved" in told(answer)[0]
     assert PolicyChange.objects.get().finished_at is None
