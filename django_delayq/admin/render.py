@@ -165,10 +165,12 @@ def _event(event: StoryEvent) -> SafeString:
     if "error" in event.details:
         parts.append(f"{event.details['error']}: {event.details.get('message', '')}")
     if "late" in event.details:
-        parts.append(_("{seconds} s after the deadline").format(seconds=precise(event.details["late"])))
+        late = event.details["late"]  # negative if an operator fired it early
+        words = _("{seconds} s after the deadline") if late >= 0 else _("{seconds} s before the deadline")
+        parts.append(words.format(seconds=precise(abs(late))))
     if event.by:
         parts.append(actor_label(event.by))
-    name = EVENT_LABELS.get(event.what, event.what)
+    name = f"{EVENT_LABELS.get(event.what, event.what)} {event.details.get('timeout', '')}".strip()
     # &#32;: the theme grappelli strips spaces between tags.
     line = format_html('{}&#32;<span class="delayq-what">{}</span>', time_tag(event.at), name)
     line += format_html_join("", ", <bdi>{}</bdi>", ((part,) for part in parts))
