@@ -70,9 +70,8 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
         if len(ids) > MAX_ROWS:
             text = _("Only the first {most} are included. Select again for the rest.")
             messages.warning(request, text.format(most=MAX_ROWS))
-        page = TimeoutOperationView.as_view(
-            site=model_admin.admin_site, ids=ids[:MAX_ROWS], back=request.get_full_path()
-        )
+        site, here = model_admin.admin_site, request.get_full_path()
+        page = TimeoutOperationView.as_view(site=site, ids=ids[:MAX_ROWS], back=here)
         return page(request, operation=operation.name)
 
     act.__name__ = f"{operation.name}_timeouts"
@@ -142,9 +141,8 @@ class OperationView(FormView):  # type: ignore[type-arg]
 
     def call(self, target: Any, form: forms.ReasonForm, **more: Any) -> Any:
         """Call the operation with the visitor's name, the reason and the parameters."""
-        return self.operation.call(
-            target, by=self.actor, reason=form.cleaned_data["reason"], **form.parameters(), **more
-        )
+        reason = form.cleaned_data["reason"]
+        return self.operation.call(target, by=self.actor, reason=reason, **form.parameters(), **more)
 
     @property
     def actor(self) -> str:

@@ -89,9 +89,10 @@ def read_window(scan: filters.Scan, start: str = "") -> Window:
         ids = sorted((pk for part in found for pk in part[:most]), reverse=True)
         return Window(ids, limit_per_part=most if any(len(part) > most for part in found) else 0)
     try:
-        ids, end = search.read_ids(scan.rows, search.Cursor.decode(start, scan.order) if start else None, WINDOW)
+        cursor = search.Cursor.decode(start, search.Order.of(scan.rows)) if start else None
     except ValueError as error:
         raise IncorrectLookupParameters(error) from error
+    ids, end = search.read_ids(scan.rows, cursor, WINDOW)
     return Window(ids, end.encode() if end else "")
 
 
@@ -151,7 +152,7 @@ class LedgerChangeList(ChangeList):
                 if self.window.is_whole:
                     break
             # A whole window may be sorted: by the order of the last scan, which is the expected one.
-            self.order = scans[-1].order if self.window.is_whole else scan.order
+            self.order = search.Order.of(scans[-1].rows if self.window.is_whole else scan.rows)
         try:
             rows = super().get_queryset(request, exclude_parameters)
         except OverflowError as error:  # a year that Django passes on to Python
@@ -173,29 +174,16 @@ class LedgerChangeList(ChangeList):
         self.full_result_count = None if self.query or self.get_filters_params() else self.result_count
         self.show_full_result_count, self.show_admin_actions = False, True
         self.can_show_all, self.multi_page = False, self.paginator.num_pages > 1
+        # For the template: the address of the next window (empty: this is the last one), and that of the first.
+        self.further = self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
+        self.from_the_start = self.get_query_string({}, [FURTHER])
+        self.order_text = ORDER_TEXTS[self.order]
+        self.is_search_capped = bool(self.query) and len(self.window.ids) >= selection.MAX_HITS
 
     def get_query_string(self, new_params: Any = None, remove: Any = None) -> str:
         """Return an address of this list. Another page stays in the window; another filter starts from the first."""
         stays = new_params is not None and set(new_params) <= {PAGE_VAR, FURTHER}
         return super().get_query_string(new_params, remove if stays else [*(remove or []), FURTHER])
-
-    @property
-    def order_text(self) -> str:
-        return str(ORDER_TEXTS[self.order])
-
-    @property
-    def further(self) -> str:
-        """The address of the next window; empty: this is the last one."""
-        return self.get_query_string({FURTHER: self.window.further}) if self.window.further else ""
-
-    @property
-    def from_the_start(self) -> str:
-        return self.get_query_string({}, [FURTHER])
-
-    @property
-    def max_hits_reached(self) -> int:
-        """The number of hits that a search shows at most, if there are that many; else 0."""
-        return selection.MAX_HITS if self.query and len(self.window.ids) >= selection.MAX_HITS else 0
 
 
 def object_column(request: HttpRequest, site: AdminSite) -> Callable[[Timeout], str]:

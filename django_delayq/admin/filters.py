@@ -191,10 +191,6 @@ class Scan:
     parts: tuple[Any, ...] = ()
     """Given if an index has the rows only part by part: then the first rows of each part are read."""
 
-    @property
-    def order(self) -> search.Order:
-        return search.Order.of(self.rows)
-
 
 def scans(params: dict[str, Any], rows: Any) -> list[Scan]:
     """Return the scans of `rows` that narrow down what `params` ask for, the narrowest first.

@@ -181,8 +181,6 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     fields = ("policy_name", "key", "state_badge", "deadline_shown", "attempts", "reason_shown")
     readonly_fields: ClassVar[Any] = ("object_shown", *fields)
     verbose_name_plural = _("timeouts, newest first")
-    extra = max_num = 0
-    can_delete = False
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         """Return the columns, for an owner with the object of each timeout."""

@@ -62,17 +62,13 @@ class TimeoutAdmin(LedgerAdmin):
     date_hierarchy = "due_at"
     actions = timeout_actions()
     list_per_page = 50
-    list_select_related = False  # a join would hide the rows whose kind of object is gone
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return LedgerChangeList
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        column_of_objects = object_column(request, self.admin_site)
-        return ("id", column_of_objects, "policy_shown", "deadline", "state_and_reason", "attempts")
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
-        return [field for _title, options in self.get_fieldsets(request, obj) for field in options["fields"]]
+        shown = object_column(request, self.admin_site)
+        return ("id", shown, "policy_shown", "deadline", "state_and_reason", "attempts")
 
     def get_fieldsets(self, request: HttpRequest, obj: Timeout | None = None) -> Any:
         shown, related = object_column(request, self.admin_site), related_column(request, self.admin_site)

@@ -109,18 +109,17 @@ def pending_until(due_at: datetime, run_at: datetime, attempts: int) -> SafeStri
 
 def deadline(row: Timeout) -> SafeString:
     """Render the deadline, the time left, and for a fired row how late it was."""
-    late = row.lateness()
+    late, more = row.lateness(), ""
     if row.state == Timeout.State.PENDING:
-        more: SafeString | str = pending_until(row.due_at, row.run_at, row.attempts)
+        more = pending_until(row.due_at, row.run_at, row.attempts)
     elif not row.is_settled:
         more = countdown(row.due_at)
     elif late is not None:
         # An operator may fire it early.
         words = _("fired {seconds} s after it") if late >= 0 else _("fired {seconds} s before it")
         more = words.format(seconds=precise(abs(late)))
-    else:
-        return format_html("{}", time_tag(row.due_at))
-    return format_html('{}<br><bdi class="delayq-more">{}</bdi>', time_tag(row.due_at), more)
+    shown = '{}<br><bdi class="delayq-more">{}</bdi>' if more else "{}"
+    return format_html(shown, time_tag(row.due_at), more)
 
 
 def next_attempt(row: Timeout) -> SafeString | str:

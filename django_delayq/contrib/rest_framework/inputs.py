@@ -183,13 +183,10 @@ class KeysetPagination(BasePagination):
         found, self.following = search.page(queryset, self.narrow, start, min(int(size), self.max_page_size))
         return found
 
-    def get_next_link(self) -> str | None:
-        if self.following is None:
-            return None
-        return replace_query_param(self.request.build_absolute_uri(), "cursor", self.following.encode())
-
     def get_paginated_response(self, data: Any) -> Response:
-        return Response({"server_time": clock.now(), "next": self.get_next_link(), "results": data})
+        address, end = self.request.build_absolute_uri(), self.following
+        following = replace_query_param(address, "cursor", end.encode()) if end else None
+        return Response({"server_time": clock.now(), "next": following, "results": data})
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import typing
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import NoneType
 from typing import Any, Final
 
 from django.contrib.contenttypes.models import ContentType
+from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 
@@ -40,19 +42,18 @@ class ObjectSerializer(serializers.Serializer[Timeout]):
     model = serializers.SerializerMethodField(help_text=_("`app.model`; null: the model no longer exists."))
     id = serializers.CharField(source="object_id")
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._models: dict[int, str | None] = {}
+    @cached_property
+    def _gone(self) -> set[int]:
+        return set()
 
     def get_model(self, row: Timeout) -> str | None:
         # Django caches existing content types only. A deleted one would be queried again for each row.
-        if row.content_type_id not in self._models:
-            try:
+        if row.content_type_id not in self._gone:
+            with suppress(ContentType.DoesNotExist):
                 kind = ContentType.objects.db_manager(row._state.db).get_for_id(row.content_type_id)
-                self._models[row.content_type_id] = f"{kind.app_label}.{kind.model}"
-            except ContentType.DoesNotExist:
-                self._models[row.content_type_id] = None
-        return self._models[row.content_type_id]
+                return f"{kind.app_label}.{kind.model}"
+            self._gone.add(row.content_type_id)
+        return None
 
 
 class TimeoutSerializer(serializers.ModelSerializer[Timeout]):

@@ -111,7 +111,7 @@ class OperatorView(OptionalScope):
 
 def operation(name: str, description: str) -> Any:
     """Return the action of a view set, a POST, that runs the operation `name`, with its description for OpenAPI."""
-    body, on_policy = BODIES.get(name, inputs.VerbSerializer), name in POLICY_OPERATIONS
+    body = BODIES.get(name, inputs.VerbSerializer)
 
     def act(self: Any, request: Request, *_: Any, **__: Any) -> Response:
         sent = body(data=request.data)
@@ -120,13 +120,10 @@ def operation(name: str, description: str) -> Any:
         return response
 
     act.__name__, act.__doc__ = name, description
-    described = describe(
-        "policies" if on_policy else "timeouts",
-        outputs.PolicyActedSerializer if on_policy else outputs.ActedSerializer,
-        body=body,
-        conflict="PolicyRefused" if on_policy else "Refused",
-        names_policy=on_policy,
-    )
+    described = describe("timeouts", outputs.ActedSerializer, body=body, conflict="Refused")
+    if name in POLICY_OPERATIONS:
+        result = outputs.PolicyActedSerializer
+        described = describe("policies", result, body=body, conflict="PolicyRefused", names_policy=True)
     return described(action(detail=True, methods=["post"])(act))
 
 
