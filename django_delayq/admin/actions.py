@@ -15,7 +15,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Exists, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.urls import NoReverseMatch, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -26,10 +26,10 @@ from django.views.generic import FormView
 from django_delayq import operations
 from django_delayq.admin import forms, render
 from django_delayq.admin.changelist import object_column
-from django_delayq.admin.filters import rows_about
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of, with_keys
+from django_delayq.ledger.subjects import about, about_each, tables_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.changes import time_limit
 from django_delayq.operations.registry import POLICY_OPERATIONS, TIMEOUT_OPERATIONS, Operation, operations_for
@@ -57,13 +57,11 @@ def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
 
 def _action(operation: Operation, *, on_objects: bool) -> Any:
     def act(model_admin: ModelAdmin[Any], request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
-        if on_objects:
-            rows = rows_about(queryset, operation.states, MAX_ROWS + 1).order_by("id")
+        if on_objects or request.POST.get("select_across") not in {None, "", "0"}:
+            rows = _rows_about(queryset, operation.states) if on_objects else queryset
             ids = list(rows.values_list("pk", flat=True)[: MAX_ROWS + 1])
-        elif request.POST.get("select_across") in {None, "", "0"}:  # rows may have left the list since it was shown
+        else:  # rows may have left the list since it was shown
             ids = ids_of(request.POST.getlist(ACTION_CHECKBOX_NAME))
-        else:
-            ids = list(queryset.values_list("pk", flat=True)[: MAX_ROWS + 1])
         if not ids:
             messages.warning(request, _("None of the selected objects has a timeout for this operation."))
             return None
@@ -77,6 +75,14 @@ def _action(operation: Operation, *, on_objects: bool) -> Any:
     act.__name__ = f"{operation.name}_timeouts"
     text = _("Timeouts: {what}").format(what=operation.label) if on_objects else operation.action
     return action(description=text)(act)
+
+
+def _rows_about(objects: QuerySet[Any], states: Iterable[str]) -> QuerySet[Any]:
+    """Return the rows in `states` about the first of `objects` that have any, also about their parents."""
+    model, using = objects.model, database_of(objects.model, objects)
+    rows = Timeout.objects.using(using).filter(state__in=states).order_by("id")
+    having = objects.using(using).filter(Exists(rows.filter(about_each(model, using))))
+    return rows.filter(about(tables_of(model), list(having[: MAX_ROWS + 1]), using))
 
 
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
@@ -268,11 +274,9 @@ class PolicyOperationView(OperationView):
 
     def act(self, form: forms.ReasonForm) -> HttpResponse:
         """Show the consequences, or change the policy and report the result."""
-        if form.needs_preview and "back" in self.request.POST:
-            return self.render_to_response(self.get_context_data(form=form))
         if form.needs_preview and "confirmed" not in self.request.POST:
-            preview = operations.preview_delay(self.state.policy, **form.parameters())
-            return self.render_to_response(self.get_context_data(form=form, preview=_preview_sentences(preview)))
+            preview = [] if "back" in self.request.POST else self._consequences(form)
+            return self.render_to_response(self.get_context_data(form=form, preview=preview))
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
         change: PolicyChange | None = self.call(self.state.policy, form, **more)
         if change is None:
@@ -291,16 +295,19 @@ class PolicyOperationView(OperationView):
             messages.success(self.request, result)
         return HttpResponseRedirect(reverse(f"{self.site.name}:django_delayq_policycontrol_changelist"))
 
-
-def _preview_sentences(preview: operations.DelayPreview) -> list[str]:
-    delays = (preview.before, preview.after)
-    before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
-    pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
-    sentences = [_("Delay in force: {delay}.").format(delay=before), _("New delay: {delay}.").format(delay=after)]
-    if preview.mode == "keep":
-        return [*sentences, _("Pending timeouts: {n}. None of them is moved.").format(n=pending)]
-    sentences.append(_("Pending timeouts: {n}. All of them are moved.").format(n=pending))
-    if preview.overdue is None:
-        return [*sentences, _("It is unknown how many of them would be due immediately.")]
-    due = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", preview.overdue)
-    return [*sentences, due.format(n=preview.overdue)]
+    def _consequences(self, form: forms.ReasonForm) -> list[str]:
+        """Return what a change of the delay would do, in sentences."""
+        preview = operations.preview_delay(self.state.policy, **form.parameters())
+        delays = (preview.before, preview.after)
+        before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
+        pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
+        sentences = [_("Delay in force: {delay}.").format(delay=before), _("New delay: {delay}.").format(delay=after)]
+        if preview.mode == "keep":
+            return [*sentences, _("Pending timeouts: {n}. None of them is moved.").format(n=pending)]
+        sentences.append(_("Pending timeouts: {n}. All of them are moved.").format(n=pending))
+        if preview.overdue is None:
+            return [*sentences, _("It is unknown how many of them would be due immediately.")]
+        due = ngettext(
+            "{n} of them would be due immediately.", "{n} of them would be due immediately.", preview.overdue
+        )
+        return [*sentences, due.format(n=preview.overdue)]

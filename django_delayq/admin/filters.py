@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.db.models import Exists, Model, Q, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -21,8 +21,7 @@ from django_delayq.conf import ConfigError
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
-from django_delayq.ledger.subjects import about, about_each, tables_of
-from django_delayq.models import Timeout, TimeoutQuerySet
+from django_delayq.models import Timeout
 from django_delayq.operations import selection
 from django_delayq.policies import declared_queues, get_policies, registry
 
@@ -83,14 +82,6 @@ def object_label(value: str) -> str:
     """Return how pages name the object `app.model:id`: its model and its id. The object itself is not loaded."""
     model, (label, _colon, object_id) = model_named(value), value.partition(":")
     return f"{model._meta.verbose_name if model else label} {object_id}"
-
-
-def rows_about(objects: QuerySet[Any], states: Iterable[str], most: int) -> TimeoutQuerySet:
-    """Return the rows in `states` about the first `most` of `objects` that have any, also about their parents."""
-    using = database_of(objects.model, objects)
-    rows: TimeoutQuerySet = Timeout.objects.using(using).filter(state__in=sorted(states))
-    having = objects.using(using).filter(Exists(rows.filter(about_each(objects.model, using))))
-    return rows.filter(about(tables_of(objects.model), list(having[:most]), using))
 
 
 class ConditionFilter(admin.SimpleListFilter):

@@ -240,14 +240,12 @@ def stop(state: PolicyState) -> str:
         Stop.HELD: _("On hold since {since}. Releasing it moves the deadlines by the duration of the hold."),
         Stop.RELEASING: _("Being released: its deadlines are being moved."),
     }
-    text = format_html(reasons[Stop(state.stop)], since=time_tag(state.stopped_at))
+    parts: list[str] = [format_html(reasons[Stop(state.stop)], since=time_tag(state.stopped_at))]
     if state.until is not None:
         again = _("Resumes automatically at {time}, {left}.")
-        ends = format_html(again, time=time_tag(state.until), left=countdown(state.until))
-        text = format_html("{} {}", text, ends)
-    return format_html(
-        "{} {}", text, _("By {who}: {reason}").format(who=operator_label(state.by), reason=reason_label(state.reason))
-    )
+        parts.append(format_html(again, time=time_tag(state.until), left=countdown(state.until)))
+    parts.append(_("By {who}: {reason}").format(who=operator_label(state.by), reason=reason_label(state.reason)))
+    return format_html_join(" ", "{}", ((part,) for part in parts))
 
 
 def guard_rails(state: PolicyState) -> list[tuple[str, str]]:

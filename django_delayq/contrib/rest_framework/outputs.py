@@ -215,7 +215,7 @@ class CountdownSerializer(serializers.Serializer[Any]):
 
     due_at = Instant(allow_null=True)
     seconds_left = serializers.IntegerField(allow_null=True, help_text=_("null: nothing is pending."))
-    state = serializers.ChoiceField(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
+    state = NullableChoice(Timeout.State.choices, allow_null=True, help_text=_("null: there has been none."))
     server_time = Instant(source="now")
 
 

@@ -337,8 +337,7 @@ class CountdownView(OptionalScope, GenericAPIView):  # type: ignore[type-arg]
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
         """Return how long is left, or 304 if nothing has changed since the ETag of the request."""
         seen = countdown_of(self.get_object(), self._policy(), self.key)
-        shown = {"due_at": seen.due_at, "seconds_left": seen.seconds_left, "state": seen.state or None, "now": seen.now}
-        response = Response(self.get_serializer(shown).data)
+        response = Response(self.get_serializer(seen).data)
         # The tag changes with everything but the time. It is keyed: trying out all ids must not reveal this one.
         parts = f"{seen.timeout_id} {seen.state} {seen.due_at and to_ms(seen.due_at)}"
         tag = quote_etag(salted_hmac("django_delayq.countdown", parts, algorithm="sha256").hexdigest()[:24])
