@@ -97,17 +97,13 @@ def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[st
 
 def brake_banners(request: HttpRequest, states: Iterable[PolicyState], site: AdminSite) -> list[dict[str, Any]]:
     """Return what to show of the policies that their own brakes have paused, with the address that resumes each."""
-    resume = POLICY_OPERATIONS["resume"]
-    name = f"{site.name}:django_delayq_policycontrol_operate"
-    return [
-        {
-            "label": state.label,
-            "stopped": render.stop(state),
-            "address": reverse(name, args=[state.label, "resume"]) if resume.is_permitted(request.user) else "",
-        }
-        for state in states
-        if state.is_braked
-    ]
+    may_resume, banners = POLICY_OPERATIONS["resume"].is_permitted(request.user), []
+    for state in states:
+        if state.is_braked:
+            name = f"{site.name}:django_delayq_policycontrol_operate"
+            address = reverse(name, args=[state.label, "resume"]) if may_resume else ""
+            banners.append({"label": state.label, "stopped": render.stop(state), "address": address})
+    return banners
 
 
 def ids_of(parts: Iterable[str]) -> list[int]:
@@ -298,16 +294,14 @@ class PolicyOperationView(OperationView):
     def _consequences(self, form: forms.ReasonForm) -> list[str]:
         """Return what a change of the delay would do, in sentences."""
         preview = operations.preview_delay(self.state.policy, **form.parameters())
-        delays = (preview.before, preview.after)
+        delays, overdue = (preview.before, preview.after), preview.overdue
         before, after = (_("depends on the object") if value is None else render.delay(value) for value in delays)
         pending = f"{preview.pending}{'+' if preview.is_capped else ''}"
         sentences = [_("Delay in force: {delay}.").format(delay=before), _("New delay: {delay}.").format(delay=after)]
         if preview.mode == "keep":
             return [*sentences, _("Pending timeouts: {n}. None of them is moved.").format(n=pending)]
         sentences.append(_("Pending timeouts: {n}. All of them are moved.").format(n=pending))
-        if preview.overdue is None:
+        if overdue is None:
             return [*sentences, _("It is unknown how many of them would be due immediately.")]
-        due = ngettext(
-            "{n} of them would be due immediately.", "{n} of them would be due immediately.", preview.overdue
-        )
-        return [*sentences, due.format(n=preview.overdue)]
+        due = ngettext("{n} of them would be due immediately.", "{n} of them would be due immediately.", overdue)
+        return [*sentences, due.format(n=overdue)]

@@ -171,17 +171,11 @@ class PolicyControlAdmin(LedgerAdmin):
 
     def _shown(self, request: HttpRequest, status: PolicyStatus, changing: Collection[Any]) -> dict[str, Any]:
         """Return what the page shows of one policy; no operations while one of them moves rows."""
-        name, state = self.admin_site.name, status.state
-        timeouts = reverse(f"{name}:django_delayq_timeout_changelist")
-        counts = [
-            {
-                "name": count,
-                "label": label,
-                "count": getattr(status, count),
-                "address": f"{timeouts}?{urlencode({'policy': status.label, **asked})}",
-            }
-            for count, (label, asked) in COUNTS.items()
-        ]
+        name, state, counts = self.admin_site.name, status.state, []
+        for count, (label, asked) in COUNTS.items():
+            listed = reverse(f"{name}:django_delayq_timeout_changelist")
+            address = f"{listed}?{urlencode({'policy': status.label, **asked})}"
+            counts.append({"name": count, "label": label, "count": getattr(status, count), "address": address})
         shown: dict[str, Any] = {
             "label": status.label,
             "state": state,
