@@ -173,9 +173,8 @@ class Selection:
         found: list[Timeout] = []
         for state in self.states:
             part = self.rows.filter(state=state).order_by("run_at", "id").defer(*deferred)
-            labels = self.labels
-            if not labels and Timeout.State(state).is_settled:
-                labels = labels_in(Timeout.objects.using(part.db))
+            is_settled = Timeout.State(state).is_settled
+            labels = self.labels or (labels_in(Timeout.objects.using(part.db)) if is_settled else [])
             parts = [part.filter(policy=label) for label in labels] or [part.unsettled()]
             found += [row for some in parts for row in some[:limit]]
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]

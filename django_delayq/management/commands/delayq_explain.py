@@ -144,8 +144,7 @@ def _why_late(subject: Subject) -> str:
     if row is None or row.run_at > now or is_stopped:
         return ""
     text = f"It has been due for {seconds((now - row.run_at).total_seconds())}."
-    held_until = _held_until(row, now, subject.using)
-    if held_until:
+    if held_until := _held_until(row, now, subject.using):
         text += f" A worker has claimed or deferred it until {local(held_until)}."
     workers = workers_alive(subject.using)
     if not workers:
