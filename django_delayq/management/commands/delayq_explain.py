@@ -132,9 +132,7 @@ def _subjects(rows: TimeoutQuerySet, objects: list[Model], name: str | None) -> 
     found += [subject_of(obj, policy) for obj in objects for policy in get_policies(type(obj)) if policy not in known]
     # Rows under a former and the present label of a policy have the same slots.
     different = {frozenset(subject.slots): subject for subject in found}.values()
-    if name is None:
-        return list(different)
-    return [each for each in different if name in each.labels or (each.policy and each.policy.name == name)]
+    return [each for each in different if name in (None, *each.labels, each.policy and each.policy.name)]
 
 
 def _why_late(subject: Subject) -> str:
