@@ -235,10 +235,8 @@ def _raise_failure(report: Report) -> None:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("django_delayq."):
             frames = frames.tb_next
-        error.add_note(
-            f"This attempt of timeout {timeout_id}{about.get(timeout_id, '')} is recorded as in production. "
-            "With fire_due(raises=False) the test can examine it."
-        )
+        recorded = f"This attempt of timeout {timeout_id}{about.get(timeout_id, '')} is recorded as in production."
+        error.add_note(f"{recorded} With fire_due(raises=False) the test can examine it.")
         raise error.with_traceback(frames)
 
 
@@ -319,10 +317,8 @@ def _in_state(state: State, row: Timeout | None, subject: Subject, obj: Model, e
 
 def _failure(subject: Subject, obj: Model, words: str) -> str:
     """Return the message of a failed assertion: `words`, the pending timeouts of `obj`, and the story."""
-    pending = [
-        f"  {row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}"
-        for row in pending_timeouts(obj)
-    ]
+    rows = pending_timeouts(obj)
+    pending = [f"  {row.policy}{f' ({row.key})' if row.key else ''} due at {_local(row.due_at)}" for row in rows]
     lines = [f"{subject} {words}.", f"Pending for {obj!r}:", *(pending or ["  nothing"]), str(story_of(subject))]
     return "\n".join(lines)
 

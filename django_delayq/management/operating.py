@@ -18,7 +18,7 @@ from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
-from django_delayq.management.options import Selection, add_selection, each
+from django_delayq.management.options import Selection, add_selection, values_of
 from django_delayq.management.output import Cells, Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
 from django_delayq.operations import Result
@@ -197,7 +197,8 @@ class PolicyCommand(OperatorCommand):
 
     def policies(self, options: dict[str, Any]) -> list[TimeoutPolicy[Any]]:
         """Return the named policies. Raises UnknownPolicy."""
-        return [get_policy(label) for label in dict.fromkeys([*each(options["label"]), *each(options.get("policy"))])]
+        labels = [*values_of(options["label"]), *values_of(options.get("policy"))]
+        return [get_policy(label) for label in dict.fromkeys(labels)]
 
     def shown(self, state: PolicyState) -> str:
         """Return what the operation changes, as the report has it before and after."""

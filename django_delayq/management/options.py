@@ -37,7 +37,7 @@ def wrong_value(option: str, value: Any, rule: str) -> CommandError:
     return CommandError(f"argument {option}: {value!r} {rule}", returncode=2)
 
 
-def each(value: Any) -> list[Any]:
+def values_of(value: Any) -> list[Any]:
     """Return the values of an option that can be repeated."""
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
@@ -128,8 +128,8 @@ class Selection:
         """Return the selection. Raises UnknownPolicy, and CommandError for a wrong value or without a restriction."""
         if not options["all"] and all(options[name] is None for name in SELECTING):
             raise CommandError("Which timeouts? Give --policy, --id, --object ... or --all.")
-        ids = [number("--id", value) for value in each(options["id"])]
-        states = each(options["state"])
+        ids = [number("--id", value) for value in values_of(options["id"])]
+        states = values_of(options["state"])
         for state in states:
             if state not in options["states"]:
                 raise wrong_value("--state", state, f"must be one of {', '.join(options['states'])}")
@@ -173,9 +173,8 @@ class Selection:
         found: list[Timeout] = []
         for state in self.states:
             part = self.rows.filter(state=state).order_by("run_at", "id").defer(*deferred)
-            labels = self.labels
-            if not labels and Timeout.State(state).is_settled:
-                labels = labels_in(Timeout.objects.using(part.db))
+            is_settled = Timeout.State(state).is_settled
+            labels = self.labels or (labels_in(Timeout.objects.using(part.db)) if is_settled else [])
             parts = [part.filter(policy=label) for label in labels] or [part.unsettled()]
             found += [row for some in parts for row in some[:limit]]
         return sorted(found, key=lambda row: (row.run_at, row.pk))[:limit]
@@ -197,7 +196,7 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
     model = None if options["model"] is None else model_of(options["model"])
     labels: list[str] = []
     models = [] if model is None else [model]
-    for name in each(options["policy"]):
+    for name in values_of(options["policy"]):
         if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
             labels.append(name)
             continue
@@ -209,7 +208,7 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
         return labels, Q()
     if not models:
         raise CommandError("--object needs --policy or --model: objects of several models may have the same id.")
-    wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in each(options["object"])]
+    wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in values_of(options["object"])]
     for table in models:
         try:
             wanted |= about_keys(table, ids, using) if ids else about_all(tables_of(table), table, using)

@@ -93,10 +93,8 @@ def fold(text: str, width: int) -> list[str]:
 def _lines_of(row: Sequence[Painted], widths: Sequence[int]) -> Iterable[str]:
     folded = [fold(cell, width) for cell, width in zip(row, widths, strict=True)]
     for parts in zip_longest(*folded, fillvalue=""):
-        padded = (
-            (cell.paint(part) if part else "") + " " * (width - len(part))
-            for cell, part, width in zip(row, parts, widths, strict=True)
-        )
+        cells = zip(row, parts, widths, strict=True)
+        padded = ((cell.paint(part) if part else "") + " " * (width - len(part)) for cell, part, width in cells)
         yield GAP.join(padded).rstrip()
 
 

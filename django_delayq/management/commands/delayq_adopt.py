@@ -39,11 +39,9 @@ class Command(OperatorCommand):
         is_own = installation.ledger_name(using) == get_settings().installation
         alive = len(workers_alive(using))
         if alive and not (is_own or options["yes"] or options["dry_run"]):
-            words = counted(alive, "worker has", "workers have")
-            raise CommandError(
-                f"{words} used this database within the last {ALIVE.seconds} seconds. If it is not a copy, "
-                "stop every worker first. If it is one, wait, or give --yes."
-            )
+            used = f"{counted(alive, 'worker has', 'workers have')} used this database"
+            advice = "If it is not a copy, stop every worker first. If it is one, wait, or give --yes."
+            raise CommandError(f"{used} within the last {ALIVE.seconds} seconds. {advice}")
         if pending is not None and not is_own:
             self.ask(pending, count(Timeout.objects.using(using).unsettled()), options)
         how = {"pending": pending, "with_redis": options["redis"], "dry_run": options["dry_run"]}

@@ -132,9 +132,7 @@ def _subjects(rows: TimeoutQuerySet, objects: list[Model], name: str | None) -> 
     found += [subject_of(obj, policy) for obj in objects for policy in get_policies(type(obj)) if policy not in known]
     # Rows under a former and the present label of a policy have the same slots.
     different = {frozenset(subject.slots): subject for subject in found}.values()
-    if name is None:
-        return list(different)
-    return [each for each in different if name in each.labels or (each.policy and each.policy.name == name)]
+    return [each for each in different if name in (None, *each.labels, each.policy and each.policy.name)]
 
 
 def _why_late(subject: Subject) -> str:
@@ -144,8 +142,7 @@ def _why_late(subject: Subject) -> str:
     if row is None or row.run_at > now or is_stopped:
         return ""
     text = f"It has been due for {seconds((now - row.run_at).total_seconds())}."
-    held_until = _held_until(row, now, subject.using)
-    if held_until:
+    if held_until := _held_until(row, now, subject.using):
         text += f" A worker has claimed or deferred it until {local(held_until)}."
     workers = workers_alive(subject.using)
     if not workers:

@@ -48,17 +48,15 @@ class Command(PolicyCommand):
         seen = preview_delay(policy, after, mode)
         pending = Count(seen.pending, seen.is_capped)
         overdue = "an unknown number" if seen.overdue is None else seen.overdue
-        self.stdout.write(
-            f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}; "
-            f"{pending} pending, of which {overdue} would be due at once"
-        )
+        change = f"{policy.label}: from {_shown(seen.before)} to {_shown(seen.after)}"
+        self.stdout.write(f"{change}; {pending} pending, of which {overdue} would be due at once")
         if options["dry_run"]:
             self.report(f"would {mode} {counted(pending, 'pending deadline')}", options)
             return
         if mode != "keep":
             self.ask(mode, pending, options)
-        change = self.run_operation(policy, options, after=after, mode=mode)
-        self.stdout.write(f"changed; {change.moved} moved, {change.unmoved} left unchanged")
+        done = self.run_operation(policy, options, after=after, mode=mode)
+        self.stdout.write(f"changed; {done.moved} moved, {done.unmoved} left unchanged")
 
 
 def _shown(delay: timedelta | None) -> str:

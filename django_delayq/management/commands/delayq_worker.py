@@ -28,7 +28,7 @@ from django_delayq.exceptions import NotMigrated, WrongInstallation
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import unapplied_migrations
 from django_delayq.logs import shown
-from django_delayq.management.options import each, number
+from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
 from django_delayq.worker import REFUSED, Supervisor, Worker
@@ -120,21 +120,20 @@ class Command(BaseCommand):
                 worker.stop()
                 thread.join(EXIT_SECONDS)
 
-    def _run(self, options: dict[str, Any], began: Callable[[Worker], None] | None = None) -> None:
+    def _run(self, options: dict[str, Any], began: Callable[[Worker], None] = lambda _: None) -> None:
         concurrency, limit = options["concurrency"], options["max_timeouts"]
         count = number("--processes", options["processes"] or 1, 1, MAX_PROCESSES)
         greet = partial(self._greet, options, count)
         try:
             new_worker = partial(
                 Worker,
-                queues=each(options["queue"]) or None,
+                queues=values_of(options["queue"]) or None,
                 concurrency=None if concurrency is None else number("--concurrency", concurrency, 1, MAX_CONCURRENCY),
                 burst=options["burst"],
                 max_timeouts=None if limit is None else number("--max-timeouts", limit, 1),
             )
             worker = new_worker()  # also to find wrong settings before any process starts
-            if began:
-                began(worker)
+            began(worker)
             # A thread that a deadline wakes would wait up to 5 ms, Python's default, until a sweep releases the GIL.
             sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
             worker_started.connect(greet)

@@ -88,6 +88,17 @@ def test_timeouts_are_found_by_what_their_policies_name(do: Do, declare: Callabl
     assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", "remind").out)] == [f"{REMIND} of {wanted.pk}"]
 
 
+def test_a_search_knows_a_policy_by_its_former_label_too(do: Do, declare: Callable[..., Any]) -> None:
+    policy = declare(Order, name="noted", search="note", aliases=("remarked",))
+    order = Order.objects.create(note="N-4")
+    row = pending(order, "noted")
+    for _ in range(2):
+        found = stories(do("delayq_explain", "--search", "N-4", "--policy", "testapp.order.remarked").out)
+        assert [title.partition(" ")[2] for title in found] == [f"of {order.pk}"]
+        Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.remarked")
+    assert [*stories(do("delayq_explain", "--search", "N-4", "--policy", policy.label).out)]
+
+
 def test_objects_without_timeouts_are_found_too(do: Do, declare: Callable[..., Any]) -> None:
     declare(Order, name="noted", search=("note", "customer__name"))
     old = Order.objects.create(status="unpaid", note="N-4", created_at=timezone.now() - timedelta(days=30))

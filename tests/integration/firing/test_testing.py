@@ -119,3 +119,19 @@ def test_dead_attempts_of_outside_policies_are_settled_first(order: Order) -> No
     with clock.set_to(NOON + timedelta(minutes=1)):
         assert fire_due() == 1
     assert (state(row), row.attempts) == (("fired", "due"), 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_timeout_that_snoozes_is_tried_once_whatever_failed_before(order: Order, declare: Declare) -> None:
+    calls: list[str] = []
+
+    def snoozes(obj: Order, timeout: Timeout) -> None:
+        calls.append("snoozes")
+        raise dq.Snooze(seconds=0)
+
+    policy = declare(Order, snoozes, name="snoozes")
+    with clock.set_to(NOON):
+        dq.schedule_timeout(order, policy, seconds=0)
+        Timeout.objects.update(attempts=2)
+        assert fire_due() == 0
+    assert calls == ["snoozes"]
