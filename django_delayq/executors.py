@@ -277,10 +277,7 @@ def make_executor(using: str, concurrency: int, queues: Collection[str] | None =
         return ThreadExecutor(using, concurrency, queues)
     try:
         executor: Executor = import_string(path)(using, concurrency)
-    except ImportError as error:
-        raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be imported: {error}") from error
     except Exception as error:
-        raise ConfigError(
-            f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be made: {type(error).__name__}: {error}"
-        ) from error
+        problem = "imported" if isinstance(error, ImportError) else f"made: {type(error).__name__}"
+        raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be {problem}: {error}") from error
     return executor

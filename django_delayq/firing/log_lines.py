@@ -19,7 +19,7 @@ from django_delayq.models import Timeout
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
-MAX_IDS: Final = 20
+MAX_LISTED: Final = 20
 STOPPED: Final = "its policy is paused or on hold"
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
@@ -110,8 +110,8 @@ def _outcome(row: Timeout, now: datetime, times: str) -> str:
 def log_waiting(ids: Collection[int], why: str) -> None:
     """Log at DEBUG why the timeouts `ids`, if there are any, do not fire now."""
     if ids and logger.isEnabledFor(logging.DEBUG):
-        more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
-        listed = ", ".join(map(str, islice(ids, MAX_IDS))) + more
+        more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
+        listed = ", ".join(map(str, islice(ids, MAX_LISTED))) + more
         logger.debug("Not fired now: %s: %s", listed, why, extra={"event": "not_fired", "timeout_ids": tuple(ids)})
 
 

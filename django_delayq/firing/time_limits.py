@@ -259,11 +259,9 @@ def activity(thread: int, run: RunningWork) -> str:
     frames = [*_stack(thread), *_awaited(run.awaited)]
     in_handler = bool(run.timeout_ids)
     elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
-    parts = [_database_activity(frames) or elsewhere]
+    does = _database_activity(frames) or elsewhere
     places = [_place(frame) for frame in frames if in_handler and is_user_code(frame.f_code.co_filename)]
-    if places:
-        parts.append("at " + " > ".join(places[-MAX_FRAMES:]))
-    return ", ".join(parts)
+    return f"{does}, at {' > '.join(places[-MAX_FRAMES:])}" if places else does
 
 
 def _stack(thread: int) -> list[FrameType]:
