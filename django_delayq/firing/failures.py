@@ -35,10 +35,6 @@ class WorkerDied(Exception):
     """The process that ran this attempt died, or was cut off for longer than its lease."""
 
 
-class TooManySnoozes(Exception):
-    """The handler has snoozed once more than its policy allows."""
-
-
 class TransientFailure(Exception):
     """A transient database error while an `atomic=False` handler ran: retry soon, count no attempt."""
 
@@ -158,7 +154,7 @@ def _verdict(
             if most is not None and number > most:
                 why = f": {error.reason}" if error.reason else "."
                 words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
-                return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=TooManySnoozes(words))
+                return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
             snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
             return _Verdict({**settling.waiting(until), "attempts": attempt - 1}, [snoozed])
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)

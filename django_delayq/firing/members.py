@@ -128,7 +128,7 @@ def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str
 
 def _matching(using: str, policy: TimeoutPolicy[Any], named: Any) -> QuerySet[Any]:
     rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(named)
-    return rows.filter(policy.when or Q()).order_by()
+    return rows.filter(policy.when).order_by()
 
 
 @compiled

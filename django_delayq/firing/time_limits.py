@@ -54,6 +54,7 @@ MIN_ALONE_SECONDS: Final = 30.0
 ALONE_LIMITS: Final = 10
 """After a handler took too long, its policy is fired one by one for so many times its limit."""
 SLOW_SECONDS: Final = 1.0
+"""A work that takes longer is logged, and its policy is slow."""
 MAX_FRAMES: Final = 3
 
 
