@@ -57,12 +57,12 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
     At most `limit`, the longest expired first. Any number of workers may do so at once. Raises the errors of the
     database.
     """
-    report = settle_dead_attempts(using, limit)
+    report = record_deaths(using, limit)
     report.publish(using)
     return report.report()
 
 
-def settle_dead_attempts(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
+def record_deaths(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
     """Record a failed attempt for at most `limit` expired `firing` rows, only for `ids` if given."""
     report, long_ago = ReportBuilder(), clock.now() - UNDECLARED_GRACE
     for row in settling.expired(using, limit, ids):

@@ -15,7 +15,7 @@ from django.db.utils import Error
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record
+from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record, record_deaths
 from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
@@ -64,15 +64,18 @@ def run(work: Work, using: str) -> Report:
 
 
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
-    policy = registry.get(work.policy)
+    policy, candidates = registry.get(work.policy), work.candidates()
+    if work.suspect:  # the process of those that are still `firing` has died
+        report.add(record_deaths(using, len(work.ids), work.ids))
+        candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]
     if policy is None:
         now = report.current_time()
         report.again.update((id, firing_state.unknown.again_at(work.policy, id, now)) for id in work.ids)
     elif policy.atomic and not work.suspect:
-        _fire_in_groups(policy, work.candidates(), using, report)
+        _fire_in_groups(policy, candidates, using, report)
     else:
         fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
-        for candidate in work.candidates():
+        for candidate in candidates:
             fire_alone(policy, candidate, using, report)
 
 
