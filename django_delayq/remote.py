@@ -250,8 +250,7 @@ def _extending(policy: TimeoutPolicy[Any], ids: Collection[int], using: str) -> 
     ended = threading.Event()
 
     def extend() -> None:
-        third = get_settings().lease.total_seconds() / 3
-        pause = third
+        pause = third = get_settings().lease.total_seconds() / 3
         while not ended.wait(pause):
             try:
                 pause = third if extend_firing(ids, using) else min(third, EXTEND_LOCKED_SECONDS)

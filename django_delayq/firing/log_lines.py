@@ -58,10 +58,8 @@ def log_suspect(row: Timeout) -> None:
 
 def log_snooze(row: Timeout, now: datetime, reason: str) -> None:
     """Log at INFO that the handler of `row` has asked to be called again later."""
-    if logger.isEnabledFor(logging.INFO):
-        words = "%s snoozes, and is tried again %s%s"
-        args = _name(row), _until(row, now), f": {reason}" if reason else ""
-        logger.info(words, *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
+    args = _name(row), _until(row, now), f": {reason}" if reason else ""
+    logger.info("%s snoozes, and is tried again %s%s", *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
 
 
 def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: float | None, *, is_recorded: bool) -> None:
