@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,8 @@ class Call:
     is_counted: bool = False
     """The attempt is among the row's `attempts` already."""
     began: float = field(default_factory=time.monotonic)
+    at: datetime | None = None
+    """When it began, by the database clock; None: it has not returned."""
     took: float | None = None
     """Seconds; None: it has not ended, or it ran in a process that died."""
 

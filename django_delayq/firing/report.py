@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_delayq import signals
 from django_delayq.clock import check_moment
 from django_delayq.firing.handler import Call, caught
-from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
+from django_delayq.firing.log_lines import log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
@@ -154,7 +154,7 @@ class ReportBuilder:
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
-    calls: dict[int, HandlerCall] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)
     """For the log: the calls of handlers that returned."""
 
     def current_time(self) -> datetime:
@@ -188,8 +188,8 @@ class ReportBuilder:
 
     def note_call(self, call: Call) -> None:
         """Note for the log that the handler has returned."""
-        found = HandlerCall(self.current_time(), call.took or 0.0, len(call.timeout_ids))
-        self.calls.update(dict.fromkeys(call.timeout_ids, found))
+        call.at = self.current_time()
+        self.calls.update(dict.fromkeys(call.timeout_ids, call))
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
