@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.firing import Report, Work, log_long_runs, run
 from django_delayq.firing.state import firing_state
+from django_delayq.firing.time_limits import SLOW_SECONDS
 from django_delayq.ledger.db_connections import check_connections, open_connection
 from django_delayq.ledger.history import shown
 from django_delayq.policies import registry
@@ -27,8 +28,6 @@ logger = logging.getLogger("django_delayq.worker")
 Done: TypeAlias = Callable[[Work, Report], None]
 """Accepts the report on a work, in any thread. A late or second report does no harm."""
 
-SLOW_SECONDS: Final = 1.0
-"""A policy whose works take longer is slow."""
 WEIGHT: Final = 0.2
 CPU_BOUND_SECONDS: Final = 0.5
 """A work that takes longer, although works are made to take half as long, most likely waits for something."""
@@ -277,10 +276,7 @@ def make_executor(using: str, concurrency: int, queues: Collection[str] | None =
         return ThreadExecutor(using, concurrency, queues)
     try:
         executor: Executor = import_string(path)(using, concurrency)
-    except ImportError as error:
-        raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be imported: {error}") from error
     except Exception as error:
-        raise ConfigError(
-            f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be made: {type(error).__name__}: {error}"
-        ) from error
+        problem = "imported" if isinstance(error, ImportError) else f"made: {type(error).__name__}"
+        raise ConfigError(f"DELAYQ['EXECUTOR'] names {path!r}, which cannot be {problem}: {error}") from error
     return executor

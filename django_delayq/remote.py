@@ -22,7 +22,7 @@ from django_delayq.backoff import StateLog
 from django_delayq.conf import get_settings
 from django_delayq.executors import Done, Executor
 from django_delayq.firing import Report, Work, extend_firing, plan, run
-from django_delayq.firing.report import MAX_ID, MAX_IDS
+from django_delayq.firing.report import MAX_ID, MAX_IDS, VERSION
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import check_connections, open_connection
@@ -33,8 +33,6 @@ from django_delayq.policies import TimeoutPolicy, registry
 
 logger = logging.getLogger("django_delayq.worker")
 
-VERSION: Final = 1
-"""The version of the message. Unknown keys of a newer one are ignored."""
 MAX_LABEL: Final = 200
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 0.5
 """Between two reads of the ledger: the first after progress, the second while nothing changes."""
@@ -97,9 +95,8 @@ class RemoteExecutor(Executor):
 
     def withdraw(self) -> list[Work]:
         with self._changed:
-            withdrawn = [work for work, _ in self._unsent]
-            self._unsent.clear()
-        return withdrawn
+            unsent, self._unsent = self._unsent, []
+        return [work for work, _ in unsent]
 
     def close(self, *, wait: bool = True) -> None:
         with self._changed:
@@ -253,8 +250,7 @@ def _extending(policy: TimeoutPolicy[Any], ids: Collection[int], using: str) -> 
     ended = threading.Event()
 
     def extend() -> None:
-        third = get_settings().lease.total_seconds() / 3
-        pause = third
+        pause = third = get_settings().lease.total_seconds() / 3
         while not ended.wait(pause):
             try:
                 pause = third if extend_firing(ids, using) else min(third, EXTEND_LOCKED_SECONDS)

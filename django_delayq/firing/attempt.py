@@ -15,7 +15,7 @@ from django.db import connections
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
-from django_delayq.firing.failures import record, settle_dead_attempts
+from django_delayq.firing.failures import record
 from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
@@ -59,7 +59,6 @@ class Attempt:
         call: the last call of the handler.
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
-        expired: rows that were `firing` too long.
         guards: the guard rails in force.
         withheld: rows that were settled without a call of the handler, because of a guard rail.
         cost: what the handlers cost.
@@ -77,7 +76,6 @@ class Attempt:
     call: Call | None = None
     driver_connection: object = None
     monitor: StatementMonitor | None = None
-    expired: list[int] = field(default_factory=list)
     guards: Guards = field(default_factory=Guards)
     withheld: list[Timeout] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -135,11 +133,6 @@ class Attempt:
             sizes.record_success(len(self.ready), self.cost)
         if self.monitor and self.monitor.overlaps:  # only the last member did, which affected no other member
             sizes.fire_alone_for(ALONE_AFTER_OVERLAP_SECONDS)
-        if self.expired:
-            try:
-                self.report.add(settle_dead_attempts(self.using, len(self.expired), self.expired))
-            except Exception as error:  # noqa: BLE001 - the commit above must be reported
-                self.report.release_unknown(self.policy.label, self.expired, error, self.using)
 
     def _mark_at_once(self) -> list[Member]:
         """Lock, check and mark those candidates with which nothing is unusual, in one statement; return them.
@@ -207,7 +200,7 @@ class Attempt:
 
     def _due(self, candidates: Sequence[Candidate], rows: dict[int, Timeout], now: datetime) -> list[Timeout]:
         """Return the rows that are pending and due by the database clock, in the order of `candidates`."""
-        due = []
+        due, labels = [], self.policy.labels
         for candidate in candidates:
             row = rows.get(candidate.id)
             if row is None:  # locked by another transaction, or deleted by hand: the next plan shows which
@@ -218,12 +211,10 @@ class Attempt:
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
                 log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
-            elif row.state == State.FIRING:
-                self.expired.append(row.pk)
-            elif row.object_id != candidate.object_id or row.policy not in self.policy.labels:  # forged or stale work
-                self.report.again[row.pk] = now
-            else:
+            elif row.state == State.PENDING and row.object_id == candidate.object_id and row.policy in labels:
                 due.append(row)
+            else:  # the next plan shows which
+                self.report.release([row.pk], self.using, "its process has died, or the work is stale or forged")
         return due
 
     def _mark(self, members: Sequence[Member], now: datetime) -> None:

@@ -35,10 +35,6 @@ class WorkerDied(Exception):
     """The process that ran this attempt died, or was cut off for longer than its lease."""
 
 
-class TooManySnoozes(Exception):
-    """The handler has snoozed once more than its policy allows."""
-
-
 class TransientFailure(Exception):
     """A transient database error while an `atomic=False` handler ran: retry soon, count no attempt."""
 
@@ -61,12 +57,12 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
     At most `limit`, the longest expired first. Any number of workers may do so at once. Raises the errors of the
     database.
     """
-    report = settle_dead_attempts(using, limit)
+    report = record_deaths(using, limit)
     report.publish(using)
     return report.report()
 
 
-def settle_dead_attempts(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
+def record_deaths(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
     """Record a failed attempt for at most `limit` expired `firing` rows, only for `ids` if given."""
     report, long_ago = ReportBuilder(), clock.now() - UNDECLARED_GRACE
     for row in settling.expired(using, limit, ids):
@@ -158,7 +154,7 @@ def _verdict(
             if most is not None and number > most:
                 why = f": {error.reason}" if error.reason else "."
                 words = f"It snoozed {counted(number, 'time')}, and its policy allows {most}{why}"
-                return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=TooManySnoozes(words))
+                return _Verdict(settled(State.DEAD, Cause.LIMIT, words), error=GiveUp(words))
             snoozed = event("snoozed", now, reason=error.reason, to=until, number=number)
             return _Verdict({**settling.waiting(until), "attempts": attempt - 1}, [snoozed])
     delay = ((policy.retry if policy else None) or get_settings().retry).delay_after(attempt)

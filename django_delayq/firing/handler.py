@@ -29,8 +29,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from django_delayq.firing.report import ReportBuilder, Work
 
 logger = logging.getLogger("django_delayq.firing")
-T = TypeVar("T")
 
 CHECKPOINTS = (
     "planned", "charged", "begun", "locked", "checked", "marked",
@@ -73,6 +73,8 @@ class Call:
     is_counted: bool = False
     """The attempt is among the row's `attempts` already."""
     began: float = field(default_factory=time.monotonic)
+    at: datetime | None = None
+    """When it began, by the database clock; None: it has not returned."""
     took: float | None = None
     """Seconds; None: it has not ended, or it ran in a process that died."""
 
@@ -113,14 +115,14 @@ class RunningWork:
         """The timeouts of the handler call that is running; empty: none is."""
         return () if (call := self.call) is None else call.timeout_ids
 
-    def make(self, call: Call, act: Callable[[], T]) -> T:
-        """Return what `act` returns, and note that `call` runs meanwhile. Raise Abandoned if it was abandoned.
+    def make(self, call: Call, act: Callable[[], object]) -> None:
+        """Run `act`, and note that `call` runs meanwhile. Raise Abandoned if it was abandoned.
 
         What `act` raises is replaced then: a connection that was cut makes handlers raise errors of the database.
         """
         outer, self.call = self.call, call
         try:
-            return act()
+            act()
         finally:
             call.took = time.monotonic() - call.began
             with self._lock:

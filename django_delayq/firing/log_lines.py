@@ -9,9 +9,10 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django_delayq.clock import brief, counted
+from django_delayq.firing.handler import Call
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.history import keep_user_frames, message_of, shown
 from django_delayq.models import Timeout
@@ -19,29 +20,22 @@ from django_delayq.models import Timeout
 logger = logging.getLogger("django_delayq.firing")
 State, Cause = Timeout.State, Timeout.Cause
 
-MAX_IDS: Final = 20
+MAX_LISTED: Final = 20
 STOPPED: Final = "its policy is paused or on hold"
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
 
-class HandlerCall(NamedTuple):
-    """A call of a handler that has returned: when it began by the database clock, and for how many timeouts."""
-
-    at: datetime
-    seconds: float
-    timeouts: int
-
-
-def log_settled(rows: Iterable[Timeout], calls: Mapping[int, HandlerCall]) -> None:
+def log_settled(rows: Iterable[Timeout], calls: Mapping[int, Call]) -> None:
     """Log at INFO those of the settled `rows` that fired or were skipped. `calls`: of their handlers, by id."""
     if not logger.isEnabledFor(logging.INFO):
         return
     for row in rows:
         if row.state == State.FIRED and row.settled_at:
-            at, seconds, count = calls.get(row.pk, HandlerCall(row.settled_at, 0.0, 1))
-            others = f", together with {counted(count - 1, 'other')}" if count > 1 else ""
-            times, facts = _timing(row, at, seconds)
-            logger.info("%s fired %s%s", _name(row), times, others, extra=_extra(row, "timeout_fired", **facts))
+            call = calls.get(row.pk) or Call((row.pk,))
+            others = len(call.timeout_ids) - 1
+            together = f", together with {counted(others, 'other')}" if others else ""
+            times, facts = _timing(row, call.at or row.settled_at, call.took or 0.0)
+            logger.info("%s fired %s%s", _name(row), times, together, extra=_extra(row, "timeout_fired", **facts))
         elif row.state == State.SKIPPED and row.cause in {*_SKIPPED, Cause.HANDLER}:
             why = _SKIPPED.get(Cause(row.cause), row.reason)
             logger.info("%s is skipped: %s", _name(row), why, extra=_extra(row, "timeout_skipped", cause=row.cause))
@@ -58,10 +52,8 @@ def log_suspect(row: Timeout) -> None:
 
 def log_snooze(row: Timeout, now: datetime, reason: str) -> None:
     """Log at INFO that the handler of `row` has asked to be called again later."""
-    if logger.isEnabledFor(logging.INFO):
-        words = "%s snoozes, and is tried again %s%s"
-        args = _name(row), _until(row, now), f": {reason}" if reason else ""
-        logger.info(words, *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
+    args = _name(row), _until(row, now), f": {reason}" if reason else ""
+    logger.info("%s snoozes, and is tried again %s%s", *args, extra=_extra(row, "timeout_snoozed", next_at=row.run_at))
 
 
 def log_failure(row: Timeout, error: BaseException, now: datetime, seconds: float | None, *, is_recorded: bool) -> None:
@@ -110,8 +102,8 @@ def _outcome(row: Timeout, now: datetime, times: str) -> str:
 def log_waiting(ids: Collection[int], why: str) -> None:
     """Log at DEBUG why the timeouts `ids`, if there are any, do not fire now."""
     if ids and logger.isEnabledFor(logging.DEBUG):
-        more = f" and {len(ids) - MAX_IDS} more" if len(ids) > MAX_IDS else ""
-        listed = ", ".join(map(str, islice(ids, MAX_IDS))) + more
+        more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
+        listed = ", ".join(map(str, islice(ids, MAX_LISTED))) + more
         logger.debug("Not fired now: %s: %s", listed, why, extra={"event": "not_fired", "timeout_ids": tuple(ids)})
 
 

@@ -63,7 +63,7 @@ def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], usin
     MySQL finds "ABC" for "abc", so a set of found keys does not show which question each answers.
     """
     missing = asked - locked
-    present = _present(policy, missing, using)
+    present = _present(policy, missing, using) if missing else set()
     spelled = {pk: pk for pk in (locked | present) & asked}
     if not locked <= asked or not present <= missing:
         for pk in asked - set(spelled):
@@ -74,8 +74,6 @@ def _spelled(policy: TimeoutPolicy[Any], asked: set[Any], locked: set[Any], usin
 
 def _present(policy: TimeoutPolicy[Any], pks: Collection[Any], using: str) -> set[Any]:
     """Return those of `pks` that exist, locked or not."""
-    if not pks:
-        return set()
     found = policy.model._base_manager.using(using).filter(pk__in=pks).values_list("pk", flat=True)
     return set(map(root_of_key(policy.model).to_python, found))
 
@@ -130,7 +128,7 @@ def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str
 
 def _matching(using: str, policy: TimeoutPolicy[Any], named: Any) -> QuerySet[Any]:
     rows: QuerySet[Any] = policy.model._base_manager.using(using).filter(named)
-    return rows.filter(policy.when or Q()).order_by()
+    return rows.filter(policy.when).order_by()
 
 
 @compiled

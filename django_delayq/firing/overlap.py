@@ -121,19 +121,12 @@ class StatementMonitor:
                 "error outside an atomic() block of its own."
             )
         culprit = self.errors[-1] if self.errors else None
-        if (culprit or self._saw_rollback) and not self._is_fired(row_id):
+        if (culprit or self._saw_rollback) and not settling.is_marked(row_id, connection.alias):
             raise BrokenTransaction(
                 "The handler caught a database error that had ended the transaction. Put what may fail into an "
                 "atomic() block of its own."
             ) from culprit
         self._saw_rollback = False
-
-    def _is_fired(self, row_id: int) -> bool:
-        """Return whether the transaction still works and still contains the mark on the row."""
-        try:
-            return settling.is_marked(row_id, self._connection.alias)
-        except Error:
-            return False
 
 
 def _quoted(name: str) -> str:

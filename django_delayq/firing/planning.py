@@ -131,8 +131,8 @@ def _works(
     rest: list[_Row] = []
     slot = begin if isinstance(begin, Slot) else Slot(0.0, inf)
     for row in rows:
-        is_suspect = deliveries[row.id] > 1
-        if is_suspect or row.state == Timeout.State.FIRING or not policy.atomic:
+        is_suspect = deliveries[row.id] > 1 or row.state == Timeout.State.FIRING
+        if is_suspect or not policy.atomic:
             yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
         else:
             rest.append(row)

@@ -15,8 +15,9 @@ from django.dispatch import Signal
 from django.utils import timezone
 
 from django_delayq import signals
+from django_delayq.clock import check_moment
 from django_delayq.firing.handler import Call, caught
-from django_delayq.firing.log_lines import HandlerCall, log_settled, log_waiting
+from django_delayq.firing.log_lines import log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
@@ -27,7 +28,7 @@ from django_delayq.models import Timeout
 logger = logging.getLogger("django_delayq.firing")
 
 VERSION: Final = 1
-"""The version of both messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
+"""The version of all messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
 MAX_ID: Final = 2**63 - 1
 _ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
@@ -153,8 +154,8 @@ class ReportBuilder:
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
-    calls: dict[int, HandlerCall] = field(default_factory=dict)
-    """For the log, at INFO: the calls of handlers that returned."""
+    calls: dict[int, Call] = field(default_factory=dict)
+    """For the log: the calls of handlers that returned."""
 
     def current_time(self) -> datetime:
         """Return the time of the database clock, or an estimate if the database has not answered."""
@@ -187,9 +188,8 @@ class ReportBuilder:
 
     def note_call(self, call: Call) -> None:
         """Note for the log that the handler has returned."""
-        if logger.isEnabledFor(logging.INFO):
-            found = HandlerCall(self.current_time(), call.took or 0.0, len(call.timeout_ids))
-            self.calls.update(dict.fromkeys(call.timeout_ids, found))
+        call.at = self.current_time()
+        self.calls.update(dict.fromkeys(call.timeout_ids, call))
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
@@ -273,14 +273,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _datetime(value: Any) -> datetime:
+    return check_moment(datetime.fromisoformat(value), "again")
+
+
 def suits_use_tz(value: Any) -> bool:
     """Return whether `value` is a datetime that suits `USE_TZ`: aware if it is True, else naive."""
     return isinstance(value, datetime) and timezone.is_aware(value) == settings.USE_TZ
-
-
-def _datetime(value: Any) -> datetime:
-    found = datetime.fromisoformat(value)
-    if not suits_use_tz(found):
-        problem = "has no" if settings.USE_TZ else "has a"
-        raise ValueError(f"{value!r} {problem} time zone, with USE_TZ={settings.USE_TZ}")
-    return found

@@ -15,7 +15,7 @@ from django.db.utils import Error
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record
+from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record, record_deaths
 from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
@@ -64,15 +64,18 @@ def run(work: Work, using: str) -> Report:
 
 
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
-    policy = registry.get(work.policy)
+    policy, candidates = registry.get(work.policy), work.candidates()
+    if work.suspect:  # the process of those that are still `firing` has died
+        report.add(record_deaths(using, len(work.ids), work.ids))
+        candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]
     if policy is None:
         now = report.current_time()
         report.again.update((id, firing_state.unknown.again_at(work.policy, id, now)) for id in work.ids)
     elif policy.atomic and not work.suspect:
-        _fire_in_groups(policy, work.candidates(), using, report)
+        _fire_in_groups(policy, candidates, using, report)
     else:
         fire_alone = _fire_suspect if policy.atomic else _fire_non_atomic
-        for candidate in work.candidates():
+        for candidate in candidates:
             fire_alone(policy, candidate, using, report)
 
 
@@ -175,42 +178,35 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
     """
     attempt = Attempt(policy, [candidate], using)
     attempt.fire(report)
-    for member in attempt.ready if attempt.is_committed else ():
-        found = _run_handler(policy, member.row, member.obj, using, report)
-        report.add(found)
-        count_fired(policy, len(found.fired), attempt.guards, using)
-
-
-def _run_handler(
-    policy: TimeoutPolicy[Any], row: Timeout, obj: Any, using: str, marked: ReportBuilder
-) -> ReportBuilder:
-    """Call the handler, and settle the row or record its failed attempt. `marked`: the report until now."""
-    seen = {"state": State.FIRING, "attempts": row.attempts}
-    driver_connection, call = connections[using].connection, Call((row.pk,), seen, is_counted=True)
+    if not attempt.is_committed or not attempt.ready:
+        return
+    [member], driver_connection = attempt.ready, connections[using].connection
+    row = member.row
+    call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True)
     try:
-        error = caught(lambda: call_handler(policy, obj, row, call))
+        error = caught(lambda: call_handler(policy, member.obj, row, call))
     except KeyboardInterrupt:
         with suppress(Exception):
-            interrupted = TransientFailure("interrupted", timedelta(0))
-            record(policy, interrupted, using, call)
+            record(policy, TransientFailure("interrupted", timedelta(0)), using, call)
         raise
     if error is None:
         reach("handled")
-        marked.note_call(call)
-        report = persistently(lambda: _settle_fired(row, using), row.pk, using)
+        report.note_call(call)
+        found = persistently(lambda: _settle_fired(row, using), row.pk, using)
         reach("settled")
-        return report
+        report.add(found)
+        count_fired(policy, len(found.fired), attempt.guards, using)
+        return
     failure, reason = error, None
     if not isinstance(error, Outcome):
         reason = transient_reason(error, using, None, driver_connection)
-    if reason is not None:
-        wait = firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS)
-        failure = TransientFailure(reason, wait)
+    if reason is not None:  # no attempt is counted
+        failure = TransientFailure(reason, firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS))
         log_waiting([row.pk], reason)
-    report = persistently(lambda: record(policy, failure, using, call), row.pk, using)
+    found = persistently(lambda: record(policy, failure, using, call), row.pk, using)
     if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
-        report.uncounted.update(report.again)
-    return report
+        found.uncounted.update(found.again)
+    report.add(found)
 
 
 def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:

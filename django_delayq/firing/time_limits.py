@@ -54,6 +54,7 @@ MIN_ALONE_SECONDS: Final = 30.0
 ALONE_LIMITS: Final = 10
 """After a handler took too long, its policy is fired one by one for so many times its limit."""
 SLOW_SECONDS: Final = 1.0
+"""A work that takes longer is logged, and its policy is slow."""
 MAX_FRAMES: Final = 3
 
 
@@ -259,11 +260,9 @@ def activity(thread: int, run: RunningWork) -> str:
     frames = [*_stack(thread), *_awaited(run.awaited)]
     in_handler = bool(run.timeout_ids)
     elsewhere = "it is in the handler" if in_handler else f"after the checkpoint {run.checkpoint!r}"
-    parts = [_database_activity(frames) or elsewhere]
+    does = _database_activity(frames) or elsewhere
     places = [_place(frame) for frame in frames if in_handler and is_user_code(frame.f_code.co_filename)]
-    if places:
-        parts.append("at " + " > ".join(places[-MAX_FRAMES:]))
-    return ", ".join(parts)
+    return f"{does}, at {' > '.join(places[-MAX_FRAMES:])}" if places else does
 
 
 def _stack(thread: int) -> list[FrameType]:

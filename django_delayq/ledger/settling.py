@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from django.db import connections
+from django.db import Error, connections
 from django.db.models import Case, CharField, F, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
@@ -221,7 +221,10 @@ def mark_firing(row: Timeout, until: datetime, using: str) -> bool:
 
 def is_marked(row_id: int, using: str) -> bool:
     """Return whether the current transaction still works and still sees the row as fired."""
-    return bool(Timeout.objects.using(using).filter(pk=row_id, state=State.FIRED).exists())
+    try:
+        return bool(Timeout.objects.using(using).filter(pk=row_id, state=State.FIRED).exists())
+    except Error:
+        return False
 
 
 def mark_settled(
