@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
@@ -177,8 +177,6 @@ def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
     Copies that the application writes to another database, such as an archive, have none. Raises ConfigError if the
     routers separate the model from the ledger.
     """
-    if not router.routers and using == instance._state.db == DEFAULT_DB_ALIAS:
-        return True  # by far the most frequent case
     is_home = using == writer_of(sender)
     if not is_home and (writer_of(sender, instance) != using or not has_ledger(using)):
         return False

@@ -141,8 +141,8 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
             default=Exists(rounds.filter(CLOSING, of_since)),
             output_field=BooleanField(),
         )
-        default = has_none(pending)
-        rows = rows.filter(Case(When(is_needed, then=is_there), default=default, output_field=BooleanField()))
+        fits = Case(When(is_needed, then=is_there), default=has_none(pending), output_field=BooleanField())
+        rows = rows.filter(fits)
     return rows.values_list("pk")
 
 
