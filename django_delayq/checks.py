@@ -67,11 +67,12 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
             import_string(settings.executor)
         except ImportError as error:
             yield Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003")
-    for check, error_id in ((partial(check_source, settings.redis), "E001"), (get_scrubber, "E007")):
+    checks = ((partial(check_source, settings.redis), "django_delayq.E001"), (get_scrubber, "django_delayq.E007"))
+    for check, error_id in checks:
         try:
             check()
         except ConfigError as error:
-            yield Error(str(error), id=f"django_delayq.{error_id}")
+            yield Error(str(error), id=error_id)
     if not django_settings.USE_TZ:
         yield Warning(
             "USE_TZ is False: deadlines are stored in local time, in which one hour a year occurs twice.",
