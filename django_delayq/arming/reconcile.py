@@ -279,7 +279,7 @@ def _settled_rounds(
     without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
     """
     closed, kept = set[Place](), dict[Place, Kept]()
-    # If it is known whether a round is closed, only one that may be armed matters, which can keep something.
+    # Not those that are known to be closed, nor pending and new ones that are known to be open: these keep nothing.
     asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
     if not asked:
         return closed, kept
