@@ -37,9 +37,8 @@ def register() -> None:
     for check in (check_settings, check_policies, check_modules, check_pool, check_time_zone, check_versions):
         register_check(check, "django_delayq")
     register_check(check_databases, "django_delayq", Tags.database)
-    register_check(check_redis, "django_delayq", deploy=True)
-    register_check(check_bulk_writes, "django_delayq", deploy=True)
-    register_check(check_installation, "django_delayq", deploy=True)
+    for check in (check_redis, check_bulk_writes, check_installation):
+        register_check(check, "django_delayq", deploy=True)
 
 
 def check_settings(**_: Any) -> Iterator[CheckMessage]:
@@ -68,11 +67,12 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
             import_string(settings.executor)
         except ImportError as error:
             yield Error(f"DELAYQ['EXECUTOR'] cannot be imported: {error}", id="django_delayq.E003")
-    for check, error_id in ((partial(check_source, settings.redis), "E001"), (get_scrubber, "E007")):
+    checks = ((partial(check_source, settings.redis), "django_delayq.E001"), (get_scrubber, "django_delayq.E007"))
+    for check, error_id in checks:
         try:
             check()
         except ConfigError as error:
-            yield Error(str(error), id=f"django_delayq.{error_id}")
+            yield Error(str(error), id=error_id)
     if not django_settings.USE_TZ:
         yield Warning(
             "USE_TZ is False: deadlines are stored in local time, in which one hour a year occurs twice.",
@@ -84,18 +84,19 @@ def check_settings(**_: Any) -> Iterator[CheckMessage]:
 def check_policies(**_: Any) -> Iterator[CheckMessage]:
     """Check that each policy's model shares a database with the ledger, and that saves can change its condition."""
     for policy in get_policies():
-        yield from _check_database(policy)
-        yield from _check_options(policy)
+        for message in (*_check_database(policy), *_check_options(policy)):
+            message.obj = policy
+            yield message
 
 
 def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
     try:
         using = database_of(policy.concrete_model)
     except ConfigError as error:
-        yield Error(str(error), obj=policy, id="django_delayq.E004")
+        yield Error(str(error), id="django_delayq.E004")
         return
     if words := refusal(policy.concrete_model, connections[using]):
-        yield Error(f"Timeout policy {policy.label}: {words}", obj=policy, id="django_delayq.E011")
+        yield Error(f"Timeout policy {policy.label}: {words}", id="django_delayq.E011")
     for model, error_id in ((ContentType, "django_delayq.E020"), (Timeout, "django_delayq.E021")):
         if not router.allow_migrate_model(using, model):
             app = model._meta.app_label
@@ -103,7 +104,6 @@ def _check_database(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
                 f"The routers keep {app} out of database {using!r}, in which {policy.model.__name__} is.",
                 hint=f"Let allow_migrate() answer True for the app {app} in {using!r}, and run manage.py migrate "
                 f"--database {using}.",
-                obj=policy,
                 id=error_id,
             )
 
@@ -114,14 +114,12 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             f"when of {policy.label} reads other rows.",
             hint="Saving such a row neither arms nor cancels, and it is not locked while firing. "
             "Copy the values to the object's own columns, or call sync_timeouts() where the other row changes.",
-            obj=policy,
             id="django_delayq.W001",
         )
     if policy.since is not None and policy.when is None:
         yield Warning(
             f"{policy.label} has since but no when: it is not automatic, so saving an object schedules nothing.",
             hint="Give when=, or when=Q() for every object. Without when, each timeout needs schedule_timeout().",
-            obj=policy,
             id="django_delayq.W013",
         )
     if ignored := ignored_deletion(policy):
@@ -129,21 +127,18 @@ def _check_options(policy: TimeoutPolicy[Any]) -> Iterator[CheckMessage]:
             f"when of {policy.label} does not read {', '.join(ignored)}: timeouts of deleted or hidden rows fire.",
             hint=f"Add the field to when, such as {ignored[0]}__isnull=True or {ignored[0]}=False: handlers get "
             "such rows too, and saving one may bring it back.",
-            obj=policy,
             id="django_delayq.W015",
         )
     for path in unindexed(policy):
         yield Warning(
             f"search of {policy.label} names {path}, which has no index: each search reads the whole table.",
             hint="Set db_index=True on the field, or add an index that begins with it.",
-            obj=policy,
             id="django_delayq.W016",
         )
     if policy.is_automatic and policy.after is None:
         yield Warning(
             f"{policy.label} has when and since but no after: saving cancels it, but can never arm it.",
             hint="Give after=, or schedule it by hand.",
-            obj=policy,
             id="django_delayq.W002",
         )
 

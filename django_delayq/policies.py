@@ -143,8 +143,7 @@ class TimeoutPolicy(Generic[M]):
 
     def pk_of(self, obj: Model) -> Any:
         """Return the key of `obj` in this policy's table; a multi-table child may have a different key of its own."""
-        pk = self.concrete_model._meta.pk
-        return getattr(obj, pk.attname) if pk is not None else obj.pk
+        return getattr(obj, cast("Any", self.concrete_model._meta.pk).attname)
 
 
 class _Registry:

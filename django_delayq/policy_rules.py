@@ -351,9 +351,7 @@ def _shown(node: Any) -> str:
     if not isinstance(node, Q):
         return _value(node)
     word = {"OR": _("or"), "XOR": _("either, or")}.get(node.connector, _("and"))
-    parts = [
-        f"({_shown(child)})" if isinstance(child, Q) and len(child) > 1 else _shown(child) for child in node.children
-    ]
+    parts = [_value(child) if isinstance(child, Q) and len(child) > 1 else _shown(child) for child in node.children]
     joined = f" {word} ".join(part for part in parts if part)
     return _("not ({condition})").format(condition=joined) if node.negated and joined else joined
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, connections, router, transaction
+from django.db import connections, transaction
 from django.db.models import Manager, QuerySet, UniqueConstraint
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 
@@ -81,9 +81,8 @@ def lock_parents_first(
         return
     topmost = _table(sender)._meta.all_parents[-1]
     is_locked = any({field.name, field.attname} & set(update_fields) for field in topmost._meta.local_concrete_fields)
-    if is_locked or not connection.features.has_select_for_update or not policies_by_table(sender, update_fields):
-        return
-    if has_timeouts(sender, instance, using):
+    can_lock = not is_locked and connection.features.has_select_for_update
+    if can_lock and policies_by_table(sender, update_fields) and has_timeouts(sender, instance, using):
         lock_parents(_table(sender), [instance.pk], using)
 
 
@@ -110,9 +109,6 @@ def arm_saved(
             arm_one(concerned.policies, pk, using, is_new=created)
 
 
-_Noted: TypeAlias = dict[tuple["TimeoutPolicy[Any]", ...], set[Any]]
-
-
 class ArmingLater:
     """Objects that handlers have saved in the transaction in which a worker fires a group of timeouts.
 
@@ -125,8 +121,8 @@ class ArmingLater:
     def __init__(self, using: str) -> None:
         self.is_arming = False
         self._using = using
-        self._noted: _Noted = {}
-        self._armed: _Noted = {}
+        self._noted: dict[tuple[TimeoutPolicy[Any], ...], set[Any]] = {}
+        self._armed: dict[tuple[TimeoutPolicy[Any], ...], set[Any]] = {}
 
     def note(self, policies: tuple[TimeoutPolicy[Any], ...], pk: Any) -> None:
         """Have the object armed by the next `arm`, as `arm_one` does."""
@@ -177,8 +173,6 @@ def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
     Copies that the application writes to another database, such as an archive, have none. Raises ConfigError if the
     routers separate the model from the ledger.
     """
-    if not router.routers and using == instance._state.db == DEFAULT_DB_ALIAS:
-        return True  # by far the most frequent case
     is_home = using == writer_of(sender)
     if not is_home and (writer_of(sender, instance) != using or not has_ledger(using)):
         return False

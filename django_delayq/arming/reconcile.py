@@ -107,8 +107,8 @@ class Failures:
 
     policy: TimeoutPolicy[Any]
     count: int = 0
-    first: tuple[Any, Exception] | None = None
-    """The key of the first one, and its exception."""
+    first: Any = None
+    """The key of the first one, and its exception; None: there is none."""
 
     @contextmanager
     def counting(self, pk: Any) -> Iterator[None]:
@@ -125,9 +125,7 @@ class Failures:
             self.first = self.first or (pk, error)
 
     def __str__(self) -> str:
-        """Describe the first one, and state the number of the others, for the log and the command."""
-        if self.first is None:
-            return f"{self.policy.label}: no failures"
+        """Describe the first failure, and count the others, for the log and the command."""
         pk, error = self.first
         key = object_id_of(self.policy.concrete_model, pk)
         words = f"the deadline of object {key} cannot be computed: {type(error).__name__}: {message_of(error)}"
@@ -223,16 +221,15 @@ def diff(
                     unfit.append((state, since_at))
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
-    # Only a round that may be armed can keep something.
-    asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
-    closed, kept = _settled_rounds(asked, using)
+    closed, kept = _settled_rounds(unfit, using, is_new=is_new)
     for state, since_at in unfit:
         place = (state.policy.label, state.pk, since_at)
         is_closed = place in closed if state.closed is None else state.closed
         if state.pending_id is not None or not is_closed:
             with failures.counting(state.pk) if failures else nullcontext():
-                keeps = kept.get(place)
-                _diff_round(changes, state, since_at, object_of, is_closed=is_closed, kept=keeps, oldest=oldest)
+                _diff_round(
+                    changes, state, since_at, object_of, is_closed=is_closed, kept=kept.get(place), oldest=oldest
+                )
     return changes
 
 
@@ -274,7 +271,7 @@ def _diff_round(
 
 
 def _settled_rounds(
-    unfit: Sequence[tuple[RowState, datetime | None]], using: str
+    unfit: Sequence[tuple[RowState, datetime | None]], using: str, *, is_new: bool
 ) -> tuple[set[Place], dict[Place, Kept]]:
     """Return which of these rounds are closed, and what those keep that their condition has ended, in one query.
 
@@ -282,10 +279,12 @@ def _settled_rounds(
     without a limit. A deadline that "fire now" has set is not kept: that request has been answered.
     """
     closed, kept = set[Place](), dict[Place, Kept]()
-    if not unfit:
+    # Not those that are known to be closed, nor pending and new ones that are known to be open: these keep nothing.
+    asked = [each for each in unfit if each[0].closed is None or not (each[0].closed or each[0].pending_id or is_new)]
+    if not asked:
         return closed, kept
-    slots = slots_by_object({state.policy for state, _ in unfit}, {state.pk for state, _ in unfit}, using)
-    wanted = (CLOSING | Q(cause=Cause.CONDITION)) & of_since(since_at for _, since_at in unfit)
+    slots = slots_by_object({state.policy for state, _ in asked}, {state.pk for state, _ in asked}, using)
+    wanted = (CLOSING | Q(cause=Cause.CONDITION)) & of_since(since_at for _, since_at in asked)
     rows = as_it_is(Timeout.objects.using(using).filter(wanted, slot__in=list(slots)), using)
     ended = Case(When(cause=Cause.CONDITION, then=F("history")))  # not those of closed rounds, which may be long
     columns = ("id", "slot", "since_at", "due_at", "first_due_at", "extensions", "ended")

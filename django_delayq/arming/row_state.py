@@ -102,7 +102,7 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
             of_since = Q(since_at=OuterRef(policy.since))
             # Beside a pending round of this `since` it does not matter, and there may be very many closed ones.
             is_unknown = Q(has_none(pending.filter(of_since), False))
-            if text:  # SQLite compares strings, and raw SQL may write a value otherwise than Django: in milliseconds
+            if text:  # SQLite compares strings, and raw SQL may have written this datetime in another way
                 is_unknown |= ~Q((f"{policy.since}__regex", text))
             is_closed = Exists(rounds.filter(CLOSING, of_since))
             closed = Case(When(is_unknown, then=None), default=is_closed, output_field=BooleanField(null=True))
@@ -141,8 +141,8 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
             default=Exists(rounds.filter(CLOSING, of_since)),
             output_field=BooleanField(),
         )
-        default = has_none(pending)
-        rows = rows.filter(Case(When(is_needed, then=is_there), default=default, output_field=BooleanField()))
+        fits = Case(When(is_needed, then=is_there), default=has_none(pending), output_field=BooleanField())
+        rows = rows.filter(fits)
     return rows.values_list("pk")
 
 
@@ -163,8 +163,8 @@ def _rounds_of(
 
     Inside a transaction that may read stale rows, MySQL reads the current state of the ledger.
 
-    PostgreSQL expects many pending rows in a slot that has very many rows, and would read tables or the primary key
-    from one end for EXISTS or the first row by `id`, and find the one pending row at the other end: `NEWEST_FIRST`.
+    These are in an order that no index has: PostgreSQL expects many pending rows in a slot that has very many rows. For
+    EXISTS, or the first row by `id`, it would read the primary key from one end, and find the row at the other end.
     """
     slots = iter(params("slot", sum(len(policy.labels) for policy in policies)))
     for policy in policies:

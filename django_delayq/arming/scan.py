@@ -81,7 +81,11 @@ def steps(
     if callable(policy.since) or callable(policy.after):
         yield from _checked(policy, using, oldest, failures, after)
     else:
-        yield from (Step(page) for page in _unarmed(policy, using, oldest))
+        keys = candidates(policy, using, oldest).values_list("pk", flat=True)
+        page = list(keys[:PAGE])
+        while page:
+            yield Step(list(dict.fromkeys(page)))  # a condition on other rows may repeat a key
+            page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
     yield from (Step(page, may_be_gone=True) for page in _mismatched(policy, using))
 
 
@@ -126,18 +130,6 @@ def candidates(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None)
         after = policy.after if in_force is None else in_force
         rows = rows.filter(**{f"{policy.since}__gt": clock.now() - after - oldest})
     return rows.filter(has_none(rounds.filter(Q(slot_taken=1) | CLOSING & Q(since_at=OuterRef(policy.since)))))
-
-
-def _unarmed(policy: TimeoutPolicy[Any], using: str, oldest: timedelta | None) -> Iterator[list[Any]]:
-    """Yield pages of keys of rows that match `policy` and have no round. The database finds them.
-
-    A condition on other rows may repeat a key within a page of rows.
-    """
-    keys = candidates(policy, using, oldest).values_list("pk", flat=True)
-    page = list(keys[:PAGE])
-    while page:
-        yield list(dict.fromkeys(page))
-        page = list(keys.filter(pk__gt=page[-1])[:PAGE]) if len(page) == PAGE else []
 
 
 def _mismatched(policy: TimeoutPolicy[Any], using: str) -> Iterator[list[Any]]:

@@ -32,7 +32,7 @@ from django_delayq.models import PolicySync, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
 
 logger = logging.getLogger("django_delayq.worker")
@@ -79,7 +79,12 @@ def sync_timeouts(target: Model | QuerySet[Any] | Iterable[Model]) -> int:
     changed, oldest = 0, get_settings().catch_up
     for model, using, objects in list(_targets(target)):
         for policies, _fields in policies_by_table(model):
-            for pks in chunks(sorted(_keys(policies[0], objects))):
+            table: Any = policies[0].concrete_model
+            if isinstance(objects, QuerySet):
+                found: Iterable[Any] = objects.values_list(table._meta.pk.name, flat=True)
+            else:
+                found = map(policies[0].pk_of, objects)
+            for pks in chunks(sorted(set(map(root_of_key(table).to_python, found)))):
                 changed += len(arm_many(policies, pks, using, oldest).pks)
     return changed
 
@@ -110,23 +115,15 @@ def sync_policy(
     oldest = None if backfill else 2 * get_settings().sync_interval
     found, done = Failures(policy) if failures is None else failures, Synced()
     for step in steps(policy, using, oldest, found):
-        done += repair(policy, step, using, oldest, found, dry_run=dry_run)
+        done += repair(step, using, oldest, found, dry_run=dry_run)
     if failures is None and found.first is not None:
         raise found.first[1]
     return done
 
 
-def repair(
-    policy: TimeoutPolicy[Any],
-    step: Step,
-    using: str,
-    oldest: timedelta | None,
-    failures: Failures,
-    *,
-    dry_run: bool = False,
-) -> Synced:
+def repair(step: Step, using: str, oldest: timedelta | None, failures: Failures, *, dry_run: bool = False) -> Synced:
     """Change what `step` found, if that is still so: each object is locked and read again, a few at a time."""
-    done = Synced(too_old=step.too_old)
+    done, policy = Synced(too_old=step.too_old), failures.policy
     for pks in chunks(step.wrong, LOCKED):
         changes = arm_many([policy], pks, using, oldest, failures=failures, dry_run=dry_run)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
@@ -229,7 +226,7 @@ class TableSync:
             if step is None:
                 row.place, row.total, row.finished_at = "", row.checked, cast("Any", DatabaseNow())
                 break
-            repair(policy, step, self._using, oldest, failures)
+            repair(step, self._using, oldest, failures)
             row.checked += step.checked
             between()
             if step.place is not None:
@@ -279,16 +276,6 @@ def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> 
     page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
     changes = arm_many([policy], set(page), using, oldest, failures=Failures(policy), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
-
-
-def _keys(policy: TimeoutPolicy[Any], objects: QuerySet[Any] | list[Model]) -> Collection[Any]:
-    """Return the keys of `objects` in the table of `policy`; a multi-table child may have another one of its own."""
-    table: Any = policy.concrete_model
-    if isinstance(objects, QuerySet):
-        found: Iterable[Any] = objects.values_list(table._meta.pk.name, flat=True)
-    else:
-        found = map(policy.pk_of, objects)
-    return set(map(root_of_key(table).to_python, found))
 
 
 def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | list[Model]]]:
