@@ -22,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from django_delayq.arming.receivers import ArmingQuerySet
 from django_delayq.conf import ConfigError, get_settings
-from django_delayq.dialects import dialect_of
+from django_delayq.dialects import UNSUPPORTED, dialect_of
 from django_delayq.key_types import refusal
 from django_delayq.ledger.db_connections import pool_limit
 from django_delayq.ledger.history import get_scrubber
@@ -262,7 +262,7 @@ def check_databases(databases: Any = None, **_: Any) -> Iterator[CheckMessage]:
         connection = connections[alias]
         dialect = dialect_of(connection)
         oldest = dialect.oldest.get(connection.display_name)
-        if not dialect.is_supported:
+        if dialect is UNSUPPORTED:
             yield Error(f"Database {alias!r}: {connection.vendor} is not supported.", id="django_delayq.E005")
         elif dialect.begins_as_reader(connection):
             yield Warning(

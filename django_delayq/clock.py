@@ -35,10 +35,8 @@ from django_delayq.exceptions import InvalidDelay
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 _lock = threading.Lock()
-_moments: list[datetime] = []
-"""The datetimes of the present blocks of `set_to`, the innermost last."""
-_moment: datetime | None = None
-"""The last of `_moments`, which other threads can read at any time."""
+_moments: tuple[datetime, ...] = ()
+"""The datetimes of the present blocks of `set_to`, the innermost last. Other threads read it: replace it as a whole."""
 
 
 _is_compiling: ContextVar[bool] = ContextVar("is_compiling", default=False)
@@ -46,7 +44,8 @@ _is_compiling: ContextVar[bool] = ContextVar("is_compiling", default=False)
 
 def now() -> datetime:
     """Return the time by this process's clock: aware under `USE_TZ=True`, otherwise naive local time, as in Django."""
-    return _moment if _moment is not None else timezone.now()
+    moments = _moments
+    return moments[-1] if moments else timezone.now()
 
 
 @contextmanager
@@ -62,26 +61,24 @@ def set_to(moment: datetime) -> Iterator[None]:
             f"set_to() takes the datetime that the clocks show, not {moment!r}. To move them by a duration: "
             "set_to(clock.now() + timedelta(...))."
         )
-    global _moment  # noqa: PLW0603 - worker threads must see it too, so neither a context variable nor a thread local
+    global _moments  # noqa: PLW0603 - worker threads must see it too, so neither a context variable nor a thread local
     if timezone.is_aware(moment) != settings.USE_TZ:
         raise ValueError(
             f"With USE_TZ={settings.USE_TZ} the datetime must be {'aware' if settings.USE_TZ else 'naive'}."
         )
     with _lock:
         depth = len(_moments)
-        _moments.append(moment)
-        _moment = moment
+        _moments = (*_moments, moment)
     try:
         yield
     finally:
         with _lock:
-            del _moments[depth:]
-            _moment = _moments[-1] if _moments else None
+            _moments = _moments[:depth]
 
 
 def is_set() -> bool:
     """Return whether `set_to`, freezegun or time-machine has replaced the clock."""
-    if _moment is not None:
+    if _moments:
         return True
     # Not imported here: a process that has not imported them has not replaced its clock either.
     freezegun, time_machine = sys.modules.get("freezegun.api"), sys.modules.get("time_machine")
@@ -230,9 +227,8 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
         return None
     at, after = units.pop("at", None), units.pop("after", None)
     if unknown := units.keys() - UNITS:
-        raise InvalidDelay(
-            f"Unknown delay {', '.join(map(repr, sorted(unknown)))}; use {', '.join(UNITS)}, after or at."
-        )
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise InvalidDelay(f"Unknown delay {names}; use {', '.join(UNITS)}, after or at.")
     if bool(units) + (after is not None) + (at is not None) > 1:
         raise InvalidDelay("Give either units, or after=, or at=, not a mixture.")
     if at is not None:

@@ -8,21 +8,17 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
 from django.db.models.functions import Concat
 from django.utils import timezone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from django.db.backends.base.base import BaseDatabaseWrapper
-
 
 MAX_CUT_SECONDS = 1.0
 """How long to wait until a statement whose connection was shut down has ended."""
@@ -31,7 +27,6 @@ MAX_CUT_SECONDS = 1.0
 class Dialect:
     """Behave as the SQL standard and Django say, which is also how an unsupported database is treated."""
 
-    is_supported: bool = False
     oldest: ClassVar[dict[str, tuple[int, ...]]] = {}
     """The first version that the ledger can use, by the display name of the server; unnamed: those of Django."""
 
@@ -155,7 +150,6 @@ class Dialect:
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, with psycopg."""
 
-    is_supported = True
     server_time = "STATEMENT_TIMESTAMP()"  # an index can be searched by it, unlike by the volatile CLOCK_TIMESTAMP()
     locks_and_writes_at_once = True
     needs_statistics = True
@@ -241,7 +235,6 @@ class PostgreSQL(Dialect):
 class MySQL(Dialect):
     """MySQL and MariaDB with InnoDB."""
 
-    is_supported = True
     oldest: ClassVar[dict[str, tuple[int, ...]]] = {"MySQL": (8, 0, 17), "MariaDB": (10, 6)}
     server_time = "UTC_TIMESTAMP(6)"
     # Not INSERT IGNORE, which would also truncate values silently.
@@ -322,7 +315,6 @@ class MySQL(Dialect):
 class SQLite(Dialect):
     """SQLite, of which a writing transaction holds the whole database."""
 
-    is_supported = True
     locks_and_writes_at_once = True
     exact_digits = 15  # decimals are floating point numbers
     datetime_text = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.(?!0{6})\d{6})?$"
@@ -362,13 +354,13 @@ class SQLite(Dialect):
         return mode.upper() not in {"IMMEDIATE", "EXCLUSIVE"}
 
 
-_UNSUPPORTED = Dialect()
+UNSUPPORTED = Dialect()
 _DIALECTS: dict[str, Dialect] = {"postgresql": PostgreSQL(), "mysql": MySQL(), "sqlite": SQLite()}
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     """Return the dialect of the database behind `connection`, without connecting."""
-    return _DIALECTS.get(connection.vendor, _UNSUPPORTED)
+    return _DIALECTS.get(connection.vendor, UNSUPPORTED)
 
 
 def _shut_down(driver: Any) -> None:

@@ -60,10 +60,7 @@ def _as_json(value: Any) -> str:
 
 @contextmanager
 def shown(
-    level: str | None = None,
-    *,
-    as_json: bool | None = None,
-    colors: Mapping[int, Callable[[str], str]] | None = None,
+    level: str | None = None, *, as_json: bool | None = None, colors: Mapping[int, Callable[[str], str]] | None = None
 ) -> Iterator[None]:
     """Write the records of this library to standard error until the block ends, unless `LOGGING` handles them.
 

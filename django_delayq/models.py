@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.contrib.contenttypes.models import ContentType
 from django.db import models, router
-from django.db.models import Q
+from django.db.models import Field, Q
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -111,36 +111,30 @@ class Timeout(models.Model):
         RETIRED = "retired", _("its policy was retired")
 
     id = models.BigAutoField(primary_key=True)
-    policy: models.Field[str, str] = models.CharField(_("policy"), max_length=200)
+    policy: Field[str, str] = models.CharField(_("policy"), max_length=200)
     content_type = models.ForeignKey(
         ContentType, verbose_name=_("kind of object"), on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
     )
-    object_id: models.Field[str, str] = models.CharField(_("object id"), max_length=255)
+    object_id: Field[str, str] = models.CharField(_("object id"), max_length=255)
     content_object = GenericForeignKey("content_type", "object_id", for_concrete_model=True)
-    key: models.Field[str, str] = models.CharField(_("key"), max_length=200, default="", blank=True)
-    queue: models.Field[str, str] = models.CharField(_("queue"), max_length=100, default="default")
-    state: models.Field[str, str] = models.CharField(
-        _("state"), max_length=10, choices=State.choices, default=State.PENDING
+    key: Field[str, str] = models.CharField(_("key"), max_length=200, default="", blank=True)
+    queue: Field[str, str] = models.CharField(_("queue"), max_length=100, default="default")
+    state: Field[str, str] = models.CharField(_("state"), max_length=10, choices=State.choices, default=State.PENDING)
+    cause: Field[str, str] = models.CharField(_("cause"), max_length=12, choices=Cause.choices, default="", blank=True)
+    due_at: Field[datetime, datetime] = models.DateTimeField(_("deadline"))
+    run_at: Field[datetime, datetime] = models.DateTimeField(_("next attempt"))
+    since_at: Field[datetime | None, datetime | None] = models.DateTimeField(_("counts from"), null=True, blank=True)
+    first_due_at: Field[datetime, datetime] = models.DateTimeField(_("first deadline"))
+    extensions: Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
+    attempts: Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
+    payload: Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)
+    history: Field[Any, Any] = models.JSONField(_("history"), default=list, blank=True)
+    reason: Field[str, str] = models.CharField(_("reason"), max_length=255, default="", blank=True)
+    created_at: Field[datetime, datetime] = models.DateTimeField(_("created at"))
+    settled_at: Field[datetime | None, datetime | None] = models.DateTimeField(_("settled at"), null=True, blank=True)
+    idempotency_key: Field[str, str] = HexField(
+        _("idempotency key"), max_length=32, default=new_idempotency_key, editable=False
     )
-    cause: models.Field[str, str] = models.CharField(
-        _("cause"), max_length=12, choices=Cause.choices, default="", blank=True
-    )
-    due_at: models.Field[datetime, datetime] = models.DateTimeField(_("deadline"))
-    run_at: models.Field[datetime, datetime] = models.DateTimeField(_("next attempt"))
-    since_at: models.Field[datetime | None, datetime | None] = models.DateTimeField(
-        _("counts from"), null=True, blank=True
-    )
-    first_due_at: models.Field[datetime, datetime] = models.DateTimeField(_("first deadline"))
-    extensions: models.Field[int, int] = models.PositiveSmallIntegerField(_("extensions"), default=0)
-    attempts: models.Field[int, int] = models.PositiveSmallIntegerField(_("attempts"), default=0)
-    payload: models.Field[Any, Any] = models.JSONField(_("payload"), null=True, blank=True, default=None)
-    history: models.Field[Any, Any] = models.JSONField(_("history"), default=list, blank=True)
-    reason: models.Field[str, str] = models.CharField(_("reason"), max_length=255, default="", blank=True)
-    created_at: models.Field[datetime, datetime] = models.DateTimeField(_("created at"))
-    settled_at: models.Field[datetime | None, datetime | None] = models.DateTimeField(
-        _("settled at"), null=True, blank=True
-    )
-    idempotency_key = HexField(_("idempotency key"), max_length=32, default=new_idempotency_key, editable=False)
 
     # Internal: see `ledger.claiming` for the last two.
     slot = HexField(max_length=32, editable=False)  # see `slot_of`

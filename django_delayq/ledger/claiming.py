@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db.models import Case, DateTimeField, F, Q, Value, When
 
@@ -28,9 +28,7 @@ from django_delayq.ledger.search import count_each
 from django_delayq.ledger.settling import lock_free
 from django_delayq.models import PolicyMeter, Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
-
-if TYPE_CHECKING:
-    from django_delayq.policy_options import Rate
+from django_delayq.policy_options import Rate
 
 AHEAD_SECONDS: Final = 1.0
 """How far ahead of time slots are assigned. A worker that dies loses that many of them at most."""
@@ -292,8 +290,7 @@ def release(again: Mapping[int, datetime], until: datetime, using: str) -> list[
     """
     locked: list[int] = []
     for ids in chunks(list(again), CHUNK):
-        moments = [When(pk=id, then=Value(again[id], output_field=DateTimeField())) for id in ids]
-        free_from = Case(*moments, output_field=DateTimeField())
+        free_from = Case(*(When(pk=id, then=Value(again[id], DateTimeField())) for id in ids))
         claimed = Timeout.objects.using(using).filter(pk__in=ids, claimed_until=until, claims__gt=0)
         with transaction_of(using):
             free = lock_free(claimed, using)

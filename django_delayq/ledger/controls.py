@@ -15,26 +15,21 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from django.db import connections
-from django.db.models import DurationField, Exists, Q, Subquery, Value
+from django.db.models import DurationField, Exists, Q, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
 from django_delayq.ledger.locking import for_update
 from django_delayq.ledger.search import labels_of
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.models import PolicyControl, Timeout
-from django_delayq.policies import get_policies, get_policy, registry
+from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 from django_delayq.policy_options import Brake, Late
-
-if TYPE_CHECKING:
-    from django.db.models import QuerySet
-
-    from django_delayq.policies import TimeoutPolicy
 
 CACHE_SECONDS: Final = 1.0
 RECHECK_AFTER: Final = timedelta(minutes=1)
@@ -46,6 +41,7 @@ BRAKE_ACTOR: Final = "brake"
 """The actor of a pause by the brake of the policy itself."""
 
 Stop = PolicyControl.Stop
+_FIELDS: Final[Sequence[Any]] = PolicyControl._meta.concrete_fields
 logger = logging.getLogger("django_delayq.steering")
 
 
@@ -139,25 +135,19 @@ def _delay(using: str, policy: TimeoutPolicy[Any]) -> QuerySet[PolicyControl, An
 
 def policy_states(using: str) -> list[PolicyState]:
     """Return the state of every declared policy, ordered by label, in one query. Expired pauses are left out."""
-    controls = PolicyControl.objects.using(using)
-    found: dict[str, PolicyControl] = {}
-    for control in controls.annotate(now=DatabaseNow()).order_by("changed_at", "id"):
-        if policy := registry.get(control.policy):
-            found[policy.label] = control
-    policies = sorted(get_policies(), key=lambda policy: policy.label)
-    return [_state_of(policy, found.get(policy.label)) for policy in policies]
+    news = read_news(using)
+    return [_state_of(policy, news) for policy in sorted(get_policies(), key=lambda policy: policy.label)]
 
 
 def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
     """Return the state of `policy`, a policy or its label, in one query. Raises UnknownPolicy."""
-    policy = get_policy(policy)
-    return _state_of(policy, _controls_of(policy, using).annotate(now=DatabaseNow()).first())
+    return _state_of(get_policy(policy), read_news(using))
 
 
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
     """Lock and return the control of `policy` under its present label; create it if it does not exist."""
     rows = PolicyControl.objects.using(using)
-    known = rows.filter(policy__in=policy.labels).order_by("-changed_at", "-id").values_list("pk", flat=True).first()
+    known = _controls_of(policy, using).values_list("pk", flat=True).first()
     if known is not None:
         return for_update(rows.filter(pk=known), using).get()
     # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
@@ -174,11 +164,7 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
 
 def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
     """Return whether the policy of `control` is stopped at `now`: not if its pause is over."""
-    return _is_in_force(control.stop, control.until, now)
-
-
-def _is_in_force(stop: str, until: datetime | None, now: datetime) -> bool:
-    return bool(stop) and (until is None or until > now)  # as `stop_in_force` in SQL
+    return bool(control.stop) and (control.until is None or control.until > now)  # as `stop_in_force` in SQL
 
 
 def stop_in_force(policy: TimeoutPolicy[Any]) -> Exists:
@@ -208,18 +194,6 @@ class Stopped(dict[str, "datetime | None"]):
         return again if until is None else min(again, until)
 
 
-class News(NamedTuple):
-    """What a worker reads every few seconds, beside due timeouts."""
-
-    now: datetime
-    """The time of the database."""
-    stopped: Stopped
-    resumed: set[str]
-    """The labels of policies that were changed since the given datetime and are not stopped."""
-    has_expired: bool
-    """Whether a row is `firing` although its worker has died."""
-
-
 class Guards(NamedTuple):
     """The guard rails of one policy that a firing follows."""
 
@@ -231,17 +205,41 @@ class Guards(NamedTuple):
     """When an operator, or a brake, last changed the policy. A brake counts from then on."""
 
 
-class _Answer(NamedTuple):
-    """What one query has shown of the controls."""
+class News(NamedTuple):
+    """What a worker reads every few seconds, beside due timeouts."""
 
     asked_at: float
+    """When it was asked, by `time.monotonic()`."""
     now: datetime
+    """The time of the database."""
     has_expired: bool
+    """Whether a row is `firing` although its worker has died."""
     stopped: Stopped
-    controls: dict[str, tuple[dict[str, Any], datetime]]
-    """The guard rails that operators have set, and the last change, of each policy that has a control."""
+    controls: dict[str, PolicyControl]
+    """What operators have changed, by the present label of the policy; the newest control of each."""
     guards: dict[TimeoutPolicy[Any], Guards]
     """What `StopCache.guards` has computed of them."""
+
+    def resumed_since(self, since: datetime) -> set[str]:
+        """Return the labels of policies that were changed after `since` and are not stopped."""
+        changed = {label for label, control in self.controls.items() if control.changed_at > since}
+        return changed - self.stopped.keys()
+
+
+def read_news(using: str) -> News:
+    """Query the database. Raises its errors."""
+    asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
+    rows = _controls.rows(using)
+    *_, now, has_expired = rows[0]
+    news = News(asked_at, now, bool(has_expired), Stopped(), {}, {})
+    for row in rows:
+        if row[0] is not None:  # else there are no controls
+            control = PolicyControl.from_db(using, [field.attname for field in _FIELDS], row[: len(_FIELDS)])
+            label = labels_of(control.policy)[0]
+            news.controls[label] = control
+            if is_stop_in_force(control, now):
+                news.stopped[label] = control.until
+    return news
 
 
 class StopCache:
@@ -251,42 +249,25 @@ class StopCache:
     """
 
     def __init__(self) -> None:
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, News] = {}
 
     def read(self, using: str) -> Stopped:
         """Query the database."""
-        return self._ask(using).stopped
+        return self.read_news(using).stopped
 
-    def read_news(self, using: str, since: datetime) -> News:
+    def read_news(self, using: str) -> News:
         """Query the database for the same, and what else a worker needs to know every few seconds."""
-        answer = self._ask(using)
-        changed = {label for label, (_, changed_at) in answer.controls.items() if changed_at > since}
-        return News(answer.now, answer.stopped, changed - answer.stopped.keys(), answer.has_expired)
-
-    def _ask(self, using: str) -> _Answer:
-        asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
-        rows = _controls.rows(using)
-        *_, now, has_expired = rows[0]
-        answer = _Answer(asked_at, now, bool(has_expired), Stopped(), {}, {})
-        for label, stop, until, changed_at, guards, *_ in rows:
-            if label is None:  # there are no controls
-                continue
-            policy = registry.get(label)
-            name = policy.label if policy else label
-            answer.controls[name] = guards, changed_at
-            if _is_in_force(stop, until, now):
-                answer.stopped[name] = until
-        self._answers[using] = answer
-        return answer
+        news = self._answers[using] = read_news(using)
+        return news
 
     def cached(self, using: str) -> Stopped:
         """Return an answer that is at most a second old."""
         return self._recent(using).stopped
 
-    def _recent(self, using: str) -> _Answer:
+    def _recent(self, using: str) -> News:
         answer = self._answers.get(using)
         if answer is None or time.monotonic() - answer.asked_at >= CACHE_SECONDS:
-            answer = self._ask(using)
+            answer = self.read_news(using)
         return answer
 
     def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
@@ -294,10 +275,9 @@ class StopCache:
         answer = self._recent(using)
         found = answer.guards.get(policy)
         if found is None:
-            guards, changed_at = answer.controls.get(policy.label, ({}, None))
-            state = PolicyState(policy, guards=valid_guards(policy, guards))
+            state = _state_of(policy, answer)
             late = None if state.late is None or state.late.then == "fire" else state.late
-            found = answer.guards[policy] = Guards(late, state.brake, state.shadow, changed_at)
+            found = answer.guards[policy] = Guards(late, state.brake, state.shadow, state.changed_at)
         return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
@@ -334,20 +314,19 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
 def _controls(using: str) -> Raw:
     """Select all controls, with the time and whether rows have expired; one row without a control if there are none."""
     connection = connections[using]
-    field: Any = PolicyControl._meta.get_field
+    quoted, time_field = connection.ops.quote_name, PolicyControl._meta.get_field("changed_at")
     firing = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
     expired, parameters = sql_of(firing.filter(run_at__lte=DatabaseNow()).values("pk"), using)
     with evaluated_at_execution():
         now, moment = firing.query.get_compiler(using).compile(DatabaseNow())
-    names = ("policy", "stop", "until", "changed_at", "guards")
-    columns = [selected(f"control.{name}", field(name), connection) for name in names]
-    columns.append(selected(now, field("changed_at"), connection))
+    columns = [selected(f"control.{quoted(field.column)}", field, connection) for field in _FIELDS]
+    columns.append(selected(now, time_field, connection))
     sql = (
         f"SELECT {', '.join(columns)}, EXISTS ({expired}) FROM (SELECT 1 AS one) one"
-        f" LEFT JOIN {connection.ops.quote_name(PolicyControl._meta.db_table)} control ON 1 = 1"
+        f" LEFT JOIN {quoted(PolicyControl._meta.db_table)} control ON 1 = 1"
         " ORDER BY control.changed_at, control.id"
     )
-    return Raw(sql, [*moment, *parameters], [field(name) for name in (*names, "changed_at")])
+    return Raw(sql, [*moment, *parameters], [*_FIELDS, time_field])
 
 
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:
@@ -355,11 +334,12 @@ def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyContr
     return PolicyControl.objects.using(using).filter(policy__in=policy.labels).order_by("-changed_at", "-id")
 
 
-def _state_of(policy: TimeoutPolicy[Any], control: Any) -> PolicyState:
+def _state_of(policy: TimeoutPolicy[Any], news: News) -> PolicyState:
+    control = news.controls.get(policy.label)
     if control is None:
         return PolicyState(policy)
     names = ["after", "changed_at"]
-    if not control.stop or is_stop_in_force(control, control.now):
+    if not control.stop or is_stop_in_force(control, news.now):
         names += ["stop", "stopped_at", "until", "by", "reason"]
     values = {name: getattr(control, name) for name in names}
     return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

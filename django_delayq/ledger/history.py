@@ -78,8 +78,7 @@ def snoozes_of(history: list[dict[str, Any]]) -> int:
     Each snooze has a running number, because old events are dropped.
     """
     last: dict[str, Any] = next((event for event in reversed(history) if event.get("what") in _COUNTING), {})
-    number = last.get("number", 0)
-    return number if isinstance(number, int) else 0
+    return int(last.get("number", 0))
 
 
 def began_at(row: Timeout) -> datetime:

@@ -87,18 +87,13 @@ class Cursor:
     @classmethod
     def decode(cls, text: str, order: Order) -> Cursor:
         """Return the cursor that `encode` made. Raises ValueError if it is malformed or belongs to another order."""
-        name, *values = text.split(",")
-        if name != order.fields[0] or len(values) != len(order.columns):
+        name, *at, row_id = text.split(",")
+        moments = [datetime.fromisoformat(each) for each in at]
+        is_known = name == order.fields[0] and len(moments) == len(order.columns) - 1 and 0 <= int(row_id) <= MAX_ID
+        aware = timezone.is_aware(clock.now())
+        if not is_known or any(each.year not in YEARS or timezone.is_aware(each) != aware for each in moments):
             raise ValueError(f"{text!r} is not a cursor of the order {order.fields}.")
-        row_id = int(values[-1])
-        if not 0 <= row_id <= MAX_ID:
-            raise ValueError(f"{row_id} is not an id.")
-        if len(values) == 1:
-            return cls(order, (row_id,))
-        at = datetime.fromisoformat(values[0])
-        if at.year not in YEARS or timezone.is_aware(at) != timezone.is_aware(clock.now()):
-            raise ValueError(f"{at} is not a datetime of this ledger.")
-        return cls(order, (clock.in_utc(at), row_id))
+        return cls(order, (*map(clock.in_utc, moments), int(row_id)))
 
     def encode(self) -> str:
         """Return a string for a URL, such as `-settled_at,2026-01-01T00:00:00+00:00,17`."""
@@ -192,7 +187,7 @@ def labels_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
 
 
 def labels_of(label: str) -> tuple[str, ...]:
-    """Return the present and former labels of the policy with `label`; if it is not declared, only `label`."""
+    """Return the present label of the policy with `label`, then its former ones; only `label` if it is not declared."""
     policy = registry.get(label)
     return policy.labels if policy else (label,)
 

@@ -7,14 +7,16 @@ worker proves nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from django.db import Error, connections
-from django.db.models import Case, CharField, F, Q, Value, When
+from django.db.models import Case, CharField, F, Model, Q, QuerySet, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Coalesce
+from django.db.models.sql import UpdateQuery
 
 from django_delayq.clock import DatabaseNow, database_now
 from django_delayq.key_types import array_of
@@ -41,17 +43,9 @@ from django_delayq.ledger.statements import (
     update,
 )
 from django_delayq.ledger.subjects import object_id
-from django_delayq.models import Timeout, slot_of
+from django_delayq.models import Timeout, TimeoutQuerySet, slot_of
+from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from django.db.models import Model, QuerySet
-    from django.db.models.sql import UpdateQuery
-
-    from django_delayq.models import TimeoutQuerySet
-    from django_delayq.policies import TimeoutPolicy
 
 State, Cause = Timeout.State, Timeout.Cause
 PRUNED_PAGE: Final = 500
@@ -128,12 +122,7 @@ def can_mark_at_once(policy: TimeoutPolicy[Any], using: str) -> bool:
 
 
 def mark_at_once(
-    policy: TimeoutPolicy[Any],
-    pks: Mapping[int, Any],
-    using: str,
-    *,
-    counted: bool = False,
-    late: timedelta | None = None,
+    policy: TimeoutPolicy[Any], pks: Mapping[int, Any], using: str, *, counted: bool, late: timedelta | None
 ) -> list[tuple[Timeout, Any]]:
     """Lock the objects `pks` and their rows, by whose ids they are given, check both, and mark the rows as fired.
 

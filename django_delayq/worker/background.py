@@ -245,7 +245,7 @@ class Background:
         self._sweep = None if self._redis.engine is None else Sweep(self._redis.engine, self._using, worker.skew)
         self._known_queues = set(worker.queues)
         self._queues_at = 0.0
-        self._news = News(clock.now(), Stopped(), set(), has_expired=False)
+        self._news = News(0.0, clock.now(), False, Stopped(), {}, {})
         self._tables = TableSync(worker.using)
 
     def threads(self, dispatch: Dispatch) -> list[PeriodicThread]:
@@ -327,12 +327,12 @@ class Background:
         """
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
         # later than its own time. So compare what is stopped, too, and include the last seconds.
-        asked_at, before = time.monotonic(), self._news
-        news = self._news = stop_cache.read_news(self._using, before.now - LOOK_BACK)
-        self._worker.skew.note_answer(news.now, asked_at)
+        before, news = self._news, stop_cache.read_news(self._using)
+        self._news = news
+        self._worker.skew.note_answer(news.now, news.asked_at)
         if news.has_expired:
             settle_all_expired(self._using)
-        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed:
+        for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - LOOK_BACK):
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
                 self._worker.wake()

@@ -19,7 +19,7 @@ SECOND = timedelta(seconds=1)
 
 def news(cache: StopCache | None = None) -> News:
     with CaptureQueriesContext(connection) as queries:
-        found = (cache or StopCache()).read_news("default", database_now("default") - 10 * SECOND)
+        found = (cache or StopCache()).read_news("default")
     assert len([query for query in queries if "EXISTS" in query["sql"]]) == 1
     return found
 
@@ -28,7 +28,7 @@ def test_without_any_control_it_is_the_clock() -> None:
     before = database_now("default")
     found = news()
     assert before <= found.now <= database_now("default")
-    assert (found.stopped, found.resumed, found.has_expired) == ({}, set(), False)
+    assert (found.stopped, found.controls, found.has_expired) == ({}, {}, False)
 
 
 def test_stops_and_changes_of_the_last_seconds() -> None:
@@ -44,7 +44,7 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
     cache = StopCache()
     found = news(cache)
     assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND}
-    assert found.resumed == {"a.b.resumed"}
+    assert found.resumed_since(now - 10 * SECOND) == {"a.b.resumed"}
     with CaptureQueriesContext(connection) as queries:
         assert cache.cached("default") == found.stopped
     assert not queries, "the answer is cached like any other"
