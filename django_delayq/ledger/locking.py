@@ -99,9 +99,7 @@ def has_ledger(using: str) -> bool:
 
 @functools.cache
 def _is_migrated(using: str) -> bool:
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        return Timeout._meta.db_table in connection.introspection.table_names(cursor)
+    return Timeout._meta.db_table in connections[using].introspection.table_names()
 
 
 @contextmanager
@@ -317,27 +315,20 @@ def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
     return [*found.values(), *(row for row in waited_for if row is not None)]
 
 
-def lock_newest(subject: Subject) -> Timeout | None:
-    """Wait for the newest row of `subject` and lock it; return None if there is none.
+def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
+    """Wait for the newest row of `subject`, or for the pending one, and lock it; return None if there is none.
 
     A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
     the ids alone, it reads them from the index of slots.
     """
     using, slots, row_id = subject.using, subject.slots, subject.row_id
     if row_id is None and dialect_of(connections[using]).locks_what_it_reads:
-        ids = _rounds.rows(using, len(slots), True, slot=slots)
+        ids = _rounds.rows(using, len(slots), pending, True, slot=slots)
         if not ids:
             return None
         row_id = max(row[0] for row in ids)
-    found = _rounds.objects(using, len(slots) if row_id is None else 0, False, slot=slots, id=row_id)
+    found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
     return found[0] if found else None
-
-
-@compiled
-def _rounds(using: str, slots: int, only_ids: bool) -> QuerySet[Any, Any]:
-    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
-    rows = for_update(rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id")), using)
-    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]
 
 
 def lock_pending(subject: Subject) -> list[Timeout]:
@@ -345,5 +336,16 @@ def lock_pending(subject: Subject) -> list[Timeout]:
 
     There are several only while a rename is deployed, if old and new code each arm a row.
     """
+    if subject.row_id is not None or len(subject.slots) == 1:
+        row = lock_newest(subject, pending=True)
+        return [] if row is None else [row]
     rows = lock_in_slot_order(subject.pending(), subject.using)
-    return sorted(rows, key=lambda row: row.slot != subject.slots[0])
+    return sorted(rows, key=lambda row: subject.slots.index(row.slot))
+
+
+@compiled
+def _rounds(using: str, slots: int, pending: bool, only_ids: bool) -> QuerySet[Any, Any]:
+    rows: QuerySet[Any, Any] = Timeout.objects.using(using)
+    rows = rows.filter(slot__in=params("slot", slots)) if slots else rows.filter(pk=param("id"))
+    rows = for_update(rows.filter(slot_taken=1) if pending else rows, using)
+    return rows.values_list("pk") if only_ids else rows.order_by("-id")[:1]

@@ -40,16 +40,14 @@ def new_row(
     subject: Subject, due_at: datetime, since_at: datetime | None, *, reason: str = "", **columns: Any
 ) -> Timeout:
     """Return an unsaved pending row for `subject`; `columns` are those that differ from other new rows."""
-    given = {
+    given: dict[str, Any] = {
         "policy": subject.labels[0],
         "content_type_id": subject.content_type_id,
         "object_id": subject.object_id,
         "key": subject.key,
         "queue": subject.policy.queue if subject.policy else "default",
-        "due_at": due_at,
-        "run_at": due_at,
+        **dict.fromkeys(TIMES, due_at),
         "since_at": since_at,
-        "first_due_at": due_at,
         "history": [],
         "reason": clipped(reason),
         "created_at": clock.now(),

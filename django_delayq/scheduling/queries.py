@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import sync_to_async
 from django.db.models import Expression, F, Model, OuterRef, QuerySet, Subquery
@@ -252,12 +252,10 @@ class Deadline(Expression):
         """Return the subquery. Raises UnknownPolicy."""
         policy = resolve_policy(self.policy, query.model)
         table, using = policy.concrete_model, database_of(policy.concrete_model)
-        pk = table._meta.pk
-        assert pk is not None
         rows = Timeout.objects.filter(
             policy__in=policy.labels,
             content_type=kind_of(table, using),
-            object_id=object_id(OuterRef(pk.name), table, using),
+            object_id=object_id(OuterRef(cast("Any", table._meta.pk).name), table, using),
             key=self.key,
             slot_taken=1,
         )

@@ -234,8 +234,8 @@ def _close_round(subject: Subject, obj: Model, reason: str) -> None:
         raise
     except Exception as error:
         words = "%s: its present round cannot be closed, because its deadline cannot be computed"
-        extra = {"event": "close_failed", "policy": policy.label, "object_id": subject.object_id}
-        logger.error(words, subject, exc_info=shown(error), extra=extra)
+        ids = {"policy": policy.label, "object_id": subject.object_id}
+        logger.error(words, subject, exc_info=shown(error), extra={"event": "close_failed", **ids})
         return
     if due_at is not None:
         first_due_at = due_at if ended is None else ended.first_due_at
