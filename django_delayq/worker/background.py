@@ -71,30 +71,21 @@ class Job:
     """A periodic job, and the time of its next run. For one thread.
 
     `work` is called for the first time after `begins_in` seconds, and returns how many seconds later it is to be called
-    again. `at_end` is called when the thread ends. A failure never ends the job. It is logged once while errors of the
-    same kind follow, and the job is run again after 1, 2, 4 ... `longest` seconds.
+    again. A failure never ends the job. It is logged once while errors of the same kind follow, and the job is run
+    again after 1, 2, 4 ... `longest` seconds.
     """
 
     def __init__(
-        self,
-        name: str,
-        work: Callable[[], float],
-        *,
-        begins_in: float = 0.0,
-        at_end: Callable[[], object] = lambda: None,
-        longest: float = LONGEST_RETRY_SECONDS,
+        self, name: str, work: Callable[[], float], *, begins_in: float = 0.0, longest: float = LONGEST_RETRY_SECONDS
     ) -> None:
         self.name = f"delayq-{name}"
-        self.at_end = at_end
         self._work = work
         self._backoff = Backoff(FIRST_RETRY_SECONDS, longest)
         self._log = StateLog(logger, "duty_failed", "duty_back", duty=self.name)
         self._due_at = time.monotonic() + begins_in
 
     @classmethod
-    def every(
-        cls, interval: timedelta, name: str, work: Callable[[], object], at_end: Callable[[], object] = lambda: None
-    ) -> Job:
+    def every(cls, interval: timedelta, name: str, work: Callable[[], object]) -> Job:
         """Return a job that runs once in each interval; after many failures, not more often."""
         seconds = interval.total_seconds()
 
@@ -102,7 +93,7 @@ class Job:
             work()
             return seconds
 
-        return cls(name, run, at_end=at_end, longest=max(seconds, LONGEST_RETRY_SECONDS))
+        return cls(name, run, longest=max(seconds, LONGEST_RETRY_SECONDS))
 
     @property
     def seconds_left(self) -> float:
@@ -162,6 +153,8 @@ class PeriodicThread(threading.Thread):
         super().__init__(name=f"delayq-{name}", daemon=True)
         self.jobs: list[Job] = []
         """In order of priority. Fill it before the start."""
+        self.at_end: Callable[[], object] = lambda: None
+        """What the thread calls when it has been stopped."""
         self._running: Job | None = None
         self._stopping = threading.Event()
 
@@ -174,8 +167,7 @@ class PeriodicThread(threading.Thread):
             while not self._stopping.is_set():
                 self._run_due(self.jobs)
                 self._stopping.wait(min((job.seconds_left for job in self.jobs), default=None))
-            for job in self.jobs:
-                job.at_end()
+            self.at_end()
         finally:
             connections.close_all()
 
@@ -264,8 +256,9 @@ class Background:
             return min(get_settings().sweep_interval.total_seconds(), self._redis.probe_seconds)
 
         heartbeat = Heartbeat(self._worker)
-        beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight), heartbeat.end)
+        beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight))
         quick.jobs += [beat, Job("sweep", sweep)]
+        quick.at_end = heartbeat.end
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
         slow = PeriodicThread("slow-jobs")
