@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 import django
 from django.core.checks import INFO, CheckMessage, Error, Info, Warning
 from django.db import DatabaseError, connections, router
-from django.db.models import Max, Min, Q
+from django.db.models import Max, Min
 from django.utils import timezone
 
 import django_delayq
@@ -26,9 +26,9 @@ from django_delayq.ledger.db_connections import pool_limit, server_limit, unappl
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
-from django_delayq.models import PolicyChange, PolicySync, Timeout
+from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring.servers import redis, skew
-from django_delayq.monitoring.snapshot import OVERDUE, policy_statuses, workers_alive
+from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, policy_statuses, workers_alive
 from django_delayq.operations.changes import unfinished
 from django_delayq.policies import declared_queues
 
@@ -169,56 +169,50 @@ def workers(using: str) -> Iterator[CheckMessage]:
 
 
 def policies(using: str) -> Iterator[CheckMessage]:
-    """Find timeouts that are overdue, dead, or name a policy that is not declared."""
-    now, overdue = database_now(using), list[CheckMessage]()
+    """Find timeouts that are overdue, dead, or of no policy, and policies that are stopped or not synced."""
+    now = database_now(using)
     statuses = policy_statuses(using, hours=False)
-    for policy in statuses:
-        if policy.state is None or policy.is_stopped or policy.oldest_due_at is None:
-            continue
-        waited = now - policy.oldest_due_at
-        if waited > OVERDUE:
-            oldest = duration_text(waited, is_exact=False)
-            one = f"of {policy.label} is overdue, for {oldest}."
-            many = f"of {policy.label} are overdue, the oldest for {oldest}."
-            hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
-            kind = Error if waited > OVERDUE_ERROR else Warning
-            overdue.append(kind(counted(policy.overdue, one, many), hint=hint, id="overdue"))
+    overdue = [finding for policy in statuses for finding in _overdue(policy, now)]
     yield from overdue or [Info("No timeout that may fire has been overdue for longer than a minute.", id="overdue")]
     for policy in statuses:
-        of, counts = f"of {policy.label}", (policy.pending, policy.firing, policy.dead)
-        if policy.state is None and any(count.value for count in counts):
-            text = "{} is not declared, but has timeouts: {} pending, {} firing, {} dead.".format(policy.label, *counts)
-            hint = "If it was renamed, name it in aliases= of its successor, or the next save schedules a second "
-            hint += f"timeout. If it was removed: delayq_retire {policy.label}."
-            yield Warning(text, hint=hint, id="unknown_policy")
-        if policy.dead.value:
-            hint = f"delayq_list --policy {policy.label} --state dead, and then delayq_retry or delayq_cancel."
-            if policy.state is None:
-                hint = "Nothing can retry them until it is declared: "
-                hint += f"delayq_cancel --policy {policy.label} --state dead"
-            yield Warning(counted(policy.dead, f"{of} is dead.", f"{of} are dead."), hint=hint, id="dead")
+        yield from _notable(policy, now)
 
 
-def stopped(using: str) -> Iterator[CheckMessage]:
-    """Report policies that operators have paused or put on hold, so that they are not forgotten."""
-    now = database_now(using)
-    for state in policy_states(using):
-        if state.is_stopped and state.stopped_at is not None:
-            since = now - state.stopped_at
-            lasted = duration_text(since, is_exact=False)
-            text = f"{state.label} is {state.stop} for {lasted}, by {state.by}. {state.reason}".strip()
-            kind, hint = (Warning, f"delayq_resume {state.label}") if since > STOPPED_WARNING else (Info, None)
-            yield kind(text, hint=hint, id="stopped")
+def _overdue(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
+    if policy.state is None or policy.is_stopped or policy.oldest_due_at is None:
+        return
+    waited = now - policy.oldest_due_at
+    if waited > OVERDUE:
+        oldest = duration_text(waited, is_exact=False)
+        one = f"of {policy.label} is overdue, for {oldest}."
+        many = f"of {policy.label} are overdue, the oldest for {oldest}."
+        hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
+        kind = Error if waited > OVERDUE_ERROR else Warning
+        yield kind(counted(policy.overdue, one, many), hint=hint, id="overdue")
 
 
-def sync_failures(using: str) -> Iterator[CheckMessage]:
-    """Find objects whose deadlines the sync cannot compute, because `since` or `after` of their policy raises."""
-    labels = {policy.label for policy in automatic_policies(using)}
-    for row in PolicySync.objects.using(using).filter(Q(failed__gt=0) | Q(failed_total__gt=0), policy__in=labels):
-        one = f"object of {row.policy} is not synced: its deadline cannot be computed."
-        many = f"objects of {row.policy} are not synced: their deadlines cannot be computed."
-        hint = f"since= or after= raises: delayq_sync --policy {row.policy} --dry-run names an object and the error."
-        yield Warning(counted(max(row.failed, row.failed_total), one, many), hint=hint, id="sync")
+def _notable(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
+    """Report what an operator should know about a policy, beside overdue timeouts."""
+    label, state, counts = policy.label, policy.state, (policy.pending, policy.firing, policy.dead)
+    if state is None and any(count.value for count in counts):
+        text = "{} is not declared, but has timeouts: {} pending, {} firing, {} dead.".format(label, *counts)
+        hint = "If it was renamed, name it in aliases= of its successor, or the next save schedules a second timeout."
+        yield Warning(text, hint=f"{hint} If it was removed: delayq_retire {label}.", id="unknown_policy")
+    if policy.dead.value:
+        hint = f"delayq_list --policy {label} --state dead, and then delayq_retry or delayq_cancel."
+        if state is None:
+            hint = f"Nothing can retry them until it is declared: delayq_cancel --policy {label} --state dead"
+        yield Warning(counted(policy.dead, f"of {label} is dead.", f"of {label} are dead."), hint=hint, id="dead")
+    if state is not None and state.is_stopped and state.stopped_at is not None:
+        since = now - state.stopped_at
+        text = f"{label} is {state.stop} for {duration_text(since, is_exact=False)}, by {state.by}. {state.reason}"
+        kind, resume = (Warning, f"delayq_resume {label}") if since > STOPPED_WARNING else (Info, None)
+        yield kind(text.strip(), hint=resume, id="stopped")
+    if policy.sync is not None and policy.sync.failed:
+        one = f"object of {label} is not synced: its deadline cannot be computed."
+        many = f"objects of {label} are not synced: their deadlines cannot be computed."
+        hint = f"since= or after= raises: delayq_sync --policy {label} --dry-run names an object and the error."
+        yield Warning(counted(policy.sync.failed, one, many), hint=hint, id="sync")
 
 
 def unfinished_changes(using: str) -> Iterator[CheckMessage]:
@@ -301,8 +295,7 @@ def capacity(using: str) -> Iterator[CheckMessage]:
             f"This needs up to {opened} database connections."
         )
     yield Info(text, id="capacity")
-    ids = Timeout.objects.using(using).aggregate(first=Min("id"), last=Max("id"))
-    rows = ids["last"] - ids["first"] + 1 if ids["last"] else 0
+    rows = Timeout.objects.using(using).aggregate(span=Max("id") - Min("id") + 1)["span"] or 0
     sizes = [rows * CAPACITY["ledger_bytes_per_row"], due.value * CAPACITY["redis_bytes_per_pending"]]
     ledger, redis_hour = (f"{size / 1e6:,.1f} MB" for size in sizes)
     text = f"The ledger has at most {counted(rows, 'row')}, about {ledger}. "
@@ -313,6 +306,6 @@ def capacity(using: str) -> Iterator[CheckMessage]:
 Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
-QUICK += (workers, policies, stopped, unfinished_changes, sync_failures)
+QUICK += (workers, policies, unfinished_changes)
 SLOW: tuple[Check, ...] = (too_old_to_arm, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -366,12 +367,10 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
 
 def _missing(engine: Any, rows: Iterable[tuple[int, str]]) -> list[int]:
     """Return the ids that are not among the first entries of their queue; none of a queue with too many entries."""
-    by_place: dict[tuple[str, int], list[int]] = {}
-    for row_id, queue in rows:
-        by_place.setdefault((queue, engine.shard_of(row_id)), []).append(row_id)
-    missing = []
-    for (name, shard), ids in by_place.items():
-        seen = {entry for entry, _ in engine.queue(name, shard).peek(PEEKED)}
-        if len(seen) < PEEKED:
-            missing += [row_id for row_id in ids if row_id not in seen]
-    return missing
+
+    @functools.cache
+    def first_entries(queue: str, shard: int) -> set[int]:
+        return {entry for entry, _ in engine.queue(queue, shard).peek(PEEKED)}
+
+    found = ((row_id, first_entries(queue, engine.shard_of(row_id))) for row_id, queue in rows)
+    return [row_id for row_id, entries in found if len(entries) < PEEKED and row_id not in entries]

@@ -61,170 +61,168 @@ class Operation:
         return subject.stop in self.states and (self.name != "delay" or subject.policy.after is not None)
 
 
-TIMEOUT_OPERATIONS: Final = {
-    each.name: each
-    for each in (
-        Operation(
-            name="cancel",
-            call=operations.cancel,
-            permission="cancel_timeout",
-            states=frozenset({State.PENDING, State.FIRING, State.DEAD}),
-            label=_("Cancel"),
-            action=_("Cancel selected timeouts"),
-            question=_("Cancel these timeouts?"),
-            explanation=_("They will not fire. Timeouts that are firing now are not retried if they fail."),
-            done=ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
-            log_message=_("Cancelled: {reason}"),
+def _by_name(*listed: Operation) -> dict[str, Operation]:
+    return {each.name: each for each in listed}
+
+
+TIMEOUT_OPERATIONS: Final = _by_name(
+    Operation(
+        name="cancel",
+        call=operations.cancel,
+        permission="cancel_timeout",
+        states=frozenset({State.PENDING, State.FIRING, State.DEAD}),
+        label=_("Cancel"),
+        action=_("Cancel selected timeouts"),
+        question=_("Cancel these timeouts?"),
+        explanation=_("They will not fire. Timeouts that are firing now are not retried if they fail."),
+        done=ngettext_lazy("{n} timeout was cancelled.", "{n} timeouts were cancelled."),
+        log_message=_("Cancelled: {reason}"),
+    ),
+    Operation(
+        name="fire",
+        call=operations.fire_now,
+        permission="fire_timeout",
+        states=frozenset({State.PENDING}),
+        label=_("Fire now"),
+        action=_("Fire selected timeouts now"),
+        question=_("Fire these timeouts now?"),
+        explanation=_("They are due immediately. A worker fires each of them if its condition still holds."),
+        done=ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
+        log_message=_("Fired now: {reason}"),
+    ),
+    Operation(
+        name="postpone",
+        call=operations.postpone,
+        permission="postpone_timeout",
+        states=frozenset({State.PENDING}),
+        has_parameters=True,
+        label=_("Postpone"),
+        action=_("Postpone selected timeouts"),
+        question=_("Postpone these timeouts?"),
+        explanation=_("Each gets a later deadline: by a duration, or one time for all of them."),
+        done=ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
+        log_message=_("Postponed: {reason}"),
+    ),
+    Operation(
+        name="retry",
+        call=operations.retry,
+        permission="retry_timeout",
+        states=frozenset({State.DEAD}),
+        label=_("Retry"),
+        action=_("Retry selected dead timeouts"),
+        question=_("Retry these dead timeouts?"),
+        explanation=_("They are pending again and due immediately, with all their attempts left."),
+        done=ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
+        log_message=_("Retried: {reason}"),
+    ),
+    Operation(
+        name="refire",
+        call=operations.refire,
+        permission="refire_timeout",
+        states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
+        has_parameters=True,
+        label=_("Fire again"),
+        action=_("Fire selected settled timeouts again"),
+        question=_("Fire these timeouts again?"),
+        explanation=_(
+            "Each gets a new round with the same payload. A worker fires it if its condition holds. Effects "
+            "outside the database, such as messages, are repeated."
         ),
-        Operation(
-            name="fire",
-            call=operations.fire_now,
-            permission="fire_timeout",
-            states=frozenset({State.PENDING}),
-            label=_("Fire now"),
-            action=_("Fire selected timeouts now"),
-            question=_("Fire these timeouts now?"),
-            explanation=_("They are due immediately. A worker fires each of them if its condition still holds."),
-            done=ngettext_lazy("{n} timeout is due now.", "{n} timeouts are due now."),
-            log_message=_("Fired now: {reason}"),
+        done=ngettext_lazy("{n} timeout is scheduled again.", "{n} timeouts are scheduled again."),
+        log_message=_("Fired again: {reason}"),
+    ),
+)
+POLICY_OPERATIONS: Final = _by_name(
+    Operation(
+        name="pause",
+        call=operations.pause,
+        permission="pause_policy",
+        states=frozenset({Stop.NONE, Stop.PAUSED}),
+        label=_("Pause"),
+        question=_("Pause this policy?"),
+        explanation=_(
+            "Its timeouts do not fire until it is resumed. Deadlines stay unchanged: "
+            "timeouts that are due by then fire immediately."
         ),
-        Operation(
-            name="postpone",
-            call=operations.postpone,
-            permission="postpone_timeout",
-            states=frozenset({State.PENDING}),
-            has_parameters=True,
-            label=_("Postpone"),
-            action=_("Postpone selected timeouts"),
-            question=_("Postpone these timeouts?"),
-            explanation=_("Each gets a later deadline: by a duration, or one time for all of them."),
-            done=ngettext_lazy("{n} timeout was postponed.", "{n} timeouts were postponed."),
-            log_message=_("Postponed: {reason}"),
+        log_message=_("Paused: {reason}"),
+    ),
+    Operation(
+        name="hold",
+        call=operations.hold,
+        permission="pause_policy",
+        states=frozenset({Stop.NONE, Stop.PAUSED}),
+        label=_("Hold"),
+        question=_("Hold this policy?"),
+        explanation=_(
+            "Its timeouts do not fire. When it is resumed, all pending deadlines are moved by the duration of the "
+            "hold. Use it for an outage during which customers cannot act."
         ),
-        Operation(
-            name="retry",
-            call=operations.retry,
-            permission="retry_timeout",
-            states=frozenset({State.DEAD}),
-            label=_("Retry"),
-            action=_("Retry selected dead timeouts"),
-            question=_("Retry these dead timeouts?"),
-            explanation=_("They are pending again and due immediately, with all their attempts left."),
-            done=ngettext_lazy("{n} timeout is pending again.", "{n} timeouts are pending again."),
-            log_message=_("Retried: {reason}"),
+        log_message=_("Held: {reason}"),
+    ),
+    Operation(
+        name="resume",
+        call=operations.resume,
+        permission="pause_policy",
+        states=frozenset({Stop.PAUSED, Stop.HELD}),
+        moves_rows=True,
+        label=_("Resume"),
+        question=_("Resume this policy?"),
+        explanation=_("Due timeouts fire within two seconds. After a hold, deadlines are moved first."),
+        log_message=_("Resumed: {reason}"),
+    ),
+    Operation(
+        name="delay",
+        call=operations.change_delay,
+        permission="change_policy_delay",
+        states=NOT_MOVING,
+        moves_rows=True,
+        label=_("Change the delay"),
+        question=_("Change the delay of this policy?"),
+        explanation=_(
+            "New timeouts get the new delay. For pending ones, choose. The next page shows the consequences."
         ),
-        Operation(
-            name="refire",
-            call=operations.refire,
-            permission="refire_timeout",
-            states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
-            has_parameters=True,
-            label=_("Fire again"),
-            action=_("Fire selected settled timeouts again"),
-            question=_("Fire these timeouts again?"),
-            explanation=_(
-                "Each gets a new round with the same payload. A worker fires it if its condition holds. Effects "
-                "outside the database, such as messages, are repeated."
-            ),
-            done=ngettext_lazy("{n} timeout is scheduled again.", "{n} timeouts are scheduled again."),
-            log_message=_("Fired again: {reason}"),
+        log_message=_("Delay changed: {reason}"),
+    ),
+    Operation(
+        name="late",
+        call=operations.late,
+        permission="change_policy_guards",
+        states=NOT_MOVING,
+        label=_("Limit the lateness"),
+        question=_("Change the limit of lateness of this policy?"),
+        explanation=_(
+            "A timeout whose first attempt would begin later than this after its deadline is skipped, or kept as "
+            "dead. Settled timeouts do not change."
         ),
-    )
-}
-POLICY_OPERATIONS: Final = {
-    each.name: each
-    for each in (
-        Operation(
-            name="pause",
-            call=operations.pause,
-            permission="pause_policy",
-            states=frozenset({Stop.NONE, Stop.PAUSED}),
-            label=_("Pause"),
-            question=_("Pause this policy?"),
-            explanation=_(
-                "Its timeouts do not fire until it is resumed. Deadlines stay unchanged: "
-                "timeouts that are due by then fire immediately."
-            ),
-            log_message=_("Paused: {reason}"),
+        log_message=_("Limit of lateness changed: {reason}"),
+    ),
+    Operation(
+        name="brake",
+        call=operations.brake,
+        permission="change_policy_guards",
+        states=NOT_MOVING,
+        label=_("Change the brake"),
+        question=_("Change the brake of this policy?"),
+        explanation=_(
+            "The policy pauses itself when more of its timeouts than this fire within the period. "
+            "A pause that is in force remains until it is resumed."
         ),
-        Operation(
-            name="hold",
-            call=operations.hold,
-            permission="pause_policy",
-            states=frozenset({Stop.NONE, Stop.PAUSED}),
-            label=_("Hold"),
-            question=_("Hold this policy?"),
-            explanation=_(
-                "Its timeouts do not fire. When it is resumed, all pending deadlines are moved by the duration of the "
-                "hold. Use it for an outage during which customers cannot act."
-            ),
-            log_message=_("Held: {reason}"),
+        log_message=_("Brake changed: {reason}"),
+    ),
+    Operation(
+        name="shadow",
+        call=operations.shadow,
+        permission="change_policy_guards",
+        states=NOT_MOVING,
+        label=_("Shadow mode"),
+        question=_("Change the shadow mode of this policy?"),
+        explanation=_(
+            "In shadow mode everything happens but the handler: timeouts are skipped when they are due, and do not "
+            "fire after shadow mode is switched off."
         ),
-        Operation(
-            name="resume",
-            call=operations.resume,
-            permission="pause_policy",
-            states=frozenset({Stop.PAUSED, Stop.HELD}),
-            moves_rows=True,
-            label=_("Resume"),
-            question=_("Resume this policy?"),
-            explanation=_("Due timeouts fire within two seconds. After a hold, deadlines are moved first."),
-            log_message=_("Resumed: {reason}"),
-        ),
-        Operation(
-            name="delay",
-            call=operations.change_delay,
-            permission="change_policy_delay",
-            states=NOT_MOVING,
-            moves_rows=True,
-            label=_("Change the delay"),
-            question=_("Change the delay of this policy?"),
-            explanation=_(
-                "New timeouts get the new delay. For pending ones, choose. The next page shows the consequences."
-            ),
-            log_message=_("Delay changed: {reason}"),
-        ),
-        Operation(
-            name="late",
-            call=operations.late,
-            permission="change_policy_guards",
-            states=NOT_MOVING,
-            label=_("Limit the lateness"),
-            question=_("Change the limit of lateness of this policy?"),
-            explanation=_(
-                "A timeout whose first attempt would begin later than this after its deadline is skipped, or kept as "
-                "dead. Settled timeouts do not change."
-            ),
-            log_message=_("Limit of lateness changed: {reason}"),
-        ),
-        Operation(
-            name="brake",
-            call=operations.brake,
-            permission="change_policy_guards",
-            states=NOT_MOVING,
-            label=_("Change the brake"),
-            question=_("Change the brake of this policy?"),
-            explanation=_(
-                "The policy pauses itself when more of its timeouts than this fire within the period. "
-                "A pause that is in force remains until it is resumed."
-            ),
-            log_message=_("Brake changed: {reason}"),
-        ),
-        Operation(
-            name="shadow",
-            call=operations.shadow,
-            permission="change_policy_guards",
-            states=NOT_MOVING,
-            label=_("Shadow mode"),
-            question=_("Change the shadow mode of this policy?"),
-            explanation=_(
-                "In shadow mode everything happens but the handler: timeouts are skipped when they are due, and do not "
-                "fire after shadow mode is switched off."
-            ),
-            log_message=_("Shadow mode changed: {reason}"),
-        ),
-    )
-}
+        log_message=_("Shadow mode changed: {reason}"),
+    ),
+)
 OPERATIONS: Final = TIMEOUT_OPERATIONS | POLICY_OPERATIONS
 
 
