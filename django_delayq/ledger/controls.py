@@ -317,8 +317,9 @@ def _controls(using: str) -> Raw:
     quoted, time_field = connection.ops.quote_name, PolicyControl._meta.get_field("changed_at")
     firing = Timeout.objects.using(using).filter(state=Timeout.State.FIRING, settled_at=None)
     expired, parameters = sql_of(firing.filter(run_at__lte=DatabaseNow()).values("pk"), using)
+    compiler = firing.query.get_compiler(using)
     with evaluated_at_execution():
-        now, moment = firing.query.get_compiler(using).compile(DatabaseNow())
+        now, moment = compiler.compile(DatabaseNow())
     columns = [selected(f"control.{quoted(field.column)}", field, connection) for field in _FIELDS]
     columns.append(selected(now, time_field, connection))
     sql = (

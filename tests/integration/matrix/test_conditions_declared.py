@@ -255,7 +255,7 @@ def test_a_base_manager_is_asked_again_by_each_save(declare: Declare, monkeypatc
     """What it filters by may differ each time, as the tenant of a request does."""
     declare(ManagedNotHidden, name="own", after=HOUR, since="begun_at", when=Q(status="open"))
     for tenant in ("first", "second"):
-        rows = QuerySet(ManagedNotHidden).filter(remark=tenant)
+        rows: Any = QuerySet(ManagedNotHidden).filter(remark=tenant)
         monkeypatch.setattr(NotHidden, "get_queryset", lambda manager, rows=rows: rows)
         obj = ManagedNotHidden.objects.create(remark=tenant, begun_at=timezone.now())
         assert Timeout.objects.pending().filter(object_id=obj.pk).count() == 1
