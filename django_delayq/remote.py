@@ -232,7 +232,9 @@ def _fire(policy: TimeoutPolicy[Any], ids: Collection[int], using: str, *, suspe
         by_object = {object_id: id for id, object_id in rows.order_by("run_at", "id").values_list("id", "object_id")}
         if not by_object:
             return
-        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, suspect)
+        # With `atomic=False` a row may be `firing` although its process died.
+        is_suspect = suspect or not policy.atomic
+        work = Work(policy.label, tuple(by_object.values()), tuple(by_object), policy.queue, is_suspect)
         report = run(work, using)
         now, monotonic = report.now or firing_state.database_now(), time.monotonic()
         soon = {id: at for id, at in report.again.items() if at <= now + SOON}

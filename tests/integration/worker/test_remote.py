@@ -225,6 +225,15 @@ def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_runn
     assert Timeout.objects.get().state == "fired"
 
 
+def test_a_late_message_about_a_handler_whose_process_died_leads_to_the_next_attempt(declare: Any) -> None:
+    policy = declare(Order, lambda order, timeout: None, name="slow", atomic=False)
+    (row,) = due_orders("slow")
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None, attempts=1)
+    fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    row.refresh_from_db()
+    assert (row.state, row.attempts, row.errors[0]["error"]) == ("fired", 2, "WorkerDied")
+
+
 def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_database_did_not_answer(
     settings: Settings, declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
