@@ -106,8 +106,7 @@ class PolicyState:
     @property
     def shadow(self) -> int:
         """Return the percentage of objects in shadow mode: 100 if all of them are, 0 if it is off."""
-        declared = 100 if self.policy.shadow else 0
-        return int(self.guards.get("shadow", declared))
+        return int(self.guards.get("shadow", 100 if self.policy.shadow else 0))
 
     def set_by(self, guard: str) -> str:
         """Return the actor who has set `guard`, "late", "brake" or "shadow"; empty: it is as declared."""
@@ -151,12 +150,11 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
         return for_update(rows.filter(policy=label), using).get()
     # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
     # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    features = connections[using].features
     rows.bulk_create(
         [PolicyControl(policy=policy.label, changed_at=database_now(using))],
         update_conflicts=True,
         update_fields=("policy",),
-        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
+        unique_fields=("policy",) if connections[using].features.supports_update_conflicts_with_target else None,
     )
     return for_update(rows.filter(policy=policy.label), using).get()
 

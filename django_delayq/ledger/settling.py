@@ -252,8 +252,7 @@ def is_superseded(row: Timeout, labels: Iterable[str], using: str) -> bool:
     """
     slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels}
     newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
-    found: bool = Timeout.objects.using(using).filter(newer, slot__in={row.slot, *slots}).exists()
-    return found
+    return bool(Timeout.objects.using(using).filter(newer, slot__in={row.slot, *slots}).exists())
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
