@@ -63,9 +63,8 @@ def set_to(moment: datetime) -> Iterator[None]:
         )
     global _moments  # noqa: PLW0603 - worker threads must see it too, so neither a context variable nor a thread local
     if timezone.is_aware(moment) != settings.USE_TZ:
-        raise ValueError(
-            f"With USE_TZ={settings.USE_TZ} the datetime must be {'aware' if settings.USE_TZ else 'naive'}."
-        )
+        kind = "aware" if settings.USE_TZ else "naive"
+        raise ValueError(f"With USE_TZ={settings.USE_TZ} the datetime must be {kind}.")
     with _lock:
         depth = len(_moments)
         _moments = (*_moments, moment)

@@ -138,21 +138,20 @@ def _checked(key: str, value: Any) -> Any:
 def _checked_redis(value: Any) -> Any:
     if value is None or callable(value):
         return value
-    if isinstance(value, str) and value:
-        if "://" in value or _DOTTED.fullmatch(value) or _is_redis_alias(value):
-            return value
-        if _HOST_AND_PORT.fullmatch(value):
-            url = f"redis://{value}" if "/" in value else f"redis://{value}/0"
-            raise ConfigError(f"DELAYQ['REDIS'] = {value!r} is not a Redis URL. Did you mean {url!r}?")
-        known = [alias for alias in django_settings.CACHES if _is_redis_alias(alias)]
-        # Anything but a word is probably a misspelled URL, and is not shown: it may contain a password.
-        shown = repr(value) if re.fullmatch(r"[\w-]+", value) else "a string"
-        raise ConfigError(
-            f"DELAYQ['REDIS'] is {shown}, which is neither a URL nor a dotted path nor a cache alias served by "
-            f"Redis. Such aliases here: {', '.join(known) or 'none'}."
-        )
+    if not isinstance(value, str) or not value:
+        kind = type(value).__name__
+        raise ConfigError(f"DELAYQ['REDIS'] must be a cache alias, a URL, a dotted path or None, not {kind}.")
+    if "://" in value or _DOTTED.fullmatch(value) or _is_redis_alias(value):
+        return value
+    if _HOST_AND_PORT.fullmatch(value):
+        url = f"redis://{value}" if "/" in value else f"redis://{value}/0"
+        raise ConfigError(f"DELAYQ['REDIS'] = {value!r} is not a Redis URL. Did you mean {url!r}?")
+    known = ", ".join(alias for alias in django_settings.CACHES if _is_redis_alias(alias)) or "none"
+    # Anything but a word is probably a misspelled URL, and is not shown: it may contain a password.
+    shown = repr(value) if re.fullmatch(r"[\w-]+", value) else "a string"
     raise ConfigError(
-        f"DELAYQ['REDIS'] must be a cache alias, a URL, a dotted path or None, not {type(value).__name__}."
+        f"DELAYQ['REDIS'] is {shown}, which is neither a URL nor a dotted path nor a cache alias served by Redis. "
+        f"Such aliases here: {known}."
     )
 
 
@@ -168,11 +167,9 @@ def _checked_prefix(value: Any) -> str | Mapping[str, str]:
             known = ", ".join(django_settings.DATABASES)
             raise ConfigError(f"DELAYQ['PREFIX'] names the database {alias!r}. Those in DATABASES are: {known}.")
         _checked_string(prefix, f"DELAYQ['PREFIX'][{alias!r}]")
-        if prefix in owners:
-            raise ConfigError(
-                f"DELAYQ['PREFIX'] is {prefix!r} for the databases {owners[prefix]!r} and {alias!r}. Give each its own."
-            )
-        owners[prefix] = alias
+        if (other := owners.setdefault(prefix, alias)) != alias:
+            words = f"DELAYQ['PREFIX'] is {prefix!r} for the databases {other!r} and {alias!r}"
+            raise ConfigError(f"{words}. Give each its own.")
     return dict(value)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -112,10 +112,9 @@ class Dialect:
         """Return whether the settings let transactions begin as readers, for which `begin_write` may be too late."""
         return False
 
-    @contextmanager
-    def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+    def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """Let statements of the block raise instead of waiting for locks that SKIP LOCKED cannot see."""
-        yield
+        return nullcontext()
 
     def session_of(self, connection: BaseDatabaseWrapper) -> Any:
         """Return what `cut` needs to know of the open `connection`, before another thread uses it."""
@@ -271,18 +270,14 @@ class MySQL(Dialect):
     def variant(self, connection: BaseDatabaseWrapper) -> Any:
         return self.plain_reads_may_be_stale(connection), self.now(connection)
 
-    @contextmanager
-    def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+    def raising_instead_of_waiting(self, connection: BaseDatabaseWrapper) -> AbstractContextManager[None]:
         """On MariaDB, whose unique indexes lock gaps between rows, set the lock timeout of each statement to zero."""
-        if not connection.mysql_is_mariadb:  # type: ignore[attr-defined]
-            yield
-            return
 
         def at_once(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
             return execute(f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {sql}", *rest)
 
-        with connection.execute_wrapper(at_once):
-            yield
+        is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+        return connection.execute_wrapper(at_once) if is_mariadb else nullcontext()
 
     def in_states(self, rows: Any, states: Sequence[str]) -> Any:
         """Hide the column from the index of states and times.

@@ -235,9 +235,7 @@ class _Template(Func):
         super().__init__(reference, output_field=output_field or CharField())
         self.sql = sql
 
-    def as_sql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *args: Any, **kwargs: Any
-    ) -> tuple[str, Any]:
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **__: Any) -> tuple[str, Any]:
         """Compile the reference into every place."""
         sql, params = compiler.compile(self.get_source_expressions()[0])
         return self.sql.replace("{0}", sql), [*params] * self.sql.count("{0}")
@@ -267,12 +265,10 @@ class PartialIndex(models.Index):
         path, args, options = super().deconstruct()
         return path, args, {**options, "rows": self.rows}
 
-    def create_sql(
-        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
-    ) -> Statement:
+    def create_sql(self, model: Any, schema_editor: BaseDatabaseSchemaEditor, *args: Any, **kwargs: Any) -> Statement:
         partial = schema_editor.connection.features.supports_partial_indexes
         plain = models.Index(fields=self.fields, name=self.name, condition=self.rows if partial else None)
-        return plain.create_sql(model, schema_editor, using, **kwargs)
+        return plain.create_sql(model, schema_editor, *args, **kwargs)
 
 
 class HexField(models.CharField):  # type: ignore[type-arg]  # at runtime it takes none

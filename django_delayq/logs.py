@@ -13,8 +13,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
-LIBRARY: Final = "django_delayq"
-"""The logger of this package, above all of its others."""
 _STANDARD: Final = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
 
 
@@ -69,7 +67,7 @@ def shown(
         as_json: the format. If it is given, handlers of `LOGGING` that write to the console get it, too.
         colors: as in `Formatter`.
     """
-    logger, formatter = logging.getLogger(LIBRARY), Formatter(as_json=bool(as_json), colors=colors)
+    logger, formatter = logging.getLogger("django_delayq"), Formatter(as_json=bool(as_json), colors=colors)
     with ExitStack() as undo:
         undo.callback(logger.setLevel, logger.level)
         if not logger.hasHandlers():

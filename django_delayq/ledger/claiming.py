@@ -231,15 +231,18 @@ def claim_in_slots(
         django.db.Error: the database failed.
     """
     assert policy.rate is not None
-    spacing, found = Spacing.of(policy.rate, policy.batch), dict[int, int]()
+    spacing, rows = Spacing.of(policy.rate, policy.batch), list[tuple[datetime, int, int]]()
     with meter(policy.label, "rate", using, wait=False) as state:
         if state is None:
             return None
         now, arrived = database_now(using), monotonic()
         free_in = (state.get("free_ms", 0) - to_ms(now)) / 1000
         slots = spacing.slots(free_in, preparation, spacing.works(limit))
-        if slots:
-            found = _longest_due(policy, using, queues, min(limit, len(slots) * spacing.size))
+        most = min(limit, len(slots) * spacing.size)  # without any slot no row is read
+        for label in policy.labels:  # one query for each, as only those can be read from the index in this order
+            due = for_update(claimable(using, queues, label), using, wait=False)
+            rows += due.values_list("run_at", "id", "claims")[:most]
+        found = {id: claims for _, id, claims in sorted(rows)[:most]}
         if found:
             free_in = slots[0] + spacing.works(len(found)) * spacing.interval
             state["free_ms"] = to_ms(now) + ceil(1000 * free_in)
@@ -247,18 +250,6 @@ def claim_in_slots(
     begins = (arrived + slots[place // spacing.size] for place in range(len(found)))
     granted = {id: spacing.slot(at) for id, at in zip(found, begins, strict=True)}
     return Granted(claimed, granted, max(0.0, free_in - TURN_SECONDS))
-
-
-def _longest_due(policy: TimeoutPolicy[Any], using: str, queues: Sequence[str] | None, limit: int) -> dict[int, int]:
-    """Lock at most `limit` rows of the policy that are claimable; return their claims, in the order of deadlines.
-
-    One query for each label, as only those can be read from the index in this order.
-    """
-    rows: list[tuple[datetime, int, int]] = []
-    for label in policy.labels:
-        found = for_update(claimable(using, queues, label), using, wait=False)
-        rows += found.values_list("run_at", "id", "claims")[:limit]
-    return {id: claims for _, id, claims in sorted(rows)[:limit]}
 
 
 def _mark_claimed(found: Mapping[int, int], now: datetime, seconds: timedelta, using: str) -> Claimed:

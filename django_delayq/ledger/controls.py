@@ -84,9 +84,8 @@ class PolicyState:
     @property
     def delay(self) -> timedelta | None:
         """Return the delay in force; None if it is not the same for every object."""
-        if self.after is not None:
-            return self.after
-        return self.policy.after if isinstance(self.policy.after, timedelta) else None
+        after = self.policy.after if self.after is None else self.after
+        return after if isinstance(after, timedelta) else None
 
     @property
     def late(self) -> Late | None:
@@ -107,8 +106,7 @@ class PolicyState:
     @property
     def shadow(self) -> int:
         """Return the percentage of objects in shadow mode: 100 if all of them are, 0 if it is off."""
-        declared = 100 if self.policy.shadow else 0
-        return int(self.guards.get("shadow", declared))
+        return int(self.guards.get("shadow", 100 if self.policy.shadow else 0))
 
     def set_by(self, guard: str) -> str:
         """Return the actor who has set `guard`, "late", "brake" or "shadow"; empty: it is as declared."""
@@ -147,17 +145,16 @@ def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
     """Lock and return the control of `policy` under its present label; create it if it does not exist."""
     rows = PolicyControl.objects.using(using)
-    known = _controls_of(policy, using).values_list("pk", flat=True).first()
-    if known is not None:
-        return for_update(rows.filter(pk=known), using).get()
+    label = _controls_of(policy, using).values_list("policy", flat=True).first()
+    if label is not None:
+        return for_update(rows.filter(policy=label), using).get()
     # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
     # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
-    features = connections[using].features
     rows.bulk_create(
         [PolicyControl(policy=policy.label, changed_at=database_now(using))],
         update_conflicts=True,
         update_fields=("policy",),
-        unique_fields=("policy",) if features.supports_update_conflicts_with_target else None,
+        unique_fields=("policy",) if connections[using].features.supports_update_conflicts_with_target else None,
     )
     return for_update(rows.filter(policy=policy.label), using).get()
 
@@ -260,11 +257,8 @@ class StopCache:
         news = self._answers[using] = read_news(using)
         return news
 
-    def cached(self, using: str) -> Stopped:
+    def recent(self, using: str) -> News:
         """Return an answer that is at most a second old."""
-        return self._recent(using).stopped
-
-    def _recent(self, using: str) -> News:
         answer = self._answers.get(using)
         if answer is None or time.monotonic() - answer.asked_at >= CACHE_SECONDS:
             answer = self.read_news(using)
@@ -272,7 +266,7 @@ class StopCache:
 
     def guards(self, policy: TimeoutPolicy[Any], using: str) -> Guards:
         """Return the guard rails of `policy` that were in force a second ago or later."""
-        answer = self._recent(using)
+        answer = self.recent(using)
         found = answer.guards.get(policy)
         if found is None:
             state = _state_of(policy, answer)
@@ -286,7 +280,7 @@ class StopCache:
         A stop that ended before the call is never in the answer, so that a policy that was just resumed is not left
         out for another minute. A stop that began within the last second may be missing.
         """
-        cached = self.cached(using)
+        cached = self.recent(using).stopped
         is_any = bool(cached) if labels is None else not cached.keys().isdisjoint(labels)
         return self.read(using) if is_any else Stopped()
 

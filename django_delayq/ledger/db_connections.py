@@ -101,8 +101,7 @@ def server_limit(using: str) -> Limit | None:
     Raises the database's errors.
     """
     connection = connections[using]
-    statement = dialect_of(connection).connection_limits
-    if not statement:
+    if not (statement := dialect_of(connection).connection_limits):
         return None
     with connection.cursor() as cursor:
         cursor.execute(statement)

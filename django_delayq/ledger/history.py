@@ -210,9 +210,7 @@ def _scrubbed(render: Callable[[], str], unreadable: str, timeout: Timeout | Non
         text = unreadable
     try:
         scrub = get_scrubber()
-        if scrub is None:
-            return clean(text)
-        found = scrub(text, timeout)
+        found = text if scrub is None else scrub(text, timeout)
         if isinstance(found, str):
             return clean(found)
         kind = f"returned {type(found).__name__}"

@@ -8,10 +8,10 @@ Redis remembers the name too, because two ledgers that share a prefix have diffe
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from django_delayq.clock import database_now
-from django_delayq.conf import get_settings
+from django_delayq.conf import MAX_INSTALLATION, get_settings
 from django_delayq.exceptions import EngineError, ForeignEngine, WrongInstallation
 from django_delayq.models import Installation, PolicySync, WorkerSeen
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from django_delayq.engine.engine import Engine
 
 logger = logging.getLogger("django_delayq.worker")
-MAX_SHOWN: Final = 100
 
 
 def ledger_name(using: str) -> str | None:
@@ -98,7 +97,7 @@ def check_prefix(engine: Engine | None, *, claim: bool = True) -> None:
     owner = engine.claim_prefix(name) if claim else engine.installation()
     if owner not in (None, name):
         raise ForeignEngine(
-            f"Redis contains entries of the installation {str(owner)[:MAX_SHOWN]!r} under the prefix "
+            f"Redis contains entries of the installation {str(owner)[:MAX_INSTALLATION]!r} under the prefix "
             f"{engine.prefix!r}, and this one is {name!r}. Give each installation its own DELAYQ['PREFIX']. If the "
             "other one does not use this Redis any more, run manage.py delayq_adopt --redis"
         )

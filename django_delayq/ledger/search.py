@@ -110,18 +110,15 @@ class Cursor:
 
     def _compared(self, rows: Any, sign: str) -> Any:
         columns, lookup = self.order.columns, {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}[sign]
-        if len(columns) == 1:
-            return rows.filter(**{f"id__{lookup}": self.values[0]})
-        if not dialect_of(connections[rows.db]).compares_rows_by_index:
+        if len(columns) > 1 and not dialect_of(connections[rows.db]).compares_rows_by_index:
             (column, _id), (value, row_id) = columns, self.values
             return rows.filter(Q((f"{column}__{lookup[:2]}", value)) | Q((column, value), (f"id__{lookup}", row_id)))
         # `(a, b) > (x, y)`: PostgreSQL and SQLite start reading their index exactly there.
         fields = [rows.model._meta.get_field(name) for name in columns]
         sides: Any = map(F, columns), map(Value, self.values, fields)
         tuples = [Func(*side, template="(%(expressions)s)") for side in sides]
-        return rows.filter(
-            Func(*tuples, template="%(expressions)s", arg_joiner=f" {sign} ", output_field=BooleanField())
-        )
+        is_beyond = Func(*tuples, template="%(expressions)s", arg_joiner=f" {sign} ", output_field=BooleanField())
+        return rows.filter(is_beyond)
 
 
 def in_state(rows: TimeoutQuerySet, state: str) -> TimeoutQuerySet:

@@ -138,13 +138,8 @@ def mark_at_once(
     model: type[Model] = policy.model
     arrays = {"id": array_of(Timeout, pks), "pk": array_of(model, pks.values())}
     found = _marked_at_once.rows(using, policy, 0 if counted else 1, late, **arrays)
-    own, size = _columns_of(model), len(_COLUMNS)
+    own, size = [field.attname for field in model._meta.concrete_fields], len(_COLUMNS)
     return [(Timeout.from_db(using, _COLUMNS, row[:size]), model.from_db(using, own, row[size:])) for row in found]
-
-
-@lru_cache(maxsize=1000)
-def _columns_of(model: type[Model]) -> list[str]:
-    return [field.attname for field in model._meta.concrete_fields]
 
 
 @compiled
@@ -260,8 +255,7 @@ def is_superseded(row: Timeout, labels: Iterable[str], using: str) -> bool:
     """
     slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels}
     newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
-    found: bool = Timeout.objects.using(using).filter(newer, slot__in={row.slot, *slots}).exists()
-    return found
+    return bool(Timeout.objects.using(using).filter(newer, slot__in={row.slot, *slots}).exists())
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:

@@ -46,7 +46,7 @@ def test_stops_and_changes_of_the_last_seconds() -> None:
     assert dict(found.stopped) == {"a.b.paused": None, "a.b.until": now + 60 * SECOND}
     assert found.resumed_since(now - 10 * SECOND) == {"a.b.resumed"}
     with CaptureQueriesContext(connection) as queries:
-        assert cache.cached("default") == found.stopped
+        assert cache.recent("default").stopped == found.stopped
     assert not queries, "the answer is cached like any other"
 
 

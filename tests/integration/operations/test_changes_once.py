@@ -178,10 +178,10 @@ def test_until_an_earlier_change_has_moved_all_rows_another_one_is_refused() -> 
 
 
 def test_a_stop_by_another_process_is_seen_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "testapp.order.remind" not in stop_cache.cached(connection.alias)
+    assert "testapp.order.remind" not in stop_cache.recent(connection.alias).stopped
     with monkeypatch.context() as patched:  # as in a process that does not hear of it
         patched.setattr(type(stop_cache), "forget", lambda self: None)
         operations.pause("testapp.order.remind", by=BY)
     now = time.monotonic()
     monkeypatch.setattr("django_delayq.ledger.controls.time.monotonic", lambda: now + 1.1)
-    assert "testapp.order.remind" in stop_cache.cached(connection.alias)
+    assert "testapp.order.remind" in stop_cache.recent(connection.alias).stopped

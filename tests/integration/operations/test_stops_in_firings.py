@@ -168,10 +168,10 @@ def test_an_answer_that_was_long_in_coming_is_not_remembered_for_longer(monkeypa
         return result
 
     with connection.execute_wrapper(slow):
-        assert controls.stop_cache.cached("default") == {}
+        assert controls.stop_cache.recent("default").stopped == {}
     PolicyControl.objects.create(policy=REMIND, stop="paused", changed_at=timezone.now())
     monkeypatch.setattr(controls, "CACHE_SECONDS", 0.08)
-    assert set(controls.stop_cache.cached("default")) == {REMIND}
+    assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
 
 
 def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_look() -> None:
@@ -180,6 +180,6 @@ def test_without_redis_what_somebody_else_resumes_can_be_claimed_by_the_next_loo
     pause(REMIND, by=BY)
     assert not claiming.is_any_claimable("default", None)
     PolicyControl.objects.update(stop="")  # another process: this one still remembers
-    assert set(controls.stop_cache.cached("default")) == {REMIND}
+    assert set(controls.stop_cache.recent("default").stopped) == {REMIND}
     assert claiming.is_any_claimable("default", None)
     assert claiming.claim("default", None, 10, MINUTE).claims == {row.pk: 1}
