@@ -70,7 +70,7 @@ def _fire(work: Work, using: str, report: ReportBuilder) -> None:
         candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]
     if policy is None:
         now = report.current_time()
-        report.again.update((id, firing_state.unknown.again_at(work.policy, id, now)) for id in work.ids)
+        report.again.update((each.id, firing_state.unknown.again_at(work.policy, each.id, now)) for each in candidates)
     elif policy.atomic and not work.suspect:
         _fire_in_groups(policy, candidates, using, report)
     else:
