@@ -249,8 +249,8 @@ class TableSync:
             is_known = label in self._reported
             self._reported.add(label)
             level, cause = (logging.DEBUG, None) if is_known else (logging.ERROR, shown(error))
-            extra = {"event": "sync_failed", "policy": label, "object_id": key}
-            logger.log(level, "%s", failures, exc_info=cause, extra=extra)
+            facts = {"policy": label, "object_id": key}
+            logger.log(level, "%s", failures, exc_info=cause, extra={"event": "sync_failed", **facts})
         elif label in self._reported and is_complete and not row.failed:
             self._reported.discard(label)
             words = "%s: the deadlines of all objects can be computed again"

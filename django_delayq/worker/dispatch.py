@@ -312,8 +312,8 @@ class Dispatch:
         try:
             return call()
         except Exception as error:
-            words, facts = "The executor %s failed in %s(): %s", {"event": "executor_failed"}
-            logger.warning(words, self._executor_name, name, message_of(error), exc_info=shown(error), extra=facts)
+            words, facts = "The executor %s failed in %s(): %s", (self._executor_name, name, message_of(error))
+            logger.warning(words, *facts, exc_info=shown(error), extra={"event": "executor_failed"})
             return None
 
     def abandon(self) -> int:
