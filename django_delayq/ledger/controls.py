@@ -203,7 +203,7 @@ class Guards(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a worker reads every few seconds, beside due timeouts."""
+    """What operators have changed, and what else a worker reads every few seconds beside due timeouts."""
 
     asked_at: float
     """When it was asked, by `time.monotonic()`."""
@@ -224,7 +224,7 @@ class News(NamedTuple):
 
 
 def read_news(using: str) -> News:
-    """Query the database. Raises its errors."""
+    """Read all of it in one query, which is not cached. Raises the database's errors."""
     asked_at = time.monotonic()  # not when the answer arrives: a slow answer would be cached for longer
     rows = _controls.rows(using)
     *_, now, has_expired = rows[0]
@@ -249,11 +249,11 @@ class StopCache:
         self._answers: dict[str, News] = {}
 
     def read(self, using: str) -> Stopped:
-        """Query the database."""
+        """Query the database; return what is stopped."""
         return self.read_news(using).stopped
 
     def read_news(self, using: str) -> News:
-        """Query the database for the same, and what else a worker needs to know every few seconds."""
+        """Query the database, and keep the answer for the other methods."""
         news = self._answers[using] = read_news(using)
         return news
 
@@ -275,7 +275,7 @@ class StopCache:
         return found
 
     def confirmed(self, using: str, labels: Collection[str] | None = None) -> Stopped:
-        """Return what is stopped; with `labels`, only if that is one of these present labels.
+        """Return what is stopped; with `labels`, nothing unless one of these present labels is stopped.
 
         A stop that ended before the call is never in the answer, so that a policy that was just resumed is not left
         out for another minute. A stop that began within the last second may be missing.

@@ -64,6 +64,8 @@ def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_on
     `earlier_only`: for new rows, of which Redis has nothing that would be wrong. Otherwise a later due time replaces
     the one that Redis has.
     """
+    if get_settings().redis is None:  # `push` checks this, too, but then all rows have been read
+        return
     end, in_ms = clock.now() + get_settings().horizon, functools.cache(due_ms_of)
     near = ((queue, row_id, in_ms(at) if at <= end else None) for queue, row_id, at in due)
     push(using, [Change(*each, earlier_only) for each in near if each[-1] is not None or not earlier_only])

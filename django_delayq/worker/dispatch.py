@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from math import inf
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -287,7 +286,7 @@ class Dispatch:
         Their delivery is not counted. Return how many.
         """
         before = time.monotonic() - after_seconds if after_seconds else inf
-        if not any(each.at <= before for each in self._in_flight.values()):
+        if after_seconds and not any(each.at <= before for each in self._in_flight.values()):
             return 0
         withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []
         if not after_seconds:
@@ -305,7 +304,7 @@ class Dispatch:
 
     def close(self, *, wait: bool) -> None:
         """Close the executor, which must not keep the worker from ending."""
-        self._try("close", partial(self._executor.close, wait=wait))
+        self._try("close", lambda: self._executor.close(wait=wait))
 
     def _try(self, name: str, call: Callable[[], T]) -> T | None:
         """Return the result of a method of the executor, a class of the project; after an error log it."""

@@ -35,7 +35,7 @@ logger = logging.getLogger("django_delayq.worker")
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 5.0
 ROOM_SECONDS: Final = 30.0
-"""Redis counts as full for this long after a refusal, because at its limit it refuses only some calls."""
+"""Redis counts as full until a sweep succeeds this long after a refusal: at its limit it refuses only some calls."""
 
 WINDOW_SECONDS: Final = 60.0
 TOLERATED_MS: Final = 5.0
@@ -83,7 +83,7 @@ class RedisHealth:
     @property
     def is_full(self) -> bool:
         """Return whether due timeouts may be missing from Redis although it is up."""
-        return self._monotonic() - self._full_at <= ROOM_SECONDS
+        return self._shortages.is_failing
 
     @property
     def probe_seconds(self) -> float:
@@ -142,7 +142,7 @@ class RedisHealth:
 
     def accepted(self) -> None:
         """Note that Redis has accepted everything that a sweep sent."""
-        if not self.is_full:
+        if self._monotonic() - self._full_at > ROOM_SECONDS:
             self._shortages.recovered("Redis has room again")
 
 

@@ -28,6 +28,8 @@ logger = logging.getLogger("django_delayq.worker")
 FIRST_PAUSE_SECONDS: Final = 0.5
 LONGEST_PAUSE_SECONDS: Final = 30.0
 """The longest delay before a process is started again; one that has run for longer is started after the first delay."""
+CHECK_SECONDS: Final = 1.0
+"""The longest wait for a signal: one that the system passes to another thread than the main one does not end it."""
 NUMBER_VARIABLE: Final = "DELAYQ_PROCESS"
 """The environment variable that holds the number of a process, from 1."""
 REFUSED: Final = 3
@@ -93,7 +95,7 @@ class Supervisor:
                     return self._code
                 waits = [process.backoff.seconds_left for process in left if not process.pid]
                 with suppress(Empty):
-                    woken.get(timeout=min(waits, default=None))
+                    woken.get(timeout=min([CHECK_SECONDS, *waits]))
                 self._reap()
 
     def _pass_signals_on(self) -> None:

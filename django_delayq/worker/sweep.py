@@ -155,10 +155,12 @@ class Sweep:
                 if len(page) < min(PAGE, PASS):  # all of them, as nearly always
                     self._places |= {"ahead": None, kind: None}
                     swept = self._ensure(page)
-                else:  # rows that are due soon come first: they must not wait behind a long backlog
-                    swept = self._range("ahead", now, end).plus(self._range(kind, start, now))
+                    self._report_restored(swept.restored)
+                    return swept
+                # Rows that are due soon come first: they must not wait behind a long backlog, where the sweep may fail.
+                swept = self._range("ahead", now, end)
                 self._report_restored(swept.restored)
-                return swept
+                return swept.plus(self._range(kind, start, now))
 
     def _report_restored(self, restored: int) -> None:
         """Send the signal, and log once that Redis has lost entries, if these are many."""

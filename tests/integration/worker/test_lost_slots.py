@@ -103,6 +103,24 @@ def test_works_that_wait_for_a_slot_are_released_although_the_executor_fails(dec
     assert dispatch.in_flight == 0
 
 
+def test_a_worker_that_stops_withdraws_works_that_it_has_given_up(settings: Any) -> None:
+    """Otherwise the executor would still run them, and the worker would wait for that."""
+
+    class Slow(Silent):
+        def withdraw(self) -> list[Work]:
+            withdrawn, self.works = [work for work, _ in self.works], []
+            return withdrawn
+
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": timedelta(milliseconds=100)}
+    [row] = due_orders("remind", 1)
+    dispatch = dispatch_to(executor := Slow())
+    dispatch.add(Batch({row.pk: 1}))
+    wait_until(lambda: dispatch.collect() >= 0 and not dispatch.in_flight, "its lease is over")
+    assert executor.works
+    assert dispatch.release() == 0
+    assert not executor.works
+
+
 def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch_module, "MAX_LOST", 2)
     executor = Silent()

@@ -197,6 +197,16 @@ def test_a_redis_at_its_limit_is_full_until_it_has_refused_nothing_for_a_while(
     assert events(caplog) == ["redis_full", "redis_has_room"]
 
 
+def test_a_full_redis_stays_full_until_the_next_sweep_however_rarely_the_worker_sweeps(
+    health: RedisHealth, steady: Steady
+) -> None:
+    health.failed(EngineFull("OOM"))
+    steady.seconds += 300
+    assert health.is_full
+    health.accepted()
+    assert not health.is_full
+
+
 @pytest.mark.parametrize(
     ("policy", "is_told"), [("allkeys-lru", True), ("allkeys-random", True), ("volatile-lru", False)]
 )

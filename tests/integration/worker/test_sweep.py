@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.db import OperationalError
 
 from django_delayq import Limits, Rate, clock, operations
 from django_delayq.clock import database_now
@@ -159,6 +161,26 @@ def test_what_redis_has_lost_is_restored_with_one_line_in_the_log(
     assert counted == [12, 12]
     (line,) = [record for record in caplog.records if getattr(record, "event", "") == "redis_healed"]
     assert (line.levelname, line.name) == ("WARNING", "django_delayq.worker")
+
+
+def test_what_was_restored_is_reported_although_the_sweep_of_the_backlog_fails(
+    engine: Engine, counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later sweep finds these entries in Redis, and reports nothing."""
+    monkeypatch.setattr(sweep, "PAGE", 5)
+    due_orders("remind", 10, hours=2)
+    Timeout.objects.update(run_at=clock.now() - timedelta(hours=1))
+    lost = scheduled_earlier(3, timedelta(minutes=1), seconds=9)
+    engine.queue("default", 0).remove([row.pk for row in lost])
+    pages = count(1)
+
+    def fail_in_the_backlog() -> None:
+        if next(pages) == 2:
+            raise OperationalError("the server is gone")
+
+    with pytest.raises(OperationalError):
+        Sweep(engine, "default", ClockSkew("default")).run_once(everything=True, between=fail_in_the_backlog)
+    assert counted == [3]
 
 
 @pytest.mark.parametrize("lost", [0, sweep.RESTORED_LIMIT])
