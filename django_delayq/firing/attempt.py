@@ -91,7 +91,7 @@ class Attempt:
         """
         error = caught(self._run)
         if error is not None:
-            self.report = ReportBuilder(now=self.report.now)
+            self.report, self.left = ReportBuilder(now=self.report.now), set()
             if not self._has_released(error):
                 if len(self.candidates) > 1:
                     return False

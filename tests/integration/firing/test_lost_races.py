@@ -12,6 +12,9 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.firing import plan, run
+from django_delayq.firing.attempt import LostRace
+from django_delayq.firing.handler import set_hook
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
@@ -97,3 +100,23 @@ def test_after_a_failed_batch_its_policy_fires_one_by_one_for_a_while(orders: li
     assert calls == [2, 1, 1]
     fire(*[due(order, policy) for order in orders[2:]])
     assert calls == [2, 1, 1, 1, 1, 1]
+
+
+def test_checks_that_are_rolled_back_release_what_could_be_fired(orders: list[Order], declare: Declare) -> None:
+    """A larger group only checks its timeouts, and leaves those that can be fired: not if its COMMIT fails."""
+    lost: list[str] = []
+
+    def lose(step: str) -> None:
+        if step == "checked" and not lost:
+            lost.append(step)
+            raise LostRace
+
+    policy = declare(Order, name="checked")
+    firing_state.group_size(policy.label).uncalled_size = len(orders)
+    rows = [due(order, policy) for order in orders]
+    set_hook(lose)
+    report = fire(*rows)
+    set_hook(None)
+    assert report.again.keys() == {row.pk for row in rows}
+    assert {(*state(row), row.attempts) for row in rows} == {("pending", "", 0)}
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
