@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -18,7 +20,7 @@ from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, state
+from tests.integration.firing.conftest import due, fire, grouping, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -120,3 +122,26 @@ def test_checks_that_are_rolled_back_release_what_could_be_fired(orders: list[Or
     assert report.again.keys() == {row.pk for row in rows}
     assert {(*state(row), row.attempts) for row in rows} == {("pending", "", 0)}
     assert set(fire(*rows).fired) == {row.pk for row in rows}
+
+
+@pytest.mark.parametrize("error", [ValueError, LostRace])
+def test_what_a_group_has_read_is_freed_when_it_is_rolled_back(
+    orders: list[Order], declare: Declare, error: type[Exception]
+) -> None:
+    """An open cursor of a handler would keep a read transaction of SQLite, until the garbage collector runs."""
+    read: list[weakref.ref[Order]] = []
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        read.append(weakref.ref(order))
+        if len(read) == 1:
+            raise error
+
+    policy = declare(Order, handler, name="reads")
+    grouping(policy)
+    rows = [due(order, policy) for order in orders]
+    gc.disable()
+    try:
+        fire(*rows)
+        assert read[0]() is None
+    finally:
+        gc.enable()
