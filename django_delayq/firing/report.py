@@ -106,7 +106,8 @@ class Work:
     object_ids: tuple[str, ...]
     queue: str = "default"
     suspect: bool = False
-    """A process may have died while it ran: it is fired alone, after its attempt has been counted."""
+    """A process may have died while it ran: it is fired alone, after its attempt has been counted. If it is still
+    `firing`, the attempt that died is recorded first."""
     begin_at: float = 0.0
     """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
     begin_by: float = inf
