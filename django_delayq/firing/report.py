@@ -84,7 +84,8 @@ class Report:
             ids: dict[str, Any] = {name: _ids(data.get(name, ())) for name in _ID_FIELDS}
             return cls(again=again, now=now, **ids)
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"This is not a report: {error}. Pass what Report.as_dict() returned.") from error
+            problem = str(error).removesuffix(".")
+            raise ValueError(f"This is not a report: {problem}. Pass what Report.as_dict() returned.") from error
 
 
 class Candidate(NamedTuple):
@@ -275,7 +276,7 @@ def _text(value: Any) -> str:
 
 
 def _datetime(value: Any) -> datetime:
-    return check_moment(datetime.fromisoformat(value), "again")
+    return check_moment(datetime.fromisoformat(value), repr(value))
 
 
 def suits_use_tz(value: Any) -> bool:
