@@ -90,12 +90,15 @@ class Attempt:
         If the connection was lost during COMMIT, the outcome is unknown: the next attempt finds it in the row.
         """
         error = caught(self._run)
-        if error is not None:
-            self.report = ReportBuilder(now=self.report.now)
-            if not self._has_released(error):
-                if len(self.candidates) > 1:
-                    return False
-                self._record(error)
+        try:
+            if error is not None:
+                self.report, self.left = ReportBuilder(now=self.report.now), set()
+                if not self._has_released(error):
+                    if len(self.candidates) > 1:
+                        return False
+                    self._record(error)
+        finally:
+            del error  # its traceback refers to this frame: the cycle would keep what handlers have read, and cursors
         report.add(self.report)
         return True
 

@@ -252,3 +252,4 @@ def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:
         error = caught(partial(running.make, Call(), callbacks.popleft()))
         if error is not None:
             logger.error("An on_commit() callback raised; its transaction is committed.", exc_info=shown(error))
+        del error  # its traceback refers to this frame

@@ -53,7 +53,8 @@ def plan(
     due yet by the database clock, and those of policies that are stopped or not declared here, are checked again later.
 
     Args:
-        deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect.
+        deliveries: how often each id was delivered without an acknowledgement. From the second time on it is a suspect,
+            as is a row that is still `firing` although its attempt has expired.
         using: the database.
         ahead: timeouts due within this time count as due; `early` of the report has the deadlines of those that are not
             due yet. Only those that are due at nearly the same time share a work.
@@ -122,7 +123,7 @@ def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
 def _works(
     label: str, rows: Sequence[_Row], deliveries: Mapping[int, int], begin: datetime | Slot | None
 ) -> Iterator[Work]:
-    """Divide the due `rows` of one policy, queue and slot. Suspects and rows that were `firing` are alone.
+    """Divide the due `rows` of one policy, queue and slot. Suspects are alone, and all timeouts with `atomic=False`.
 
     No work has two timeouts of one object: the first would change the object of the second.
     """

@@ -153,7 +153,7 @@ def pause(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) ->
     """
     brake = guards.brake
     assert brake is not None
-    stop_cache.forget()  # in the first case the answer in it is outdated
+    stop_cache.forget()  # if the policy is stopped already, the cached answer is outdated
     with transaction_of(using):
         control, now = lock_control(policy, using), database_now(using)
         # Without a control when the count began, it was just created, and has no actor.

@@ -84,7 +84,8 @@ class Report:
             ids: dict[str, Any] = {name: _ids(data.get(name, ())) for name in _ID_FIELDS}
             return cls(again=again, now=now, **ids)
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"This is not a report: {error}. Pass what Report.as_dict() returned.") from error
+            problem = str(error).removesuffix(".")
+            raise ValueError(f"This is not a report: {problem}. Pass what Report.as_dict() returned.") from error
 
 
 class Candidate(NamedTuple):
@@ -106,7 +107,8 @@ class Work:
     object_ids: tuple[str, ...]
     queue: str = "default"
     suspect: bool = False
-    """A process may have died while it ran: it is fired alone, after its attempt has been counted."""
+    """A process may have died while it ran: it is fired alone, after its attempt has been counted. If it is still
+    `firing`, the attempt that died is recorded first."""
     begin_at: float = 0.0
     """`run` waits until this `time.monotonic()` of the worker's process. It is not part of a message."""
     begin_by: float = inf
@@ -274,7 +276,7 @@ def _text(value: Any) -> str:
 
 
 def _datetime(value: Any) -> datetime:
-    return check_moment(datetime.fromisoformat(value), "again")
+    return check_moment(datetime.fromisoformat(value), repr(value))
 
 
 def suits_use_tz(value: Any) -> bool:

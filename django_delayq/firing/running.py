@@ -184,29 +184,37 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
     row = member.row
     call = Call((row.pk,), {"state": State.FIRING, "attempts": row.attempts}, is_counted=True)
     try:
-        error = caught(lambda: call_handler(policy, member.obj, row, call))
-    except KeyboardInterrupt:
+        failure = caught(lambda: call_handler(policy, member.obj, row, call))
+        if failure is not None:
+            report.add(_record_failure(policy, failure, call, driver_connection, using))
+            return
+    except KeyboardInterrupt:  # also while the failure could not be recorded yet
         with suppress(Exception):
             record(policy, TransientFailure("interrupted", timedelta(0)), using, call)
         raise
-    if error is None:
-        reach("handled")
-        report.note_call(call)
-        found = persistently(lambda: _settle_fired(row, using), row.pk, using)
-        reach("settled")
-        report.add(found)
-        count_fired(policy, len(found.fired), attempt.guards, using)
-        return
-    failure, reason = error, None
+    reach("handled")
+    report.note_call(call)
+    found = persistently(lambda: _settle_fired(row, using), row.pk, using)
+    reach("settled")
+    report.add(found)
+    count_fired(policy, len(found.fired), attempt.guards, using)
+
+
+def _record_failure(
+    policy: TimeoutPolicy[Any], error: BaseException, call: Call, driver_connection: object, using: str
+) -> ReportBuilder:
+    """Record what a handler outside a transaction raised. After a transient error no attempt is counted."""
+    [timeout_id], reason = call.timeout_ids, None
     if not isinstance(error, Outcome):
         reason = transient_reason(error, using, None, driver_connection)
-    if reason is not None:  # no attempt is counted
-        failure = TransientFailure(reason, firing_state.backoff.next_wait(using, row.pk, reason, TRANSIENT_MAX_SECONDS))
-        log_waiting([row.pk], reason)
-    found = persistently(lambda: record(policy, failure, using, call), row.pk, using)
+    if reason is not None:
+        wait = firing_state.backoff.next_wait(using, timeout_id, reason, TRANSIENT_MAX_SECONDS)
+        error = TransientFailure(reason, wait)
+        log_waiting([timeout_id], reason)
+    found = persistently(lambda: record(policy, error, using, call), timeout_id, using)
     if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
         found.uncounted.update(found.again)
-    report.add(found)
+    return found
 
 
 def _settle_fired(fired: Timeout, using: str) -> ReportBuilder:

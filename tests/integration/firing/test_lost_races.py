@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,10 +14,13 @@ from django.utils import timezone
 import django_delayq as dq
 from django_delayq import operations
 from django_delayq.firing import plan, run
+from django_delayq.firing.attempt import LostRace
+from django_delayq.firing.handler import set_hook
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import stop_cache
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire, state
+from tests.integration.firing.conftest import due, fire, grouping, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -97,3 +102,46 @@ def test_after_a_failed_batch_its_policy_fires_one_by_one_for_a_while(orders: li
     assert calls == [2, 1, 1]
     fire(*[due(order, policy) for order in orders[2:]])
     assert calls == [2, 1, 1, 1, 1, 1]
+
+
+def test_checks_that_are_rolled_back_release_what_could_be_fired(orders: list[Order], declare: Declare) -> None:
+    """A larger group only checks its timeouts, and leaves those that can be fired: not if its COMMIT fails."""
+    lost: list[str] = []
+
+    def lose(step: str) -> None:
+        if step == "checked" and not lost:
+            lost.append(step)
+            raise LostRace
+
+    policy = declare(Order, name="checked")
+    firing_state.group_size(policy.label).uncalled_size = len(orders)
+    rows = [due(order, policy) for order in orders]
+    set_hook(lose)
+    report = fire(*rows)
+    set_hook(None)
+    assert report.again.keys() == {row.pk for row in rows}
+    assert {(*state(row), row.attempts) for row in rows} == {("pending", "", 0)}
+    assert set(fire(*rows).fired) == {row.pk for row in rows}
+
+
+@pytest.mark.parametrize("error", [ValueError, LostRace])
+def test_what_a_group_has_read_is_freed_when_it_is_rolled_back(
+    orders: list[Order], declare: Declare, error: type[Exception]
+) -> None:
+    """An open cursor of a handler would keep a read transaction of SQLite, until the garbage collector runs."""
+    read: list[weakref.ref[Order]] = []
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        read.append(weakref.ref(order))
+        if len(read) == 1:
+            raise error
+
+    policy = declare(Order, handler, name="reads")
+    grouping(policy)
+    rows = [due(order, policy) for order in orders]
+    gc.disable()
+    try:
+        fire(*rows)
+        assert read[0]() is None
+    finally:
+        gc.enable()

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import extend_firing, plan, run, settle_expired
+from django_delayq.firing.handler import set_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.e2e.races.sessions import impatient
@@ -375,3 +376,22 @@ def test_an_expired_row_of_a_policy_that_is_not_declared_is_left_to_others_first
     Timeout.objects.update(run_at=timezone.now() - timedelta(seconds=61))
     assert list(settle_expired("default").again) == [row.pk]
     assert state(row) == ("pending", "")
+
+
+def test_keyboard_interrupt_before_the_failure_is_recorded_gives_the_row_back(order: Order, declare: Declare) -> None:
+    """Recording is repeated for half a minute while the row is locked, so that an interrupt may well come then."""
+    interrupted: list[str] = []
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError
+
+    def interrupt(step: str) -> None:
+        if step == "undone" and not interrupted:
+            interrupted.append(step)
+            raise KeyboardInterrupt
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False))
+    set_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fire(row)
+    assert (state(row), row.attempts) == (("pending", ""), 0)
