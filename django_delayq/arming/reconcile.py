@@ -293,7 +293,7 @@ def _settled_rounds(
         place = (*slots[slot], since_at)
         if history is None:
             closed.add(place)
-        else:
+        elif not is_new:
             moves = [event["what"] for event in history if "from" in event]
             kept[place] = Kept(None if moves[-1:] == ["fire_requested"] else due_at, first_due_at, extensions)
     return closed, kept
