@@ -200,6 +200,14 @@ def test_arming_a_new_object_reads_no_earlier_rounds() -> None:
     assert not reads
 
 
+def test_saving_an_object_that_is_exempt_reads_no_earlier_rounds(declare: Declare) -> None:
+    declare(Order, name="exempting", after=lambda order: None, since="created_at", when=Q(status="new"))
+    order = Order.objects.create(status="new", created_at=timezone.now())
+    with CaptureQueriesContext(connection) as captured:
+        order.save()
+    assert not [query["sql"] for query in captured if "condition" in query["sql"]]
+
+
 @pytest.mark.parametrize("by_callable", [False, True])
 def test_a_new_object_with_the_key_of_a_deleted_one_keeps_nothing(declare: Declare, by_callable: bool) -> None:
     begin = timezone.now()
