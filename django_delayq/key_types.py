@@ -58,7 +58,7 @@ class KeyType:
         return None if template is None else _Template(template, reference, field)
 
     def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
-        """Return why this key is not supported on this database, None: on any, or an empty string."""
+        """Return why this key is not supported on this database (None: on any), or an empty string."""
         return ""
 
 

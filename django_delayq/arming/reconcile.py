@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from django.db import Error as DatabaseError
@@ -221,15 +222,13 @@ def diff(
                     unfit.append((state, since_at))
         elif state.pending_id is not None:
             changes.cancel[state.pending_id] = (state, Cause.CONDITION)
-    closed, kept = _settled_rounds(unfit, using, is_new=is_new)
+    settled = cache(lambda: _settled_rounds(unfit, using, is_new=is_new))  # not for an exempt object
     for state, since_at in unfit:
         place = (state.policy.label, state.pk, since_at)
-        is_closed = place in closed if state.closed is None else state.closed
+        is_closed = place in settled()[0] if state.closed is None else state.closed
         if state.pending_id is not None or not is_closed:
             with failures.counting(state.pk) if failures else nullcontext():
-                _diff_round(
-                    changes, state, since_at, object_of, is_closed=is_closed, kept=kept.get(place), oldest=oldest
-                )
+                _diff_round(changes, state, since_at, object_of, settled, is_closed=is_closed, oldest=oldest)
     return changes
 
 
@@ -238,9 +237,9 @@ def _diff_round(
     state: RowState,
     since_at: datetime | None,
     object_of: Callable[[RowState], Any],
+    settled: Callable[[], tuple[set[Place], dict[Place, Kept]]],
     *,
     is_closed: bool,
-    kept: Kept | None,
     oldest: timedelta | None,
 ) -> None:
     """Arm the round of `since_at`, or move the pending round to it; note in `changes` what must be written."""
@@ -252,7 +251,8 @@ def _diff_round(
         if pending_id is not None:
             changes.cancel[pending_id] = (state, Cause.CONDITION)
         return
-    kept = kept if pending_id is None and kept is not None and kept.is_later(due_at) else None
+    kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
+    kept = kept if kept is not None and kept.is_later(due_at) else None
     due_at = due_at if kept is None else kept.due_at or due_at
     # A sync leaves more of the old rounds alone than a save, but not pending ones.
     limit = oldest if oldest is None or pending_id is None else max(oldest, get_settings().catch_up)
@@ -293,7 +293,7 @@ def _settled_rounds(
         place = (*slots[slot], since_at)
         if history is None:
             closed.add(place)
-        else:
+        elif not is_new:
             moves = [event["what"] for event in history if "from" in event]
             kept[place] = Kept(None if moves[-1:] == ["fire_requested"] else due_at, first_due_at, extensions)
     return closed, kept

@@ -6,10 +6,12 @@ times the CPU.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections
 from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquery, Value, When
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
@@ -54,6 +56,7 @@ class RowState:
     policy: TimeoutPolicy[Any]
     holds: bool
     since_at: datetime | None
+    """None also for a callable `since`, which `diff` calls."""
     after: timedelta | None
     """The delay that an operator has put in force; None: the declared one."""
     pending_id: int | None = None
@@ -242,7 +245,9 @@ def _object(using: str, model: type[Model]) -> QuerySet[Any, Any]:
 
 def condition_holds(policy: TimeoutPolicy[Any], pk: Any, using: str) -> bool:
     """Return whether `when` holds on the row `pk` as this transaction sees it; False if the row is gone."""
-    return bool(_read(_condition, [policy], pk, using))
+    with suppress(EmptyResultSet):  # raised instead of a query, for example if the base manager hides all rows
+        return bool(_read(_condition, [policy], pk, using))
+    return False
 
 
 def _condition(using: str, policies: tuple[TimeoutPolicy[Any]]) -> QuerySet[Any, Any]:

@@ -331,7 +331,9 @@ def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, by: str = 
 
 def note_condition(rows: Sequence[Timeout], using: str) -> None:
     """Count rounds that were cancelled by hand as cancelled by their condition, so that they may be armed again."""
-    _set(rows, using, (State.CANCELLED,), cause=Cause.CONDITION)
+    for row in rows:
+        row.cause = Cause.CONDITION
+    update_each(rows, ("cause",), using, (State.CANCELLED,))  # others may have changed since the rows were read
 
 
 def _set(rows: Sequence[Timeout], using: str, states: Sequence[Timeout.State], **values: Any) -> None:

@@ -198,3 +198,27 @@ def test_arming_a_new_object_reads_no_earlier_rounds() -> None:
     reads = [query["sql"] for query in captured if "condition" in query["sql"]]
     assert Timeout.objects.count() == 1
     assert not reads
+
+
+def test_saving_an_object_that_is_exempt_reads_no_earlier_rounds(declare: Declare) -> None:
+    declare(Order, name="exempting", after=lambda order: None, since="created_at", when=Q(status="new"))
+    order = Order.objects.create(status="new", created_at=timezone.now())
+    with CaptureQueriesContext(connection) as captured:
+        order.save()
+    assert not [query["sql"] for query in captured if "condition" in query["sql"]]
+
+
+@pytest.mark.parametrize("by_callable", [False, True])
+def test_a_new_object_with_the_key_of_a_deleted_one_keeps_nothing(declare: Declare, by_callable: bool) -> None:
+    begin = timezone.now()
+    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
+    policy = declare(Order, name="reused", after=30 * MINUTE, since=since, when=Q(status="unpaid"))
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    dq.extend_timeout(order, policy, minutes=60)
+    order.status = "paying"
+    order.save()
+    key = order.pk
+    order.delete()
+    Order.objects.create(pk=key, status="unpaid", created_at=begin)
+    row = Timeout.objects.get(policy=policy.label, state="pending")
+    assert (row.extensions, row.due_at) == (0, begin + 30 * MINUTE)

@@ -264,6 +264,16 @@ def test_a_base_manager_is_asked_again_by_each_save(declare: Declare, monkeypatc
         assert Timeout.objects.get(object_id=obj.pk).state == "cancelled"
 
 
+def test_an_object_is_explained_although_its_base_manager_hides_all_rows(
+    declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As outside a request, where no tenant is known. Django does not even send such a query."""
+    policy = declare(ManagedNotHidden, name="own", after=HOUR, since="begun_at", when=Q(status="open"))
+    obj = ManagedNotHidden.objects.create(begun_at=timezone.now())
+    monkeypatch.setattr(NotHidden, "get_queryset", lambda manager: QuerySet(ManagedNotHidden).none())
+    assert "condition of the policy does not hold" in dq.explain_timeout(obj, policy).outlook
+
+
 def test_the_decorator_without_a_model_is_refused() -> None:
     def cancel(task: Any, timeout: Any) -> None: ...
 

@@ -38,6 +38,16 @@ def test_in_time_the_block_runs_and_the_timeout_will_not(order: Order) -> None:
     assert (row.pk, row.state, row.cause) == (timeout.pk, "cancelled", "condition")
 
 
+def test_what_the_block_notes_in_the_history_of_the_timeout_is_kept(order: Order) -> None:
+    with dq.before_deadline(order, "cancel_unpaid") as timeout:
+        operations.refire(Timeout.objects.all(), by="ana")
+        order.status = "paid"
+        order.save()
+    assert timeout is not None
+    timeout.refresh_from_db()
+    assert (timeout.cause, [event["what"] for event in timeout.history]) == ("condition", ["refired"])
+
+
 def test_the_object_is_refreshed_from_the_locked_row(order: Order) -> None:
     Order.objects.update(note="by another process")
     order.note = "not saved"
