@@ -110,7 +110,9 @@ class Cursor:
 
     def _compared(self, rows: Any, sign: str) -> Any:
         columns, lookup = self.order.columns, {"<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}[sign]
-        if len(columns) > 1 and not dialect_of(connections[rows.db]).compares_rows_by_index:
+        if len(columns) == 1:  # not by a `Value`, which MySQL and MariaDB refuse for an id of 0
+            return rows.filter(**{f"id__{lookup}": self.values[0]})
+        if not dialect_of(connections[rows.db]).compares_rows_by_index:
             (column, _id), (value, row_id) = columns, self.values
             return rows.filter(Q((f"{column}__{lookup[:2]}", value)) | Q((column, value), (f"id__{lookup}", row_id)))
         # `(a, b) > (x, y)`: PostgreSQL and SQLite start reading their index exactly there.

@@ -70,9 +70,11 @@ def _widths(columns: Sequence[Sequence[str]], limit: int | None) -> list[int]:
     """Return the widths of `columns`: the widest is narrowed until all fit, or no cell can be divided any more."""
     widths = [max(map(len, column)) for column in columns]
     divisible = set(range(len(columns)))
-    while limit is not None and divisible and _width_of(widths) > limit:
+    while limit is not None and divisible and (excess := _width_of(widths) - limit) > 0:
         widest = max(divisible, key=lambda place: widths[place])
-        folded = max(len(line) for cell in set(columns[widest]) for line in fold(cell, widths[widest] - 1))
+        second = max((widths[place] for place in divisible - {widest}), default=0)
+        wanted = max(widths[widest] - excess, second - 1)  # not blank by blank: a table may have thousands of cells
+        folded = max(len(line) for cell in set(columns[widest]) for line in fold(cell, wanted))
         if folded < widths[widest]:
             widths[widest] = folded
         else:

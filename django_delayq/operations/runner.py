@@ -126,6 +126,7 @@ class Context:
     now: datetime
     """The time of the database."""
     refused: list[Timeout] = field(default_factory=list)
+    """The rows of the page that stay unchanged."""
 
     @property
     def using(self) -> str:

@@ -10,6 +10,7 @@ from django.core.management.base import OutputWrapper
 
 from django_delayq.clock import counted, duration_text
 from django_delayq.ledger.search import Count
+from django_delayq.management import output
 from django_delayq.management.output import Painted, Screen, fold, table
 
 HEAD = ("id", "policy", "object", "reason")
@@ -64,6 +65,18 @@ def test_a_table_fits_the_terminal_and_loses_nothing(width: int) -> None:
     for cell in (*HEAD, *ROW):
         for piece in fold(str(cell), 1):
             assert piece.replace(" ", "") in rest
+
+
+def test_a_long_column_is_narrowed_in_few_passes_over_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = set()
+
+    def noted(text: str, width: int) -> list[str]:
+        widths.add(width)
+        return fold(text, width)
+
+    monkeypatch.setattr(output, "fold", noted)
+    table(("id", "reason"), [(1, "it did not answer " * 14)], 40)
+    assert len(widths) < 6
 
 
 def test_words_are_not_cut_in_a_narrow_terminal() -> None:

@@ -292,6 +292,13 @@ def test_a_cursor_serves_only_its_own_order(viewer: APIClient, schedule: Schedul
     assert viewer.get(url.replace("state=pending", "queue=default")).status_code == 400
 
 
+def test_a_cursor_at_the_id_zero_is_before_all_rows(viewer: APIClient, schedule: Schedule) -> None:
+    """As a value for an automatic key MySQL and MariaDB refuse zero."""
+    schedule()
+    answer = viewer.get(f"{LIST}?cursor=-id,0")
+    assert (answer.status_code, ids(answer)) == (200, [])
+
+
 def test_a_cursor_in_a_time_zone_that_no_database_knows_is_read(viewer: APIClient, schedule: Schedule) -> None:
     """PostgreSQL refuses offsets of 16 hours and more."""
     row = schedule()
