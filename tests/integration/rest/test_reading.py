@@ -285,28 +285,6 @@ def test_rows_that_come_and_go_between_pages_move_nothing(viewer: APIClient, sch
     assert newer.pk not in all_rows(viewer, first.data["next"])
 
 
-def test_a_cursor_serves_only_its_own_order(viewer: APIClient, schedule: Schedule) -> None:
-    for _ in range(2):
-        schedule()
-    url = viewer.get(f"{LIST}?page_size=1&state=pending").data["next"]
-    assert viewer.get(url.replace("state=pending", "queue=default")).status_code == 400
-
-
-def test_a_cursor_at_the_id_zero_is_before_all_rows(viewer: APIClient, schedule: Schedule) -> None:
-    """As a value for an automatic key MySQL and MariaDB refuse zero."""
-    schedule()
-    answer = viewer.get(f"{LIST}?cursor=-id,0")
-    assert (answer.status_code, ids(answer)) == (200, [])
-
-
-def test_a_cursor_in_a_time_zone_that_no_database_knows_is_read(viewer: APIClient, schedule: Schedule) -> None:
-    """PostgreSQL refuses offsets of 16 hours and more."""
-    row = schedule()
-    answer = viewer.get(f"{LIST}?state=pending&cursor=run_at,2000-01-01T00:00:00%2B23:59,5")
-    assert (answer.status_code, ids(answer)) == (200, [row.pk])
-    assert viewer.get(f"{LIST}?due_from=2000-01-01T00:00:00%2B23:59").status_code == 200
-
-
 def test_what_no_index_finds_is_looked_for_a_bounded_way_a_page(
     viewer: APIClient, schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
