@@ -148,6 +148,21 @@ def test_the_closed_rounds_of_another_since_are_not_loaded(
 
 
 @pytest.mark.django_db
+def test_of_many_closed_rounds_with_one_since_one_row_is_loaded(old_order: Order, declare: Callable[..., Any]) -> None:
+    """Such as those of a handler that schedules the next round itself."""
+    when = Q(status="unpaid")
+    policy = declare(Order, name="often", since=lambda order: order.created_at, after=MINUTE, when=when)
+    write_rounds(old_order, "often", 50)
+    Timeout.objects.filter(policy=policy.label).update(since_at=old_order.created_at)
+    with CaptureQueriesContext(connection) as captured:
+        assert not diff(row_states([policy], [old_order.pk], "default"), "default", None).pks
+    *_, sql = (query["sql"] for query in captured if TABLE in query["sql"])
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        assert len(cursor.fetchall()) == 1
+
+
+@pytest.mark.django_db
 def test_the_objects_of_a_large_page_find_their_closed_rounds(declare: Callable[..., Any]) -> None:
     """So many values of `since` are compared as one range."""
     policy = declare(Order, name="often", since="created_at", after=MINUTE, when=Q(status="unpaid"))
