@@ -32,8 +32,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / ".results"
 WORKERS = os.environ.get("PYTEST_WORKERS", str(min(4, os.cpu_count() or 1)))
 IN_THREADS = str(3 * int(WORKERS))
-COMPUTING = str(int(WORKERS) + 1)
-"""One more than there are cores, because each waits for its database now and then. They have a lower priority."""
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
 NICENESS = "5"
 MINUTE = 60
@@ -57,6 +55,8 @@ ROOMS_OF_PYTHON = (
 )
 """What calls Python and Django directly. Operations and the sweep are built on it, and the engine on redis-py alone, of
 which one module is enough."""
+NOT_OF_ROUTERS = ("firing", "matrix")
+"""What a firing reads: the workers in threads, which run behind the replica too, read it in the same statements."""
 NOT_OF_DATABASES = tuple(f"{THREADS}/test_{name}.py" for name in ("breaker", "connections", "transfer", "urls"))
 """Tests of addresses and clients of Redis, which read no database: SQLite's stage runs them."""
 NOT_OF_MARIADB = ("matrix/test_keys_shown", "rest/test_contract", *WORDS)
@@ -200,8 +200,8 @@ class Job:
 
 
 def _computing(*paths: str, options: Command = (), ignored: Command = ()) -> Command:
-    """Return the command for tests that compute."""
-    return ["pytest", "-n", COMPUTING, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
+    """Return the command for tests that compute: with more processes than cores they would get in each other's way."""
+    return ["pytest", "-n", WORKERS, *options, *_ignore((THREADS, *PROCESSES, *ignored)), *paths]
 
 
 def _waiting(*, browser: bool, ignored: Sequence[str] = ()) -> Sequence[Command]:
@@ -284,6 +284,7 @@ def _on_server(name: str, words: str, module: str, *, alone: bool = False) -> St
 def _routers() -> Stage:
     """Return the stage in which a replica that is always stale answers each read that does not name the writer."""
     ignored = [f"tests/integration/{name}.py" for name in DATABASES_ONLY]
+    ignored += [f"tests/integration/{room}" for room in NOT_OF_ROUTERS]
     return Stage(
         "routers",
         "decisions and answers behind a replica that is always stale, on SQLite",
