@@ -5,6 +5,7 @@ The ledger identifies an object by its content type and its primary key as a str
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -25,6 +26,7 @@ from django_delayq.policies import registry, resolve_policy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from django.contrib.contenttypes.models import ContentTypeManager
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.expressions import Combinable
     from django.db.models.sql.compiler import SQLCompiler
@@ -203,15 +205,21 @@ def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model
             yield model, sorted(keys[model])
 
 
+@functools.cache
+def _kinds(using: str) -> ContentTypeManager:
+    """Return the manager of the content types of a database; all share one cache, which Django clears."""
+    return ContentType.objects.db_manager(using)
+
+
 def kind_of(table: type[Model], using: str) -> int:
     """Return the id of the content type under which the ledger has objects of `table`."""
-    return int(ContentType.objects.db_manager(using).get_for_model(table).pk)
+    return int(_kinds(using).get_for_model(table).pk)
 
 
 def model_of_kind(content_type_id: int, using: str) -> type[Model] | None:
     """Return the model of a content type; None if the model, or the content type itself, does not exist any more."""
     try:
-        return ContentType.objects.db_manager(using).get_for_id(content_type_id).model_class()
+        return _kinds(using).get_for_id(content_type_id).model_class()
     except ContentType.DoesNotExist:
         return None
 
