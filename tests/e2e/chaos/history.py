@@ -201,6 +201,8 @@ class History:
     def _move(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         if self._is_there(subject, claim["answer"]):
             subject.pend(self._given(subject, claim))
+        elif claim["answer"] is not None:  # stale: its row may still be pending, and has another deadline now
+            subject.deadline = self._given(subject, claim)
 
     def _extend(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         if self._is_there(subject, claim["answer"]):
