@@ -6,7 +6,6 @@ needs neither a database nor Redis.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_delayq.exceptions import DelayqError
+from django_delayq.exceptions import DelayqError, suggestion
 from django_delayq.policy_options import Retry
 
 REDIS_BACKENDS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
@@ -90,8 +89,7 @@ def get_settings() -> Settings:
         raise ConfigError(f"DELAYQ must be a dict, not {type(raw).__name__}.")
     for key in raw:
         if key not in KEYS:
-            near = difflib.get_close_matches(str(key).upper(), KEYS, n=1, cutoff=0.6)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(sorted(KEYS))}."
+            hint = suggestion(str(key).upper(), KEYS, f"Known are: {', '.join(sorted(KEYS))}.")
             raise ConfigError(f"Unknown DELAYQ setting {key!r}. {hint}")
     values = {KEYS[key].name: _checked(key, value) for key, value in raw.items()}
     if "redis" not in values:

@@ -9,10 +9,18 @@ When one is raised, nothing has been written, and the caller's transaction stays
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
+
+
+def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:
+    """Return what a message says after the name `wrong`: which one of `known` is similar, or `otherwise`."""
+    near = difflib.get_close_matches(str(wrong), list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 class DelayqError(Exception):

@@ -5,7 +5,6 @@ Also read the condition of a policy, without a query: which columns it depends o
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from django.db.models.sql import Query
 from django.utils.translation import gettext as _
 
 from django_delayq.clock import duration_text
-from django_delayq.exceptions import PolicyError
+from django_delayq.exceptions import PolicyError, suggestion
 from django_delayq.key_types import refusal
 from django_delayq.policy_options import Brake, Late, Limits, Retry
 
@@ -62,8 +61,7 @@ def check_call(model: Any, options: Iterable[str], known: Sequence[str]) -> None
             "@timeout_policy(Order, after=...)."
         )
     for option in [each for each in options if each not in known]:
-        near = difflib.get_close_matches(option, known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"The options are {', '.join(known)}."
+        hint = suggestion(option, known, f"The options are {', '.join(known)}.")
         raise PolicyError(f"timeout_policy() has no option {option!r}. {hint}")
 
 
@@ -181,8 +179,7 @@ def _check_field(policy: TimeoutPolicy[Any], option: str, path: str, rule: str, 
         fits = False
     if not fits:
         known = [field.name for field in model._meta.concrete_fields if accepts(field)]
-        near = difflib.get_close_matches(str(path), known, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(known) or 'none'}."
+        hint = suggestion(path, known, f"It has: {', '.join(known) or 'none'}.")
         words = f"{option}={path!r} is not {rule} of {model.__name__}. {hint}"
         raise PolicyError(f"Timeout policy {policy.label}: {words}")
 

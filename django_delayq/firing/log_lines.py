@@ -6,7 +6,7 @@ Each record names the policy and the object. Its `extra` has them, and the times
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final
@@ -25,13 +25,14 @@ STOPPED: Final = "its policy is paused or on hold"
 _SKIPPED: Final = {Cause.CONDITION: "its condition does not hold", Cause.GONE: "its object does not exist any more"}
 
 
-def log_settled(rows: Iterable[Timeout], calls: Mapping[int, Call]) -> None:
-    """Log at INFO those of the settled `rows` that fired or were skipped. `calls`: of their handlers, by id."""
+def log_settled(rows: Iterable[Timeout], calls: Iterable[Call]) -> None:
+    """Log at INFO those of the settled `rows` that fired or were skipped. `calls`: of their handlers."""
     if not logger.isEnabledFor(logging.INFO):
         return
+    call_of = {timeout_id: call for call in calls for timeout_id in call.timeout_ids}
     for row in rows:
         if row.state == State.FIRED and row.settled_at:
-            call = calls.get(row.pk) or Call((row.pk,))
+            call = call_of.get(row.pk) or Call((row.pk,))
             others = len(call.timeout_ids) - 1
             together = f", together with {counted(others, 'other')}" if others else ""
             times, facts = _timing(row, call.at or row.settled_at, call.took or 0.0)

@@ -67,12 +67,13 @@ def plan(
     found = _rows_of(deliveries, using)
     report = ReportBuilder(now=found[0].database_now if found else None)
     report.done += deliveries.keys() - {row.id for row in found}
-    stopped = stop_cache.confirmed(using, {policy.label for row in found if (policy := registry.get(row.policy))})
+    policies = {label: registry.get(label) for label in {row.policy for row in found}}
+    stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
     due: dict[tuple[str, str, datetime | Slot | None], list[_Row]] = defaultdict(list)
     early: dict[int, datetime] = {}
     begins: dict[tuple[str, str], datetime] = {}
     for row in found:
-        policy, now = registry.get(row.policy), row.database_now
+        policy, now = policies[row.policy], row.database_now
         if Timeout.State(row.state).is_settled:
             log_waiting([row.id], f"it is {row.state} already")
             report.done.append(row.id)

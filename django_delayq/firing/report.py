@@ -156,7 +156,7 @@ class ReportBuilder:
     now: datetime | None = None
     missed: bool = False
     """The slot of the work was over before it could begin."""
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
     """For the log: the calls of handlers that returned."""
 
     def current_time(self) -> datetime:
@@ -173,9 +173,11 @@ class ReportBuilder:
     def add_outcomes(self, rows: Iterable[Timeout]) -> None:
         """Report `rows`, which attempts have just written, and the signals for that."""
         for row in rows:
-            self.add_row(row)
             if row.state == Timeout.State.FIRED:
+                self.done.append(row.pk)
                 self.fired.append(row.pk)
+            else:
+                self.add_row(row)
             self.signals.append((_SIGNALS[row.state], row))
 
     def lock_row(self, timeout_id: int, using: str) -> tuple[Timeout | None, datetime]:
@@ -191,7 +193,7 @@ class ReportBuilder:
     def note_call(self, call: Call) -> None:
         """Note for the log that the handler has returned."""
         call.at = self.current_time()
-        self.calls.update(dict.fromkeys(call.timeout_ids, call))
+        self.calls.append(call)
 
     def release(self, ids: Collection[int], using: str, why: str, max_seconds: float = LOCKED_MAX_SECONDS) -> None:
         """Have `ids` checked again after a short backoff, which grows up to `max_seconds`."""
@@ -228,7 +230,7 @@ class ReportBuilder:
         self.fired += other.fired
         self.uncounted |= other.uncounted
         self.signals += other.signals
-        self.calls.update(other.calls)
+        self.calls += other.calls
         self.errors.update(other.errors)
         self.now = other.now or self.now
         self.missed = self.missed or other.missed

@@ -66,8 +66,12 @@ def run_within_limit(act: Callable[[], None], running: RunningWork, report: Repo
     """
     policy = registry.get(running.work.policy)
     limit = (policy and policy.limits and policy.limits.run) or get_settings().handler_limit
-    is_inside = any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
-    if policy is None or limit is None or is_inside or firing_state.current is not None:
+    if (
+        policy is None
+        or limit is None
+        or firing_state.current is not None
+        or any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+    ):
         act()
         return
     loan = _Loan(running, limit.total_seconds())

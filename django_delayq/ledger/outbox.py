@@ -66,9 +66,13 @@ def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_on
     """
     if get_settings().redis is None:  # `push` checks this, too, but then all rows have been read
         return
-    end, in_ms = clock.now() + get_settings().horizon, functools.cache(due_ms_of)
-    near = ((queue, row_id, in_ms(at) if at <= end else None) for queue, row_id, at in due)
-    push(using, [Change(*each, earlier_only) for each in near if each[-1] is not None or not earlier_only])
+    changes, end = [], clock.now() + get_settings().horizon
+    for queue, row_id, at in due:
+        if at <= end:
+            changes.append(Change(queue, row_id, due_ms_of(at), earlier_only))
+        elif not earlier_only:
+            changes.append(Change(queue, row_id, None))
+    push(using, changes)
 
 
 def remove_entries(rows: Iterable[tuple[str, int]], using: str) -> None:

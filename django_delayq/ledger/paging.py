@@ -282,6 +282,7 @@ def insert_statement(
     columns: Mapping[str, Param | str],
     source: str,
     *,
+    common: Mapping[str, Any] | None = None,
     before: tuple[str, Sequence[Any]] = ("", ()),
     after: Sequence[Any] = (),
     returning: Sequence[str] = (),
@@ -294,6 +295,7 @@ def insert_statement(
     Args:
         using: the database.
         columns: the parameter or the SQL of each column that is given.
+        common: values of other columns, which become a part of the SQL, too.
         source: where the values come from, with `{values}` for them.
         before, after: a WITH clause and its parameters, and those at the end of `source`.
         returning: the columns that it returns.
@@ -304,7 +306,7 @@ def insert_statement(
     every: list[Any] = [field for field in Timeout._meta.concrete_fields if not field.primary_key]
     names = {field.attname: quoted(field.column) for field in every}
     sqls = dict.fromkeys(names, "%s") | {name: sql for name, sql in columns.items() if isinstance(sql, str)}
-    values = {**DEFAULTS, "history": "[]", **columns}
+    values = {**DEFAULTS, "history": "[]", **(common or {}), **columns}
     parameters = [*first, *(values[name] for name, sql in sqls.items() if sql == "%s"), *after]
     source = source.format(values=", ".join(sqls.values()))
     end = dialect.on_conflict_keep

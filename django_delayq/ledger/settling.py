@@ -97,8 +97,9 @@ def mark_fired(rows: Sequence[Timeout], now: datetime, using: str, *, counted: b
         marked = _mark_fired.execute(using, count, attempts, id=ids, settled_at=now)
     if marked != len(rows):
         return False
+    values = settled(State.FIRED, Cause.DUE, now)
     for row in rows:
-        vars(row).update(settled(State.FIRED, Cause.DUE, now), attempts=row.attempts + attempts)
+        vars(row).update(values, attempts=row.attempts + attempts)
     return True
 
 

@@ -7,7 +7,7 @@ orders would deadlock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections
 from django.db.models import Exists, F, OuterRef
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 State, Cause = Timeout.State, Timeout.Cause
 
+_VARIED: Final = [each for each in DEFAULTS.items() if each[0] not in {"policy", "content_type_id"}]
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
 
 
@@ -87,17 +88,18 @@ def _insert_if_free(
     With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
     """
     values = vars(row)
-    given = tuple(name for name, default in DEFAULTS.items() if values[name] != default)
+    given = tuple([name for name, default in _VARIED if values[name] != default])
+    shape = model, since, (row.policy, row.content_type_id), given
     if connections[using].features.can_return_columns_from_insert:
-        found = _inserted.rows(using, model, since, given, **values, pk=pk)
+        found = _inserted.rows(using, *shape, **values, pk=pk)
     else:
-        _inserted.execute(using, model, since, given, **values, pk=pk)
+        _inserted.execute(using, *shape, **values, pk=pk)
         rows = Timeout.objects.using(using).filter(slot=row.slot, slot_taken=1)
         found = list(rows.values_list("pk", "since_at", "idempotency_key"))
     if not found:
         return False
-    row_id, since_at, key = found[0]
-    if key != row.idempotency_key:  # MariaDB returned the row that has the slot already
+    row_id, since_at, *key = found[0]
+    if key not in ([], [row.idempotency_key]):  # MariaDB returned the row that has the slot already
         return False
     row.pk, row.since_at = row_id, since_at
     row._state.adding, row._state.db = False, using
@@ -106,7 +108,10 @@ def _insert_if_free(
 
 
 @compiled
-def _inserted(using: str, model: type[Model] | None, since: str | None, given: tuple[str, ...]) -> Raw:
+def _inserted(
+    using: str, model: type[Model] | None, since: str | None, kind: tuple[str, int], given: tuple[str, ...]
+) -> Raw:
+    features = connections[using].features
     columns: dict[str, Any] = {name: param(name) for name in given}
     lock, source = ("", ()), "VALUES ({values})"
     if model is not None:
@@ -115,9 +120,10 @@ def _inserted(using: str, model: type[Model] | None, since: str | None, given: t
         lock = lock_clause(model, using, **read)
         # WHERE, because SQLite would read ON as the condition of a join.
         source = "SELECT {values} FROM locked WHERE 1 = 1"
-    can_return = connections[using].features.can_return_columns_from_insert
-    returning = ("id", "since_at", "idempotency_key") if can_return else ()
-    return insert_statement(using, columns, source, before=lock, returning=returning)
+    key = () if features.supports_update_conflicts_with_target else ("idempotency_key",)
+    returning = ("id", "since_at", *key) if features.can_return_columns_from_insert else ()
+    common = {"policy": kind[0], "content_type_id": kind[1]}
+    return insert_statement(using, columns, source, common=common, before=lock, returning=returning)
 
 
 def insert(rows: Sequence[Timeout], using: str) -> None:

@@ -6,7 +6,6 @@ Several jobs share a thread and its database connection.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import socket
@@ -27,7 +26,7 @@ from django_delayq import clock
 from django_delayq.arming.sync import TableSync
 from django_delayq.backoff import Backoff, StateLog
 from django_delayq.conf import get_settings
-from django_delayq.exceptions import EngineError, EngineFull
+from django_delayq.exceptions import EngineError, EngineFull, suggestion
 from django_delayq.firing import extend_firing
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.firing.state import firing_state
@@ -352,6 +351,5 @@ def warn_of_unknown_queues(wanted: Iterable[str], using: str) -> None:
     for queue in wanted:
         if queue in known or Timeout.objects.using(using).unsettled().filter(queue=queue).exists():
             continue
-        near = difflib.get_close_matches(queue, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        logger.warning("No policy uses the queue %r: %s", queue, hint, extra={"event": "queue_unknown", "queue": queue})
+        hint = suggestion(queue, known, f"Known are {', '.join(known)}.")
+        logger.warning("No policy uses the queue %r. %s", queue, hint, extra={"event": "queue_unknown", "queue": queue})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from math import inf
@@ -213,22 +213,22 @@ class Dispatch:
 
         An executor may send a report late, twice, of a wrong type, or with ids of other works.
         """
-        ids = [id for id in getattr(work, "ids", ()) if id in self._in_flight]
+        ids = self._in_flight.keys() & getattr(work, "ids", ())
         if not ids:
             return 0
         if not isinstance(report, Report):
             report = Report(lost=tuple(ids))
         if report.missed and work.policy in self._slots:
-            self._slots[work.policy].put_back(self._in_flight[ids[0]].work)
+            self._slots[work.policy].put_back(self._in_flight[ids.pop()].work)
             return 1
-        done = [id for id in report.done if id in ids]
+        done = ids.intersection(report.done)
+        ids -= done
         again = {id: due_at for id, due_at in report.again.items() if id in ids and suits_use_tz(due_at)}
-        refused = [id for id in report.refused if id in ids and id not in done and id not in again]
-        lost = [id for id in ids if id not in done and id not in again and id not in refused]
-        if refused:
+        ids -= again.keys()
+        if refused := ids.intersection(report.refused):
             self._refused("it answered so")
             self._retry(refused, self.refused_for)
-        self._lose(lost)
+        self._lose(ids - refused)
         if done or again:
             if not self.refused_for:
                 self._refusals.succeeded()
@@ -237,7 +237,7 @@ class Dispatch:
                 )
             first = self._remove([*done, *again])
             self.prefetch.completed(first.load, time.monotonic() - first.at)
-            fired, again_later = sum(id in report.fired for id in done), len(again.keys() - set(report.untried))
+            fired, again_later = len(done.intersection(report.fired)), len(again.keys() - set(report.untried))
             self.outcomes.update(fired=fired, skipped_or_dead=len(done) - fired, to_be_tried_again=again_later)
             for id in done:
                 self._lost.pop(id, None)
@@ -253,7 +253,7 @@ class Dispatch:
         before = time.monotonic() - get_settings().lease.total_seconds()
         return self._lose([id for id, each in self._in_flight.items() if each.at <= before])
 
-    def _lose(self, ids: Sequence[int]) -> int:
+    def _lose(self, ids: Collection[int]) -> int:
         """Have `ids`, which may still run, delivered again when their lease would have ended; return how many."""
         if not ids:
             return 0
@@ -271,7 +271,7 @@ class Dispatch:
             self._retry([id], self._in_flight[id].at + lease - time.monotonic())
         return len(ids)
 
-    def _retry(self, ids: Sequence[int], seconds: float) -> None:
+    def _retry(self, ids: Iterable[int], seconds: float) -> None:
         """Have those of `ids` that are in flight delivered again after some seconds. This delivery is not counted.
 
         A work that waits for a slot may have been given up meanwhile.

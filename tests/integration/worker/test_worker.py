@@ -242,7 +242,7 @@ def test_a_queue_that_nobody_knows_is_warned_of(
     Timeout.objects.update(queue="of old")
     start_worker(queues=["mial", "default", "of old"], burst=True).join()
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings[-1] == "No policy uses the queue 'mial': did you mean 'mail'?"
+    assert warnings[-1] == "No policy uses the queue 'mial'. Did you mean 'mail'?"
     assert events(caplog) == ["queue_unknown"]
 
 
