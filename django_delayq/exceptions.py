@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:
-    """Return what a message says after the name `wrong`: which one of `known` is similar, or `otherwise`."""
+    """Return a hint for a message about the name `wrong`: which one of `known` is similar, or `otherwise`."""
     near = difflib.get_close_matches(str(wrong), list(known), n=1)
     return f"Did you mean {near[0]!r}?" if near else otherwise
 

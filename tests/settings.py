@@ -84,7 +84,7 @@ USE_TZ = True
 TIME_ZONE = "America/Sao_Paulo"  # neither UTC nor the zone of any server: a mistake between them shows
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
-ROOT_URLCONF = "tests.urls"
+ROOT_URLCONF = os.environ.get("DELAYQ_TEST_URLS", "tests.urls")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 

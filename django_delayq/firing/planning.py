@@ -70,8 +70,7 @@ def plan(
     policies = {label: registry.get(label) for label in {row.policy for row in found}}
     stopped = stop_cache.confirmed(using, {policy.label for policy in policies.values() if policy is not None})
     due: dict[tuple[str, str, datetime | Slot | None], list[_Row]] = defaultdict(list)
-    early: dict[int, datetime] = {}
-    begins: dict[tuple[str, str], datetime] = {}
+    early, begins = dict[int, datetime](), dict[tuple[str, str], datetime]()
     for row in found:
         policy, now = policies[row.policy], row.database_now
         if Timeout.State(row.state).is_settled:

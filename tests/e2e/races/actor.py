@@ -14,7 +14,6 @@ import django
 def main() -> None:
     django.setup()
     operations = _operations()
-    _say({"answer": "ready"})
     for line in sys.stdin:
         asked = json.loads(line)
         try:
@@ -28,6 +27,7 @@ def _operations() -> Mapping[str, Callable[..., Any]]:
     from tests.e2e.races import any_verbs, bulk_verbs, payers, single_verbs
 
     return {
+        "begin": _begin,
         "pay": payers.pay,
         "schedule": single_verbs.schedule,
         "single": single_verbs.anything,
@@ -35,6 +35,20 @@ def _operations() -> Mapping[str, Callable[..., Any]]:
         "bulk": bulk_verbs.anything,
         "any": any_verbs.anything,
     }
+
+
+def _begin(prefix: str) -> None:
+    """Begin another test: its keys in Redis have this prefix, and what was cached of the database is outdated."""
+    from django.conf import settings
+    from django.contrib.contenttypes.models import ContentType
+    from django.test.signals import setting_changed
+
+    from django_delayq.ledger.controls import stop_cache
+
+    settings.DELAYQ = {**settings.DELAYQ, "PREFIX": prefix}
+    setting_changed.send(main, setting="DELAYQ", value=settings.DELAYQ, enter=True)
+    ContentType.objects.clear_cache()  # emptying the database may have created them again, with other ids
+    stop_cache.forget()
 
 
 def _say(answer: Mapping[str, Any]) -> None:

@@ -4,41 +4,47 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 
 from django_delayq.engine.records import QueueKeys
-from tests.conftest import ROOT
 from tests.e2e.races.stage import PATIENCE, Actor, all_answer
 from tests.support.waiting import wait_until
-from tools import processes
+
+
+@pytest.fixture(scope="session")
+def idle_actors(django_db_setup: None) -> Iterator[list[Actor]]:
+    """Hold the processes of earlier tests: to start one takes longer than most races."""
+    idle: list[Actor] = []
+    yield idle
+    for actor in idle:
+        actor.kill()
 
 
 @pytest.fixture
-def actors(child_environment: dict[str, str]) -> Iterator[Callable[[int], list[Actor]]]:
-    """`actors(3)` starts three processes and waits until they are ready; killed when the test ends."""
-    started: list[Any] = []
+def actors(
+    idle_actors: list[Actor], child_environment: dict[str, str], prefix: str
+) -> Iterator[Callable[[int], list[Actor]]]:
+    """`actors(3)` returns three processes that are ready. Those that are still busy when the test ends are killed."""
+    taken: list[Actor] = []
 
-    def start(count: int) -> list[Actor]:
-        command = [sys.executable, "-m", "tests.e2e.races.actor"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        new: list[Any] = [processes.start(command, env=child_environment, cwd=ROOT, **pipes) for _ in range(count)]
-        started.extend(new)
-        found = [Actor(process) for process in new]
+    def take(count: int) -> list[Actor]:
+        found = [idle_actors.pop() if idle_actors else Actor(child_environment) for _ in range(count)]
+        taken.extend(found)
+        for actor in found:
+            actor.tell("begin", prefix=prefix)
         all_answer(found)
         return found
 
-    yield start
-    for process in started:
-        processes.kill(process)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    yield take
+    for actor in taken:
+        if actor.is_busy:
+            actor.kill()
+        else:
+            idle_actors.append(actor)
 
 
 @pytest.fixture
