@@ -40,11 +40,14 @@ def actors(
         return found
 
     yield take
+    idle = [actor for actor in taken if not actor.is_busy]
     for actor in taken:
-        if actor.is_busy:
-            actor.kill()
+        if actor in idle:
+            actor.tell("end")
         else:
-            idle_actors.append(actor)
+            actor.kill()
+    all_answer(idle)
+    idle_actors.extend(idle)
 
 
 @pytest.fixture
