@@ -58,9 +58,15 @@ class Fault:
     """Its tests take long, or do not end, so no sample contains it."""
 
     def complaint(self) -> str:
-        """Return what is wrong with this entry; empty if its text occurs exactly once."""
-        found = (ROOT / PACKAGE / self.file).read_text(encoding="utf-8").count(self.old)
-        return "" if found == 1 else f"{self.room}: {self.name}: {self.old!r} occurs {found} times in {self.file}"
+        """Return what is wrong with this entry; empty if its text occurs once, and the fault is valid Python."""
+        text = (ROOT / PACKAGE / self.file).read_text(encoding="utf-8")
+        if (found := text.count(self.old)) != 1:
+            return f"{self.room}: {self.name}: {self.old!r} occurs {found} times in {self.file}"
+        try:
+            compile(text.replace(self.old, self.new), self.file, "exec")
+        except SyntaxError as error:
+            return f"{self.room}: {self.name}: {error}"
+        return ""
 
 
 def read_faults() -> list[Fault]:

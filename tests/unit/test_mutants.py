@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.mutants import ROOT, read_faults
 
 
-def test_each_fault_has_one_place_in_the_sources() -> None:
+def test_each_fault_has_one_place_in_the_sources_and_is_valid_python() -> None:
     assert [complaint for fault in read_faults() if (complaint := fault.complaint())] == []
 
 

@@ -62,6 +62,8 @@ class History:
         self.subjects: dict[tuple[int, str, str], Subject] = {}
         self._by_order: dict[int, list[Subject]] = defaultdict(list)
         self.stops: list[Stop] = []
+        self._changed_at: list[datetime] = []
+        """When the answers to changes of the delay came; `schedule_by_policy` allows for the shortest one."""
         self._evidence = evidence
         self._verbs = {
             "place": self._place,
@@ -80,7 +82,7 @@ class History:
             "hold": self._stop,
             "resume": self._resume,
             "refire": self._refire,
-            "change_delay": lambda *_: None,  # `schedule_by_policy` allows for the shortest
+            "change_delay": lambda _, claim: self._changed_at.append(claim["ended_at"]),
             "shadow": lambda *_: None,  # workers follow within two seconds, and a suspended one later
         }
 
@@ -170,7 +172,9 @@ class History:
         earliest = _moment(claim["asked"]) + timedelta(seconds=SHORTEST_DELAY)
         if _moment(claim["answer"]) < earliest:
             self._say("answer", subject, f"was reported as due at {claim['answer']}, before {earliest}")
-        subject.pend(earliest)
+        # The change of a delay that a transaction has missed: a later one shifts its row as if it had not.
+        is_missed = any(claim["began_at"] <= changed_at for changed_at in self._changed_at)
+        subject.pend(_moment(claim["asked"]) if is_missed else earliest)
 
     def _refire(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         if subject.state == "pending":
