@@ -23,7 +23,7 @@ from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policies import declared_queues, get_policies, registry
+from django_delayq.policies import declared_queues, get_policies
 
 State = Timeout.State
 
@@ -103,8 +103,7 @@ class PolicyFilter(ConditionFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         declared = sorted(policy.label for policy in get_policies())
-        used = search.labels_in(model_admin.get_queryset(request), MAX_LABELS)
-        gone = [label for label in used if registry.get(label) is None]
+        gone = search.undeclared_in(model_admin.get_queryset(request), MAX_LABELS)
         named = [(label, _("{label} (no longer declared)").format(label=label)) for label in gone]
         return [*((label, label) for label in declared), *named]
 

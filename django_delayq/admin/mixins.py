@@ -26,7 +26,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.subjects import about, about_each, kind_of, tables_of
 from django_delayq.models import Timeout
 from django_delayq.operations import selection
-from django_delayq.policies import get_policies, registry
+from django_delayq.policies import get_policies
 
 if TYPE_CHECKING:
     _Mixin = admin.ModelAdmin[Any]
@@ -61,7 +61,7 @@ def _objects_condition(model: type[Model], value: str) -> Q:
     tables = {kind_of(table, using): table for table in tables_of(model)}
     every: Any = Timeout.objects.using(using)
     labels = [label for policy in get_policies() if policy.concrete_model in tables.values() for label in policy.labels]
-    labels += [label for label in search.labels_in(every, filters.MAX_LABELS) if registry.get(label) is None]
+    labels += search.undeclared_in(every, filters.MAX_LABELS)
     order = search.LATEST if value == "dead" else search.SOONEST
     rows = every.filter(filters.due_condition(value)).order_by(*order.fields)
     columns = (*order.columns, "content_type_id", "object_id")

@@ -185,6 +185,11 @@ def labels_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
     return distinct(rows, "policy", limit=limit)
 
 
+def undeclared_in(rows: Any, limit: int = MAX_LABELS) -> list[str]:
+    """Return those labels of `rows` that no policy has any more."""
+    return [label for label in labels_in(rows, limit) if registry.get(label) is None]
+
+
 def labels_of(label: str) -> tuple[str, ...]:
     """Return the present label of the policy with `label`, then its former ones; only `label` if it is not declared."""
     policy = registry.get(label)

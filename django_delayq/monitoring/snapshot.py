@@ -16,10 +16,10 @@ from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import EngineError
 from django_delayq.ledger.controls import PolicyState, policy_states, stop_cache
 from django_delayq.ledger.installation import ledger_name
-from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, labels_in
+from django_delayq.ledger.search import MAX_COUNT, NOTHING, Count, counting, undeclared_in
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, sql_of
 from django_delayq.models import PolicySync, Timeout, TimeoutQuerySet, WorkerSeen
-from django_delayq.policies import declared_queues, get_policies, registry
+from django_delayq.policies import declared_queues, get_policies
 from django_delayq.redis_clients import get_engine
 
 OVERDUE: Final = timedelta(minutes=1)
@@ -239,7 +239,7 @@ def policy_statuses(using: str | None = None, *, hours: bool = True) -> list[Pol
         )
         for state in policy_states(using)
     ]
-    unknown = [label for label in labels_in(Timeout.objects.using(using)) if registry.get(label) is None]
+    unknown = undeclared_in(Timeout.objects.using(using))
     left = [PolicyStatus(label, None, **_figures([label], using, now, hours=hours)) for label in unknown]
     return declared + [policy for policy in left if any(getattr(policy, name).value for name in COUNTS)]
 
