@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq.firing.handler import Abandoned, set_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import WAIT, due, fire, state
+from tests.integration.firing.conftest import WAIT, due, fire, grouping, state
 from tests.integration.firing.limits import FAILED, LIMIT, LIMITS, RETRY, overrun
 from tests.support.waiting import wait_until
 from tests.testapp.models import Effect, Order
@@ -82,6 +82,29 @@ def test_a_handler_that_returns_later_can_change_nothing(
     assert _columns(row) == before
     assert not Effect.objects.exists()
     assert Order.objects.exists()
+
+
+def test_after_a_handler_that_returns_later_no_other_of_its_group_is_called(
+    orders: list[Order], declare: Declare
+) -> None:
+    """Others have fired them by then, and what a handler does outside the database would be done twice."""
+    go_on, called = threading.Event(), list[int]()
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        called.append(order.pk)
+        if order.pk == orders[0].pk:
+            with contextlib.suppress(Abandoned):  # it catches everything, and returns as if nothing had happened
+                go_on.wait(WAIT)
+
+    policy = declare(Order, handler, name="late", limits=LIMITS, retry=RETRY)
+    grouping(policy)
+    first, *others = [due(order, policy) for order in orders]
+    fire(first, *others)
+    assert overrun(first) == FAILED
+    assert set(fire(*others).fired) == {row.pk for row in others}
+    go_on.set()
+    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    assert called == [order.pk for order in orders]
 
 
 @pytest.mark.parametrize("step", ["handled", "committed", "settled"])
