@@ -160,7 +160,8 @@ class Worker:
             logger.info("The worker %s", self, extra={"event": "worker_started", **facts})
             self._try(lambda: self._prepare(background))
             while not self._stopping:
-                seconds = min(self._try(lambda: self._pass(dispatch)) or 0.0, dispatch.seconds_left)
+                seconds = self._try(lambda: self._pass(dispatch)) or self._database.seconds_left
+                seconds = min(seconds, dispatch.seconds_left)
                 if seconds > 0 and not self._stopping and self._wakeup.wait(seconds):
                     self.sources.redis.check_now()
         finally:

@@ -86,7 +86,7 @@ def _release(stage: Stage) -> datetime:
         with (stage.folder / "release.log").open("ab") as log:
             options: Any = {"env": stage.environment("producers"), "cwd": ROOT, "stdout": log, "stderr": log}
             for tries_left in reversed(range(RELEASE_TRIES)):
-                # SQLite is not fair: while workers fire what is overdue, a command may wait longer than its timeout.
+                # SQLite is not fair: while workers fire overdue timeouts, a command may wait longer than its own limit.
                 if subprocess.run(command, **options, check=not tries_left).returncode == 0:
                     return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from django_delayq.firing import plan
 from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import forget_engine, get_engine
-from django_delayq.worker import sweep
+from django_delayq.worker import Worker, sweep
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, cut_all_other_connections, due_orders, events, states
@@ -35,6 +36,35 @@ def test_what_redis_lost_is_there_again_after_a_sweep(start_worker: StartWorker,
     wait_until(all_are("fired"))
     assert Effect.objects.count() == 20
     assert rows
+
+
+def test_a_worker_waits_after_a_pass_that_fails_before_it_has_taken_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would use a whole core, and connect again and again, until the database is back."""
+    worker, waits = Worker(concurrency=1), list[float]()
+
+    def flush() -> None:
+        raise OperationalError("the database is away")
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 3:
+            worker.stop()
+        return False
+
+    passes = itertools.count()
+    monkeypatch.setattr(worker.sources, "flush", flush)
+    monkeypatch.setattr(worker._wakeup, "wait", wait)
+    original = worker._pass
+
+    def one_pass(dispatch: Any) -> float:
+        if next(passes) == 50:
+            worker.stop()
+        return original(dispatch)
+
+    monkeypatch.setattr(worker, "_pass", one_pass)
+    worker.run()
+    assert len(waits) >= 3, "it ran 50 passes without waiting"
+    assert min(waits) > 0
 
 
 def test_an_emptied_redis_is_one_line_in_the_log_of_all_workers(
