@@ -139,8 +139,8 @@ class ArmingLater:
                 if len(pks) >= FEWEST_TOGETHER:
                     arm_many(policies, pks, self._using, get_settings().catch_up, signals=True)
                 else:
-                    for pk in pks:
-                        arm_one(policies, pk, self._using)
+                    for pk in pks:  # a savepoint that was rolled back has released its locks
+                        arm_one(policies, pk, self._using, is_locked=False)
         finally:
             self.is_arming = False
 

@@ -134,11 +134,13 @@ class Failures:
         return f"{self.policy.label}: {words}{f' ({others} too)' if self.count > 1 else ''}"
 
 
-def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_new: bool = False) -> None:
+def arm_one(
+    policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_new: bool = False, is_locked: bool = True
+) -> None:
     """Make the ledger fit the row `pk`. If anything changes, the row stays locked until the transaction ends.
 
     Joins the caller's transaction or opens one. `is_new`: the row was inserted just now, so that it most likely lacks a
-    round.
+    round. `is_locked`: the caller's transaction, if it is in one, has locked the row.
     """
     connection, oldest = connections[using], get_settings().catch_up
     is_committed = not connection.in_atomic_block
@@ -149,9 +151,9 @@ def arm_one(policies: Sequence[TimeoutPolicy[Any]], pk: Any, using: str, *, is_n
             return
         if not diff(row_state(policies, pk, using, lock=False), using, oldest).pks:
             return
-    # Such a save has released the row. A query that waits for the lock shows the row as it is afterwards, but the
-    # ledger as it was before, and a round closed in between would be armed again.
-    must_lock_first = is_committed and connection.features.has_select_for_update
+    # The row is free again, as after each save outside a transaction. A query that waits for its lock would show the
+    # row as it is afterwards, but the ledger as it was before, and arm a round that was closed in between.
+    must_lock_first = (is_committed or not is_locked) and connection.features.has_select_for_update
     with transaction_of(using):
         if must_lock_first:
             lock_row(policies[0].concrete_model, pk, using)
