@@ -52,7 +52,7 @@ class Settings:
         sweep_interval: how often a worker compares the ledger with Redis.
         sync_interval: how often a worker compares the tables of automatic policies with the ledger.
         catch_up: saving an object arms a round that is overdue by less than this.
-        retention: settled rows are kept this long after the later of `settled_at` and `due_at`.
+        retention: settled rows are kept this long after the latest of `settled_at`, `due_at` and `first_due_at`.
         retry: when failed handlers are retried, unless their policy has its own.
         scrub: a callable `(text, timeout) -> text`, or a dotted path to one, that filters every error message and
             traceback before it is stored or logged; `timeout` is None if the error belongs to no timeout.

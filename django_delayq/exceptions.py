@@ -1,4 +1,4 @@
-"""All errors that this library raises. Imports no Django.
+"""All errors that this library raises, and a hint for their messages. Imports no Django.
 
 Programming errors (`PolicyError`, `UnknownPolicy`, `InvalidDelay`, `InvalidPayload`) mean that a call or a
 declaration is wrong. Business errors (`DeadlinePassed`, `TimeoutConflict`, `ExtensionLimit`) occur in normal operation
@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_delayq.models import Timeout
-
-
-def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for a message about the name `wrong`: which one of `known` is similar, or `otherwise`."""
-    near = difflib.get_close_matches(str(wrong), list(known), n=1)
-    return f"Did you mean {near[0]!r}?" if near else otherwise
 
 
 class DelayqError(Exception):
@@ -89,3 +83,9 @@ class EngineFull(EngineUnavailable):
 
 class ForeignEngine(WrongInstallation, EngineError):
     """The keys in Redis under `PREFIX` belong to another installation. Redis is not used until they do not."""
+
+
+def suggestion(wrong: object, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint for a message about the name `wrong`: which one of `known` is similar, or `otherwise`."""
+    near = difflib.get_close_matches(str(wrong), list(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else otherwise

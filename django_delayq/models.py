@@ -218,9 +218,9 @@ class Timeout(models.Model):
 
 
 class PolicyControl(models.Model):
-    """What operators have changed for one policy: whether it is stopped, and its delay.
+    """What operators have changed for one policy: whether it is stopped, its delay and its guard rails.
 
-    At most one row per policy; none if no operator ever changed it. `PolicyChange` has the history.
+    One row for each label; none if no operator ever changed it. `PolicyChange` has the history.
     """
 
     class Stop(models.TextChoices):

@@ -7,8 +7,8 @@ a save that was missed.
 | --- | --- | --- |
 | `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_settled_rounds` |
 | `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
-| `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if the new round is closed |
-| `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
+| `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if that is closed or too old |
+| `when` does not hold, `since` is empty, or exempt by `after` | a pending round | cancel it; the round stays open |
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every list, sweep and count reads a bounded part of one index, in the order of that index. Four techniques are enough:
 
 - keyset pagination (`Order`, `Cursor`): a page starts after the last row of the page before, with no OFFSET;
-- a bounded examination (`page`, `read_window`): what no index answers is filtered among a limited number of rows;
+- a bounded examination (`page`): what no index answers is filtered among a limited number of rows;
 - a loose index scan (`distinct`): the distinct values of a column, by one index probe each;
 - capped counts (`count`, `count_each`).
 """

@@ -1,8 +1,8 @@
 """The statements with which workers write rows: fired, firing, skipped, retried, deleted. Each compares before it sets.
 
 All of it runs inside a transaction. Rows come from `lock_rows`, which does not wait, so that they are unchanged when
-they are written. The comparison in the UPDATE decides nevertheless, because SQLite locks no rows and the clock of a
-worker proves nothing.
+they are written; only `mark_at_once` locks them itself. The comparison in the UPDATE decides nevertheless, because
+SQLite locks no rows and the clock of a worker proves nothing.
 """
 
 from __future__ import annotations

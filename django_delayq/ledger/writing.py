@@ -1,8 +1,8 @@
 """The statements with which schedulers and operators write rows: insert, replace, move, cancel, revive.
 
 Each function writes inside a transaction that has locked the business row and the timeout row, and notifies Redis on
-commit. Several rows are written in the order of their slots, because two bulk calls over the same rows in different
-orders would deadlock.
+commit. `write_at_once`, and `cancel_pending` on request, lock both in their own statement. Several rows are written in
+the order of their slots, because two bulk calls over the same rows in different orders would deadlock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 State, Cause = Timeout.State, Timeout.Cause
 
-_VARIED: Final = [each for each in DEFAULTS.items() if each[0] not in {"policy", "content_type_id"}]
+_OWN: Final = [each for each in DEFAULTS.items() if each[0] not in {"policy", "content_type_id"}]
+"""The defaults of the columns that rows of one policy and model do not have in common."""
 MOVED_FIELDS = ("due_at", "run_at", "history", "extensions", "claims", "claimed_until")
 
 
@@ -88,7 +89,7 @@ def _insert_if_free(
     With `model`, the statement also locks its object `pk`, and inserts nothing if there is none.
     """
     values = vars(row)
-    given = tuple([name for name, default in _VARIED if values[name] != default])
+    given = tuple([name for name, default in _OWN if values[name] != default])
     shape = model, since, (row.policy, row.content_type_id), given
     if connections[using].features.can_return_columns_from_insert:
         found = _inserted.rows(using, *shape, **values, pk=pk)

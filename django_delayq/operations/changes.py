@@ -77,9 +77,9 @@ def unfinished(using: str, policy: TimeoutPolicy[Any] | None = None) -> QuerySet
 
 
 def continue_moves(using: str, policy: TimeoutPolicy[Any] | None = None, left_alone: timedelta = timedelta(0)) -> int:
-    """Complete the changes of all policies, or of one, whose process died; return how many.
+    """Complete the unfinished changes of all policies, or of one; return how many.
 
-    `left_alone`: only those without progress for so long. Does nothing inside a transaction.
+    `left_alone`: only those without progress for so long, whose process has died. Does nothing inside a transaction.
     """
     if connections[using].in_atomic_block:
         return 0

@@ -1,8 +1,8 @@
 """Schedule, cancel, reschedule and extend one timeout: the row at once, in the caller's transaction; Redis on commit.
 
 Each function locks the business row first and the timeout row second, as firing does, so that exactly one of "it
-happened in time" and "it fired" wins. Outside a transaction it opens its own. Errors are raised before anything is
-written, and the caller's transaction stays usable.
+happened in time" and "it fired" wins: in one statement where that is possible, otherwise in a transaction, which it
+opens if there is none. Errors are raised before anything is written, and the caller's transaction stays usable.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def cancel_timeout(obj: M, policy: str | TimeoutPolicy[M] | None = None, *, key:
 
 
 def _close_round(subject: Subject, obj: Model, reason: str) -> None:
-    """Close the round of the present `since` of the locked `obj`, of which nothing is pending.
+    """Close the round of the present `since` of the locked `obj`, unless a row has closed it. Nothing of it is pending.
 
     It was not armed yet, or its condition ended it, and the next save or sync would arm it. Where a function of the
     policy raises, as it may for an object that does not match `when`, nothing can arm the round. A row that is settled

@@ -6,7 +6,7 @@ dispatch    ids -> rows -> works -> executor -> reports -> acknowledged or relea
 servers     whether Redis and the database work, and how far their clocks differ
 sweep       what Redis should contain, and processes that died -> restored, settled; old rows deleted
 supervisor  several workers, each in a process of its own
-background  leases, heartbeat, sweep, sync and pruning, in two threads
+background  leases, heartbeat, sweep, moves of rows, sync and pruning, in two threads
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MAX_LOST: Final = 10_000
 AHEAD: Final = timedelta(milliseconds=AHEAD_MS)
 PREFETCH_SECONDS: Final = 0.5
 MAX_PREFETCH: Final = 1000
-"""How many entries one call of Redis leases at most."""
+"""How many timeouts a worker reserves in advance at most."""
 FIRST_PREFETCH: Final = 25
 """For each thread, before anything has been measured."""
 WEIGHT: Final = 0.5

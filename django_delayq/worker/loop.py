@@ -215,7 +215,7 @@ class Worker:
             background.sweep(everything=True)
 
     def _pass(self, dispatch: Dispatch) -> float:
-        """Acknowledge completed timeouts, take due ones and submit them; return how many seconds to wait."""
+        """Submit what has become due, acknowledge what is completed, take more; return how many seconds to wait."""
         self.passed_at = time.monotonic()
         if firing_state.abandoned:
             self._check_stuck()

@@ -4,7 +4,8 @@
 `redis.Fairness` claims rows of policies that would wait behind the backlog of another policy. `ledger.PacedSource`
 claims rows of policies with a rate.
 
-These two sources, and both as one, have the same methods, which any thread may call, and again after an error:
+`RedisSource`, `LedgerSource` and `Sources` have the same methods. They belong to the thread of the worker, except
+`extend`, which any thread may call. Each may be called again after an error:
 
 take      lease or claim about so many due timeouts for one `LEASE`
 resolve   note which of them are settled, and when others are to be delivered again; other ids are ignored

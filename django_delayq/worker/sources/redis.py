@@ -215,6 +215,7 @@ class Sources:
         others = self._fairness.take(room, in_flight, least)
         rest = room - len(others)
         try:
+            # Without room the end of a handler wakes the worker, but all running handlers may be slow.
             batch = self._take(rest) if rest > 0 else Batch(is_part=True, wait_seconds=MAX_WAIT_SECONDS)
         except Exception:
             self.ledger.release(others)
@@ -225,7 +226,6 @@ class Sources:
         # Of two counts the higher one decides whether a timeout is a poison message.
         counts = {id: max(count, batch.deliveries.get(id, 0)) for id, count in others.items()}
         deliveries = {**batch.deliveries, **counts}
-        # Without room the end of a handler wakes the worker, but all running handlers may be slow.
         return replace(batch, deliveries=deliveries, wait_seconds=min(batch.wait_seconds, self._fairness.seconds_left))
 
     def _take(self, room: int) -> Batch:
