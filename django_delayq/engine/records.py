@@ -6,7 +6,7 @@
     delayq:count:<name>      string       a counter of the last minutes or hours, such as that of a brake; expires
     ...:foreign:<ms>         any          a key of another type under one of these names, renamed
     delayq:installation      string       the name of the installation whose workers use this prefix
-    delayq:turn:<work>       string       whose turn a background pass is: `_turn_key` in worker/sweep.py; expires
+    delayq:turn:<work>       string       whose turn a background pass is; expires
 
 The braces are Redis Cluster's hash tag: all keys of one shard share a slot, because one script needs both.
 """
@@ -51,6 +51,11 @@ def counter_key(prefix: str, name: str) -> str:
 def installation_key(prefix: str) -> str:
     """Return the key that holds the name of the installation."""
     return f"{_quoted(prefix, safe=':')}:installation"
+
+
+def turn_key(prefix: str, work: str) -> str:
+    """Return the key of the turn of a worker to do `work`."""
+    return f"{_quoted(prefix, safe=':')}:turn:{work}"
 
 
 def _quoted(text: str, safe: str) -> str:

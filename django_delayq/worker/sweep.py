@@ -41,6 +41,7 @@ from django_delayq import clock
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineError
 from django_delayq.firing import settle_expired
@@ -237,7 +238,7 @@ def try_claim_turn(engine: Engine | None, work: str, interval: timedelta) -> boo
         return True
     had_at, now = _had_turn_at.setdefault(engine, {}), monotonic()
     is_overdue = now - had_at.setdefault(work, now) >= MAX_MISSED * interval.total_seconds()
-    key, milliseconds = _turn_key(engine, work), max(1, int(interval.total_seconds() * 1000 * TURN_SHARE))
+    key, milliseconds = turn_key(engine.prefix, work), max(1, int(interval.total_seconds() * 1000 * TURN_SHARE))
     with translated(engine.client):
         is_ours = bool(engine.client.set(key, 1, nx=True, px=milliseconds))
         if not is_ours:
@@ -261,12 +262,8 @@ def turn(engine: Engine | None, work: str, interval: timedelta, *, always: bool 
     except Exception:
         if is_ours and engine is not None:
             with suppress(EngineError), translated(engine.client):
-                engine.client.set(_turn_key(engine, work), 1, px=1)  # allowed to a user that may not delete
+                engine.client.set(turn_key(engine.prefix, work), 1, px=1)  # allowed to a user that may not delete
         raise
-
-
-def _turn_key(engine: Engine, work: str) -> str:
-    return f"{engine.prefix}:turn:{work}"
 
 
 def settle_all_expired(using: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 from django.db import connections
 
 from django_delayq import cancel_timeout, schedule_timeout
-from django_delayq.engine.records import QueueKeys
+from django_delayq.engine.records import QueueKeys, turn_key
 from django_delayq.models import Timeout, WorkerSeen
 from tests.settings import DB
 from tests.support.processes import effects
@@ -187,7 +187,7 @@ def test_every_key_may_be_of_another_type(
         ]
         writes[number]()
 
-    names = [keys.entries, keys.counter, keys.wake, *(f"{prefix}:turn:{work}" for work in ("sweep", "full-sweep"))]
+    names = [keys.entries, keys.counter, keys.wake, *(turn_key(prefix, work) for work in ("sweep", "full-sweep"))]
     for name in names:
         fill(name, 0)
     worker = start_worker()

@@ -12,6 +12,7 @@ from django.db import DatabaseError, OperationalError, connection, transaction
 
 from django_delayq import clock, schedule_timeout, schedule_timeouts
 from django_delayq.clock import database_now
+from django_delayq.engine.records import turn_key
 from django_delayq.firing import plan
 from django_delayq.ledger import outbox
 from django_delayq.models import Timeout
@@ -112,11 +113,11 @@ def test_what_was_committed_long_after_its_deadline_is_found(
 ) -> None:
     rows = due_orders("remind", 3, hours=2)
     start_worker()
-    wait_until(lambda: own_redis.client().exists(f"{prefix_of()}:turn:full-sweep"))
+    wait_until(lambda: own_redis.client().exists(turn_key(prefix_of(), "full-sweep")))
     # As after a transaction that lasted five minutes: overdue by more than the quick sweep reads.
     Timeout.objects.filter(pk__in=[row.pk for row in rows]).update(run_at=rows[0].created_at - timedelta(minutes=5))
     with own_redis.client() as client:
-        client.delete(f"{prefix_of()}:turn:full-sweep")  # a minute passes
+        client.delete(turn_key(prefix_of(), "full-sweep"))  # a minute passes
     wait_until(all_are("fired"))
 
 

@@ -13,6 +13,7 @@ import redis
 from django.core.checks import run_checks
 
 from django_delayq.checks import check_redis
+from django_delayq.engine.records import turn_key
 from django_delayq.engine.scripts import translated
 from django_delayq.exceptions import EngineFull, EngineUnavailable
 from django_delayq.redis_clients import forget_engine, get_worker_engine
@@ -96,7 +97,7 @@ def test_of_a_redis_that_is_away_only_one_answer_is_waited_for_and_for_a_second_
         due_orders("remind", 1)
         wait_until(all_are("fired"))
         with own_redis.client() as client:  # calls at the start and late acknowledgements do not count
-            wait_until(lambda: client.exists(f"{prefix}:turn:prune") == 1)
+            wait_until(lambda: client.exists(turn_key(prefix, "prune")) == 1)
             wait_until(lambda: not client.exists(engine.queue("default", 0).keys.entries))
         wire.go_silent()
         wire.asked = 0

@@ -13,6 +13,7 @@ from django.db import OperationalError
 from django_delayq import Limits, Rate, clock, operations
 from django_delayq.clock import database_now
 from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
 from django_delayq.ledger.outbox import due_ms_of
 from django_delayq.models import Timeout
@@ -83,7 +84,7 @@ def test_once_a_minute_it_adds_everything_overdue(engine: Engine, forgotten: lis
     made.run_once()
     assert forgotten[0].pk in in_redis(engine)
     engine.queue("default", 0).remove(in_redis(engine))
-    engine.client.delete(f"{engine.prefix}:turn:sweep")
+    engine.client.delete(turn_key(engine.prefix, "sweep"))
     made.run_once()
     assert forgotten[0].pk not in in_redis(engine), "not every time"
 
@@ -100,7 +101,7 @@ def test_of_several_workers_one_sweeps_at_a_time_and_everybody_may_if_he_must(
 @pytest.mark.parametrize("seconds", [600, None], ids=["its clock was set back", "by hand"])
 def test_a_turn_that_would_last_too_long_is_nobodys(engine: Engine, seconds: int | None) -> None:
     """Redis ends a turn by its own clock: set back by ten minutes, it would block every sweep for as long."""
-    key, interval = f"{engine.prefix}:turn:sweep", timedelta(seconds=5)
+    key, interval = turn_key(engine.prefix, "sweep"), timedelta(seconds=5)
     engine.client.set(key, 1, ex=seconds)
     assert try_claim_turn(engine, "sweep", interval)
     assert not try_claim_turn(engine, "sweep", interval)
@@ -279,7 +280,7 @@ def test_firing_rows_whose_worker_died_are_settled(engine: Engine) -> None:
 
 def test_the_turn_of_the_full_sweep_ends_within_a_minute(engine: Engine, forgotten: list[Timeout]) -> None:
     Sweep(engine, "default", ClockSkew("default")).run_once()
-    assert 0 < engine.client.pttl(f"{engine.prefix}:turn:full-sweep") <= 60_000
+    assert 0 < engine.client.pttl(turn_key(engine.prefix, "full-sweep")) <= 60_000
 
 
 def test_a_sweep_that_fails_leaves_its_turn_to_the_next_one(

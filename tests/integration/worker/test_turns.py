@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_delayq.engine.engine import Engine
+from django_delayq.engine.records import turn_key
 from django_delayq.redis_clients import forget_engine, get_worker_engine
 from django_delayq.worker import sweep
 from django_delayq.worker.sweep import try_claim_turn
@@ -40,7 +41,7 @@ def test_a_turn_is_one_workers(engine: Engine) -> None:
 def test_a_turn_that_lasts_longer_than_any_is_taken_back(
     engine: Engine, redis_client: redis.Redis, forged: str
 ) -> None:
-    key = f"{engine.prefix}:turn:sweep"
+    key = turn_key(engine.prefix, "sweep")
     if forged == "another type":
         redis_client.rpush(key, "x")
     else:
@@ -55,7 +56,7 @@ def test_who_never_has_a_turn_takes_one_in_the_end(
     monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
 
     def asked_after(seconds: float) -> bool:
-        redis_client.set(f"{engine.prefix}:turn:sweep", 1, px=50_000)
+        redis_client.set(turn_key(engine.prefix, "sweep"), 1, px=50_000)
         now[0] += seconds
         return try_claim_turn(engine, "sweep", MINUTE)
 
