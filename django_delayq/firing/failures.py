@@ -98,7 +98,7 @@ def record(
                 found = _verdict(policy, row, error, now, row.attempts if call.is_counted else row.attempts + 1)
                 values = {**found.values, "history": appended(row.history, *found.events)}
                 if row.state == State.FIRING:
-                    newer = superseded or settling.is_superseded(row, policy.labels if policy else (), using)
+                    newer = superseded or settling.is_superseded(row, using)
                     values = _of_firing(row, values, now, newer)
                 verdict = found if settling.compare_and_set(row, using, **values) else None
     except IntegrityError:

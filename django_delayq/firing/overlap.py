@@ -25,7 +25,8 @@ from django.db.utils import Error
 
 from django_delayq.ledger import settling
 from django_delayq.ledger.locking import LOCKING
-from django_delayq.models import Timeout, slot_of
+from django_delayq.ledger.subjects import slots_of_row
+from django_delayq.models import Timeout
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import tables_of_other_rows
 
@@ -167,7 +168,7 @@ class OverlapDetector:
         }
         self._read = [_table(name) for name in tables_of_other_rows(policy)]
         self._rows = {member.row.pk: member.row for member in members}
-        self._slots = {row.pk: _slots(policy, row) for row in self._rows.values()}
+        self._slots = {row.pk: slots_of_row(row) for row in self._rows.values()}
 
     def overlaps(self, sql: str, params: Any, many: bool) -> bool:
         """Return whether the statement may concern a member other than the one whose handler is running."""
@@ -224,8 +225,3 @@ class OverlapDetector:
         key = self._keys[table]
         own = key.get_db_prep_value(getattr(self.member.obj, key.attname), self._connection)
         return place < len(values) and bool(values[place] == own)
-
-
-def _slots(policy: TimeoutPolicy[Any], row: Timeout) -> set[str]:
-    others = [label for label in policy.labels if label != row.policy]
-    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in others)}

@@ -161,11 +161,6 @@ def raising_instead_of_waiting(using: str) -> AbstractContextManager[None]:
     return dialect_of(connection).raising_instead_of_waiting(connection)
 
 
-def in_state(rows: TimeoutQuerySet, state: Timeout.State, using: str) -> TimeoutQuerySet:
-    """Return those of `rows`, which are found by their ids, that are in `state`; for the condition of an UPDATE."""
-    return cast("TimeoutQuerySet", dialect_of(connections[using]).in_states(rows, [state]))
-
-
 def lock_objects(model: type[M], pks: Collection[Any], using: str, *, wait: bool = True) -> dict[Any, M]:
     """Lock the business rows `pks` on the writer; return them fresh, by key, in the order of their keys.
 

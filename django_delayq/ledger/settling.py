@@ -7,7 +7,7 @@ SQLite locks no rows and the clock of a worker proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -19,13 +19,13 @@ from django.db.models.functions import Coalesce
 from django.db.models.sql import UpdateQuery
 
 from django_delayq.clock import DatabaseNow, database_now
+from django_delayq.dialects import dialect_of
 from django_delayq.key_types import array_of
 from django_delayq.ledger.controls import stop_in_force
 from django_delayq.ledger.history import began_at, clipped
 from django_delayq.ledger.locking import (
     can_lock_and_write,
     for_update,
-    in_state,
     raising_instead_of_waiting,
     rows_of,
     transaction_of,
@@ -42,8 +42,8 @@ from django_delayq.ledger.statements import (
     sql_of,
     update,
 )
-from django_delayq.ledger.subjects import object_id
-from django_delayq.models import Timeout, TimeoutQuerySet, slot_of
+from django_delayq.ledger.subjects import object_id, slots_of_row
+from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.policies import TimeoutPolicy
 from django_delayq.policy_rules import reads_other_rows
 
@@ -248,15 +248,14 @@ def waiting(run_at: datetime) -> dict[str, Any]:
     return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at}
 
 
-def is_superseded(row: Timeout, labels: Iterable[str], using: str) -> bool:
-    """Return whether a newer round than that of `row` was scheduled, under any of its policy's `labels`.
+def is_superseded(row: Timeout, using: str) -> bool:
+    """Return whether a newer round than that of `row` was scheduled, under any label of its policy.
 
     Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. An older row
     that an operator has retried is newer than the rounds before that.
     """
-    slots = {slot_of(label, row.content_type_id, row.object_id, row.key) for label in labels}
     newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
-    return bool(Timeout.objects.using(using).filter(newer, slot__in={row.slot, *slots}).exists())
+    return bool(Timeout.objects.using(using).filter(newer, slot__in=slots_of_row(row)).exists())
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:
@@ -272,7 +271,8 @@ def extend(ids: Collection[int], until: datetime, using: str) -> bool:
 
     A row that is locked cannot be settled by another worker either. To wait for it would let the others expire.
     """
-    firing = in_state(Timeout.objects.using(using).filter(pk__in=ids), State.FIRING, using)
+    found = Timeout.objects.using(using).filter(pk__in=ids)
+    firing = dialect_of(connections[using]).in_states(found, [State.FIRING])
     with transaction_of(using):
         free = lock_free(firing, using)
         Timeout.objects.using(using).filter(pk__in=free).update(run_at=until)
@@ -307,7 +307,7 @@ def delete_settled(using: str, before: datetime, start: datetime | None) -> tupl
 
 
 def _due(named: Any, using: str) -> TimeoutQuerySet:
-    """Return the pending and due rows, found by `named`, a condition on ids. Not by the state: see `in_state`."""
+    """Return the pending and due rows, found by `named`, a condition on ids. Not by the state: see `in_states`."""
     rows = Timeout.objects.using(using).alias(taken=_by_no_index("slot_taken"), begins_at=_by_no_index("run_at"))
     return rows.filter(named, taken=1, begins_at__lte=DatabaseNow())
 

@@ -137,6 +137,13 @@ def check_key(key: str) -> None:
         raise ValueError(f"key must be a string of at most {MAX_KEY} characters without NUL, not {key!r}.")
 
 
+def slots_of_row(row: Timeout) -> set[str]:
+    """Return the slots of `row`, under the present and all former labels of its policy."""
+    policy = registry.get(row.policy)
+    others = [label for label in (policy.labels if policy else ()) if label != row.policy]
+    return {row.slot, *(slot_of(label, row.content_type_id, row.object_id, row.key) for label in others)}
+
+
 def slots_of(
     policy: TimeoutPolicy[Any], label: str, pks: Iterable[Any], key: str, using: str
 ) -> Iterator[tuple[Any, str, str]]:

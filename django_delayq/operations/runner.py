@@ -20,8 +20,8 @@ from django_delayq.ledger.history import began_at, clean
 from django_delayq.ledger.locking import as_it_is
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import Page, each_page, newest_id
-from django_delayq.ledger.search import labels_of
-from django_delayq.models import Timeout, slot_of
+from django_delayq.ledger.subjects import slots_of_row
+from django_delayq.models import Timeout
 from django_delayq.policies import registry
 
 State = Timeout.State
@@ -148,12 +148,6 @@ class Context:
     @property
     def event(self) -> dict[str, Any]:
         return {"at": self.now, "by": self.by, "reason": self.reason}
-
-
-def slots_of_row(row: Timeout) -> set[str]:
-    """Return the slots of `row`, under the present and all former labels of its policy."""
-    kind, labels = row.content_type_id, labels_of(row.policy)
-    return {row.slot, *(slot_of(label, kind, row.object_id, row.key) for label in labels)}
 
 
 def refuse_round(row: Timeout, context: Context, *, is_same_round: bool = False) -> Refusal | None:

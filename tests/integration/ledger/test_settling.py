@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_delayq import get_policy, schedule_timeout, schedule_timeouts
 from django_delayq.ledger import settling, writing
-from django_delayq.models import Timeout
+from django_delayq.models import Timeout, slot_of
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db
@@ -80,14 +80,18 @@ def test_a_failed_attempt_is_not_recorded_over_what_changed(changed: dict[str, A
     assert stored(row) == before
 
 
-def test_a_newer_round_is_seen_under_every_label_of_its_policy() -> None:
-    former = due()
-    Timeout.objects.filter(pk=former.pk).update(slot_taken=None, state=State.FIRING)
-    assert not settling.is_superseded(former, ["testapp.order.remind", "testapp.order.linger"], "default")
-    order = Order.objects.get(pk=former.object_id)
-    schedule_timeout(order, "linger", minutes=5)
-    assert settling.is_superseded(former, ["testapp.order.remind", "testapp.order.linger"], "default")
-    assert not settling.is_superseded(former, ["testapp.order.remind"], "default")
+def test_a_newer_round_is_seen_under_every_label_of_its_policy(declare: Any) -> None:
+    present, other = declare(Order, name="present", aliases=["former"]), declare(Order, name="other")
+    order = Order.objects.create(status="new")
+    former = schedule_timeout(order, present, minutes=5)
+    label = f"{present.label.rpartition('.')[0]}.former"
+    slot = slot_of(label, former.content_type_id, former.object_id, former.key)
+    Timeout.objects.filter(pk=former.pk).update(policy=label, slot=slot, slot_taken=None, state=State.FIRING)
+    former.refresh_from_db()
+    schedule_timeout(order, other, minutes=5)
+    assert not settling.is_superseded(former, "default")
+    schedule_timeout(order, present, minutes=5)
+    assert settling.is_superseded(former, "default")
 
 
 def test_extending_a_firing_leaves_rows_that_are_not_firing() -> None:
