@@ -40,6 +40,8 @@ MAX_PREFETCH: Final = 1000
 FIRST_PREFETCH: Final = 25
 """For each thread, before anything has been measured."""
 WEIGHT: Final = 0.5
+RELEASE_SHARE: Final = 0.1
+"""After this part of the time after which what waits is released, a worker looks for such works again."""
 
 
 class Prefetch:
@@ -94,6 +96,7 @@ class Dispatch:
         self._planned = SlotQueue()
         """The works of policies without a rate that are not due yet."""
         self._in_flight: dict[int, _InFlight] = {}
+        self._release_at = 0.0
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
         self._lost: dict[int, int] = {}
@@ -285,9 +288,14 @@ class Dispatch:
 
         Their delivery is not counted. Return how many.
         """
-        before = time.monotonic() - after_seconds if after_seconds else inf
-        if after_seconds and not any(each.at <= before for each in self._in_flight.values()):
-            return 0
+        now = time.monotonic()
+        before = now - after_seconds if after_seconds else inf
+        if after_seconds:
+            if now < self._release_at or not any(each.at <= before for each in self._in_flight.values()):
+                return 0
+            # Some that are so old may be running. Then each pass would withdraw and submit again all that wait, which
+            # costs time and makes the executor forget which of them has waited longest.
+            self._release_at = now + after_seconds * RELEASE_SHARE
         withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []
         if not after_seconds:
             withdrawn += [work for queue in self._queues() for work in queue.clear()]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +120,34 @@ def test_a_worker_that_stops_withdraws_works_that_it_has_given_up(settings: Any)
     assert executor.works
     assert dispatch.release() == 0
     assert not executor.works
+
+
+def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, withdrawals = time.monotonic(), list[float]()
+
+    class Busy(Silent):
+        """Runs the first work for ever; the others wait."""
+
+        def withdraw(self) -> list[Work]:
+            withdrawals.append(now)
+            waiting, self.works = [work for work, _ in self.works[1:]], self.works[:1]
+            return waiting
+
+    rows = due_orders("remind", 4)
+    dispatch = dispatch_to(executor := Busy())
+    monkeypatch.setattr(dispatch_module, "time", SimpleNamespace(monotonic=lambda: now))
+    dispatch.add(Batch({rows[0].pk: 1}))
+    now += 8
+    dispatch.add(Batch({row.pk: 1 for row in rows[1:]}))
+    now += 2
+    assert [dispatch.release(after_seconds=10) for _ in range(100)] == [0] * 100
+    assert len(withdrawals) == 1
+    assert len(executor.works) > 1, "those that wait, again"
+    now += 8
+    assert dispatch.release(after_seconds=10) == 3, "they have waited for ten seconds"
+    assert dispatch.in_flight == 1
 
 
 def test_what_an_executor_has_lost_is_a_suspect_however_much_was_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
