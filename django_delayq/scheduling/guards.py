@@ -49,7 +49,8 @@ def before_deadline(
     not.
 
     Raises:
-        DeadlinePassed: the current round has fired or is firing, or `strict` finds it too late; it is in `.timeout`.
+        DeadlinePassed: the current round has fired or is firing, or `strict` finds it too late; it is in `.timeout`. If
+            it is firing, it is retried as usual, unlike after `cancel_timeout`.
         UnknownPolicy: no such policy.
         ValueError: `obj` is not saved.
         obj.DoesNotExist: its row does not exist any more.

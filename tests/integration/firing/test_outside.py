@@ -272,6 +272,17 @@ def test_a_cancelled_firing_that_died_is_cancelled(order: Order) -> None:
     assert state(row) == ("cancelled", "hand")
 
 
+def test_a_firing_that_a_payment_came_too_late_for_is_retried(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        with pytest.raises(dq.DeadlinePassed), dq.before_deadline(obj, "outside"):
+            pytest.fail("the payment was accepted")
+        raise ValueError("the provider does not answer")
+
+    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([0])))
+    assert fire(row).again.keys() == {row.pk}
+    assert (state(row), row.final_attempt) == (("pending", ""), False)
+
+
 def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:
     """A worker that was suspended longer than its lease resumes when the sweep has released the row."""
 
