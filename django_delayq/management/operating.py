@@ -137,6 +137,7 @@ class OperatorCommand(AskingCommand):
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         more |= self.parameters(options)
+        self._examined, self._is_quiet = 0, options["verbosity"] == 0
         result = OPERATIONS[self.name].call(target, by=actor(), reason=options["reason"], **more)
         if self.stderr.isatty():  # no part of the progress remains beside the result
             self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
@@ -144,9 +145,10 @@ class OperatorCommand(AskingCommand):
         return result
 
     def show_progress(self, examined: int) -> None:
-        """Show on a terminal how far it is, in a line that the next output overwrites."""
-        if self.stderr.isatty():
-            self.stderr.write(f"  {examined} examined", style_func=str, ending="\r")
+        """Add the rows of a page; show on a terminal how many there were, in a line that the next output overwrites."""
+        self._examined += examined
+        if self.stderr.isatty() and not self._is_quiet:
+            self.stderr.write(f"  {self._examined} examined", style_func=str, ending="\r")
 
 
 class TimeoutCommand(OperatorCommand):
@@ -161,13 +163,9 @@ class TimeoutCommand(OperatorCommand):
         selection = Selection.of(options)
         rows, absent = selection.rows, selection.absent()
         self.ask(self.name, count(rows), options)
-        examined = 0
 
         def progress(page: Result) -> None:
-            nonlocal examined
-            examined += page.changed + page.unchanged
-            if options["verbosity"] > 0:
-                self.show_progress(examined)
+            self.show_progress(page.changed + page.unchanged)
 
         result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
         self.report(f"{result.changed} {self.done}", options)

@@ -22,6 +22,7 @@ from django_delayq.management.operating import DelayqCommand
 from django_delayq.models import Installation, PolicyChange, Timeout
 from django_delayq.monitoring.doctor import examine
 from django_delayq.monitoring.snapshot import Snapshot, snapshot
+from django_delayq.operations import hold
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import as_if, dead, pending
 from tests.testapp.models import Order, Parcel
@@ -152,6 +153,20 @@ def test_progress_is_erased_and_is_not_an_error() -> None:
     shown, blank, end = err.getvalue().split("\r")
     assert (shown.strip(), blank.strip(), end) == ("3 examined", "", "")
     assert len(blank) >= len(shown)
+
+
+def test_progress_counts_what_all_pages_have_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
+    for _ in range(3):
+        pending(Order.objects.create())
+    hold("testapp.order.remind", by="admin:alice")
+    resume_command = type(load("django_delayq", "delayq_resume"))
+    call_command(resume_command(Terminal(), err := Terminal()), "testapp.order.remind")
+    shown = [line.strip() for line in err.getvalue().split("\r")]
+    assert shown == ["2 examined", "3 examined", "", ""]
+    hold("testapp.order.remind", by="admin:alice")
+    call_command(resume_command(Terminal(), err := Terminal()), "testapp.order.remind", verbosity=0)
+    assert err.getvalue().strip() == ""
 
 
 @pytest.mark.usefixtures("without_redis")
