@@ -41,6 +41,7 @@ BRAKE_ACTOR: Final = "brake"
 """The actor of a pause by the brake of the policy itself."""
 
 Stop = PolicyControl.Stop
+_OF_STOP: Final = ("stop", "stopped_at", "until", "by", "reason")
 _FIELDS: Final[Sequence[Any]] = PolicyControl._meta.concrete_fields
 logger = logging.getLogger("django_delayq.steering")
 
@@ -143,11 +144,21 @@ def policy_state(policy: str | TimeoutPolicy[Any], using: str) -> PolicyState:
 
 
 def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
-    """Lock and return the control of `policy` under its present label; create it if it does not exist."""
+    """Lock and return the control of `policy`, the newest of its labels; create it if it does not exist.
+
+    A stop under another label becomes that of the returned one: `resume` must end every stop that firings see.
+    """
     rows = PolicyControl.objects.using(using)
-    label = _controls_of(policy, using).values_list("policy", flat=True).first()
-    if label is not None:
-        return for_update(rows.filter(policy=label), using).get()
+    # One by one, by their keys: MySQL and MariaDB would lock every row of a table that is so small that they scan it.
+    labels = _controls_of(policy, using).values_list("policy", flat=True)
+    controls = [for_update(rows.filter(policy=label), using).get() for label in sorted(labels)]
+    if controls:
+        control = _joined(controls)
+        former = [each.pk for each in controls if each is not control and each.stop]
+        if former:
+            rows.filter(pk__in=former).update(stop=Stop.NONE, stopped_at=None, until=None)
+            control.save(using=using)
+        return control
     # Several processes may create it at the same time; an upsert lets all of them continue with the row of the first.
     # It updates rather than ignores: for an ignored conflict MySQL and MariaDB take shared locks, which then deadlock.
     rows.bulk_create(
@@ -157,6 +168,20 @@ def lock_control(policy: TimeoutPolicy[Any], using: str) -> PolicyControl:
         unique_fields=("policy",) if connections[using].features.supports_update_conflicts_with_target else None,
     )
     return for_update(rows.filter(policy=policy.label), using).get()
+
+
+def _joined(controls: Sequence[PolicyControl]) -> PolicyControl:
+    """Return the newest of the controls of one policy, with the stop among theirs that ends last.
+
+    There are several if policies that had controls were joined into one.
+    """
+    newest = max(controls, key=lambda control: (control.changed_at, control.pk))
+    stops = [control for control in controls if control.stop]
+    if stops:
+        last = max(stops, key=lambda control: (control.until is None, control.until or control.changed_at))
+        for name in _OF_STOP:
+            setattr(newest, name, getattr(last, name))
+    return newest
 
 
 def is_stop_in_force(control: PolicyControl, now: datetime) -> bool:
@@ -213,7 +238,7 @@ class News(NamedTuple):
     """Whether a row is `firing` although its worker has died."""
     stopped: Stopped
     controls: dict[str, PolicyControl]
-    """What operators have changed, by the present label of the policy; the newest control of each."""
+    """What operators have changed, by the present label of the policy."""
     guards: dict[TimeoutPolicy[Any], Guards]
     """What `StopCache.guards` has computed of them."""
 
@@ -229,13 +254,15 @@ def read_news(using: str) -> News:
     rows = _controls.rows(using)
     *_, now, has_expired = rows[0]
     news = News(asked_at, now, bool(has_expired), Stopped(), {}, {})
+    by_label: dict[str, list[PolicyControl]] = {}
     for row in rows:
         if row[0] is not None:  # else there are no controls
             control = PolicyControl.from_db(using, [field.attname for field in _FIELDS], row[: len(_FIELDS)])
-            label = labels_of(control.policy)[0]
-            news.controls[label] = control
-            if is_stop_in_force(control, now):
-                news.stopped[label] = control.until
+            by_label.setdefault(labels_of(control.policy)[0], []).append(control)
+    for label, controls in by_label.items():
+        control = news.controls[label] = _joined(controls)
+        if is_stop_in_force(control, now):
+            news.stopped[label] = control.until
     return news
 
 
@@ -319,7 +346,6 @@ def _controls(using: str) -> Raw:
     sql = (
         f"SELECT {', '.join(columns)}, EXISTS ({expired}) FROM (SELECT 1 AS one) one"
         f" LEFT JOIN {quoted(PolicyControl._meta.db_table)} control ON 1 = 1"
-        " ORDER BY control.changed_at, control.id"
     )
     return Raw(sql, [*moment, *parameters], [*_FIELDS, time_field])
 
@@ -335,6 +361,6 @@ def _state_of(policy: TimeoutPolicy[Any], news: News) -> PolicyState:
         return PolicyState(policy)
     names = ["after", "changed_at"]
     if not control.stop or is_stop_in_force(control, news.now):
-        names += ["stop", "stopped_at", "until", "by", "reason"]
+        names += _OF_STOP
     values = {name: getattr(control, name) for name in names}
     return PolicyState(policy, guards=valid_guards(policy, control.guards), **values)

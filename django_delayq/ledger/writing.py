@@ -328,9 +328,9 @@ def renew_keys(rows: Sequence[Timeout], using: str) -> None:
     update_each(rows, ("idempotency_key", "history"), using, (State.PENDING, State.FIRING, State.DEAD))
 
 
-def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, by: str = "hand") -> None:
+def forbid_attempts(rows: Sequence[Timeout], using: str, reason: str, now: datetime, by: str = "hand") -> None:
     """Give those of the locked `rows` that are firing no further attempt if this one fails."""
-    now, firing = clock.now(), [row for row in rows if row.state == State.FIRING]
+    firing = [row for row in rows if row.state == State.FIRING]
     for row in firing:
         record(row, "cancel_requested", now, by=by, reason=reason)
     _set(firing, using, (State.FIRING,), final_attempt=True)

@@ -60,13 +60,14 @@ def pause(
         InvalidDelay: `until` is not a datetime, has passed, or its awareness does not fit `USE_TZ`.
         PolicyConflict: it is held, or being released. Only `resume` ends a hold, as it decides about the deadlines.
     """
-    if until is not None and until != "keep" and check_moment(until, "until") <= clock.now():
-        raise InvalidDelay(_("{moment} is in the past.").format(moment=clock.local(until)))
+    end = None if until is None or until == "keep" else check_moment(until, "until")
     with control_of(policy, by, reason) as (control, change):
+        if end is not None and end <= change.at:
+            raise InvalidDelay(_("{moment} is in the past.").format(moment=clock.local(end)))
         if control.stop not in (Stop.NONE, Stop.PAUSED):
             words = _("{policy} is {stop}: resume it first.")
             raise PolicyConflict(words.format(policy=control.policy, stop=control.get_stop_display()))
-        return _stop(control, change, Stop.PAUSED, control.until if until == "keep" else until)
+        return _stop(control, change, Stop.PAUSED, control.until if until == "keep" else end)
 
 
 def hold(policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "") -> PolicyChange | None:

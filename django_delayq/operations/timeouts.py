@@ -61,7 +61,7 @@ def cancel(
         for row in rows:
             record_death(row, context.now)
             record(row, "cancel_requested", **context.event)
-        writing.forbid_attempts(context.refused, context.using, context.reason, by=context.by)
+        writing.forbid_attempts(context.refused, context.using, context.reason, context.now, context.by)
         writing.cancel_rows(rows, context.using, context.reason, context.now)
 
     action = Action("cancel", signals.timeout_cancelled, refuse, write)

@@ -152,7 +152,7 @@ def cancel_timeouts(rows: Rows, *, reason: str = "") -> int:
 
     def change(page: Page) -> int:
         pending = {row.pk: row.queue for row in page.rows if row.state == Timeout.State.PENDING}
-        writing.forbid_attempts(page.rows, page.using, reason)
+        writing.forbid_attempts(page.rows, page.using, reason, clock.now())
         return writing.cancel_ids(pending, page.using, Timeout.Cause.HAND, reason)
 
     pending_or_firing = PENDING | Q(state=Timeout.State.FIRING)

@@ -260,7 +260,8 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     if subject.row_id is None and not is_in_only_slot and newest.state not in (State.FIRED, State.FIRING):
         older = lock_in_slot_order(subject.rounds().unsettled().exclude(pk=newest.pk), subject.using)
         rows += sorted(older, key=lambda row: -row.pk)
-    writing.forbid_attempts(rows, subject.using, reason)
+    now = clock.now()
+    writing.forbid_attempts(rows, subject.using, reason, now)
     firing = [row for row in rows if row.state == State.FIRING]
     decisive = max([newest, *firing], key=lambda row: (began_at(row), row.pk))
     if decisive.state in (State.FIRED, State.FIRING):
@@ -269,7 +270,6 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     for row in rows:
         if strict and _is_late(subject, row):
             return False, row, []
-    now = clock.now()
     for row in rows:
         record_death(row, now)
     writing.cancel_rows(rows, subject.using, reason, now)

@@ -113,6 +113,16 @@ def test_a_pause_that_would_be_over_already_is_refused(until: timedelta) -> None
     assert stops() == set()
 
 
+def test_a_pause_ends_after_its_beginning_by_the_clock_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = timezone.now()
+    monkeypatch.setattr("django_delayq.operations.changes.database_now", lambda using: now + HOUR)
+    with pytest.raises(InvalidDelay, match="in the past"):
+        pause(REMIND, by=BY, until=now + HOUR / 2)
+    assert changes() == []
+    monkeypatch.setattr("django_delayq.operations.changes.database_now", lambda using: now - HOUR)
+    assert pause(REMIND, by=BY, until=now - HOUR / 2) is not None
+
+
 def test_every_change_is_kept_with_who_and_why() -> None:
     pause(REMIND, by=BY, reason="first")
     pause(REMIND, by="rest:bob", reason="longer", until=timezone.now() + HOUR)
@@ -340,6 +350,42 @@ def test_a_pause_survives_the_renaming_of_its_policy(order: Order, declare: Any)
     assert resume(renamed, by=BY) is not None
     assert len(plan({row.pk: 1}, "default")[0]) == 1
     assert PolicyControl.objects.count() == 1
+
+
+def test_policies_that_are_joined_into_one_are_stopped_until_it_is_resumed(order: Order, declare: Any) -> None:
+    began = timezone.now() - HOUR
+    stop = {"stop": "paused", "stopped_at": began, "changed_at": began, "by": "admin:bob", "reason": "outage"}
+    PolicyControl.objects.create(policy="testapp.order.first", **stop)
+    after = timedelta(minutes=7)
+    PolicyControl.objects.create(policy="testapp.order.second", changed_at=timezone.now(), by=BY, after=after)
+    joined = declare(Order, name="joined", after=HOUR, aliases=["first", "second"])
+    state = controls.policy_state(joined, "default")
+    assert (state.stop, state.stopped_at, state.by, state.reason) == ("paused", began, "admin:bob", "outage")
+    assert state.after == after, "the newest one"
+    row = pending(order, joined, seconds=0)
+    assert plan({row.pk: 1}, "default")[0] == []
+    assert pause(joined, by=BY) is None, "it is paused"
+    assert resume(joined, by=BY) is not None
+    assert len(plan({row.pk: 1}, "default")[0]) == 1
+    state = controls.policy_state(joined, "default")
+    assert (state.stop, state.after) == ("", after)
+    assert not PolicyControl.objects.exclude(stop="").exists()
+
+
+@pytest.mark.parametrize("until", [[None, HOUR], [HOUR, None], [HOUR, 2 * HOUR], [2 * HOUR, HOUR]])
+def test_of_the_stops_of_joined_policies_the_one_that_ends_last_is_in_force(
+    until: list[timedelta | None], declare: Any
+) -> None:
+    now = timezone.now()
+    ends = [None if each is None else now + each for each in until]
+    for name, end in zip(("first", "second"), ends, strict=True):
+        PolicyControl.objects.create(policy=f"testapp.order.{name}", changed_at=now, stop="paused", until=end)
+    joined = declare(Order, name="joined", after=HOUR, aliases=["first", "second"])
+    last = None if None in ends else now + 2 * HOUR
+    assert controls.policy_state(joined, "default").until == last
+    assert controls.stop_cache.read("default") == {joined.label: last}
+    pause(joined, by=BY, reason="another reason")
+    assert controls.policy_state(joined, "default").until == last
 
 
 def test_a_process_asks_once_a_second_what_is_stopped(order: Order, django_assert_num_queries: Any) -> None:
