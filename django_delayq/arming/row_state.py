@@ -104,7 +104,7 @@ def _row(using: str, policies: tuple[TimeoutPolicy[Any], ...], lock: bool) -> Qu
         if isinstance(policy.since, str):
             of_since = Q(since_at=OuterRef(policy.since))
             # Beside a pending round of this `since` it does not matter, and there may be very many closed ones.
-            is_unknown = Q(has_none(pending.filter(of_since), False))
+            is_unknown = Q(has_some(pending.filter(of_since)))
             if text:  # SQLite compares strings, and raw SQL may have written this datetime in another way
                 is_unknown |= ~Q((f"{policy.since}__regex", text))
             is_closed = Exists(rounds.filter(CLOSING, of_since))
@@ -139,8 +139,8 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
         of_since = Q(since_at=OuterRef(str(policy.since)))
         is_needed = Q(Exact(_holds(policy, using), 1), (f"{policy.since}__isnull", False))
         is_there = Case(  # in this order: an object may have very many closed rounds
-            When(has_none(pending.exclude(of_since), False), then=Value(False)),
-            When(has_none(pending.filter(of_since), False), then=Value(True)),
+            When(has_some(pending.exclude(of_since)), then=Value(False)),
+            When(has_some(pending.filter(of_since)), then=Value(True)),
             default=Exists(rounds.filter(CLOSING, of_since)),
             output_field=BooleanField(),
         )
@@ -149,14 +149,19 @@ def _fitting(using: str, policies: tuple[TimeoutPolicy[Any], ...]) -> QuerySet[A
     return rows.values_list("pk")
 
 
-def has_none(rows: QuerySet[Any, Any], expected: bool = True) -> IsNull:
-    """Return the condition that `rows` have none for the row of the surrounding query; with `expected=False`, some.
+def has_none(rows: QuerySet[Any, Any]) -> IsNull:
+    """Return the condition that `rows` have none for the row of the surrounding query.
 
     They are looked up each time, because PostgreSQL cannot join a subquery for one value. Of NOT EXISTS it makes a
     join. Without statistics, as after a restored dump, it then read all rows of a policy for each object: minutes for
     80,000 orders.
     """
-    return IsNull(Subquery(rows.values("pk")[:1]), expected)
+    return IsNull(Subquery(rows.values("pk")[:1]), True)
+
+
+def has_some(rows: QuerySet[Any, Any]) -> IsNull:
+    """Return the condition that `rows` have some for the row of the surrounding query: see `has_none`."""
+    return IsNull(Subquery(rows.values("pk")[:1]), False)
 
 
 def _rounds_of(

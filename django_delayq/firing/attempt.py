@@ -15,7 +15,7 @@ from django.db import connections
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
-from django_delayq.firing.failures import record
+from django_delayq.firing.failures import record_error
 from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
@@ -305,7 +305,7 @@ class Attempt:
         [candidate], policy, using = self.candidates, self.policy, self.using
         call = self.call or Call((candidate.id,), is_counted=self.is_counted)
         try:
-            found = record(policy, error, using, call)
+            found = record_error(policy, error, using, call)
         except Exception as failure:  # noqa: BLE001 - see above
             self.report.release_unknown(policy.label, [candidate.id], failure, using)
         else:

@@ -71,11 +71,11 @@ def record_deaths(using: str, limit: int, ids: Collection[int] | None = None) ->
         if policy is None and row.run_at > long_ago:
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
-        report.add(record(policy, error, using, Call((row.pk,), seen, is_counted=True)))
+        report.add(record_error(policy, error, using, Call((row.pk,), seen, is_counted=True)))
     return report
 
 
-def record(
+def record_error(
     policy: TimeoutPolicy[Any] | None, error: BaseException, using: str, call: Call, *, superseded: bool = False
 ) -> ReportBuilder:
     """Commit what `error` means for the timeout of `call`, unless it was moved, cancelled or tried meanwhile.
@@ -104,7 +104,7 @@ def record(
     except IntegrityError:
         if superseded:
             raise
-        return record(policy, error, using, call, superseded=True)
+        return record_error(policy, error, using, call, superseded=True)
     reach("recorded")
     report.errors[timeout_id] = error
     if verdict is not None and (row.is_settled or verdict.error is not None):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, Q
 
-from django_delayq.firing.report import MAX_ID, Candidate
+from django_delayq.firing.report import Candidate
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
 from django_delayq.ledger.locking import for_update, has_own_manager, lock_objects, rows_of
@@ -84,8 +84,6 @@ def readable_pk(policy: TimeoutPolicy[Any], object_id: str) -> Any:
         pk = pk_of(policy.concrete_model, object_id)
     except ValueError:
         return None
-    if isinstance(pk, int):
-        return pk if -MAX_ID <= pk <= MAX_ID else None
     return None if isinstance(pk, str) and "\0" in pk else pk
 
 

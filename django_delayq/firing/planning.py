@@ -9,9 +9,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from django_delayq.clock import DatabaseNow
+from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
-from django_delayq.firing.report import MAX_ID, Report, ReportBuilder, Work
+from django_delayq.firing.report import Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.controls import stop_cache

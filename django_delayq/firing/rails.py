@@ -111,7 +111,7 @@ def count_fired(policy: TimeoutPolicy[Any], count: int, guards: Guards, using: s
         total = _add_to_count(policy, brake, count, guards.changed_at, using)
         firing_state.brake_counts[policy.label] = total
         if total > brake.most:
-            pause(policy, guards, total, using)
+            pause_by_brake(policy, guards, total, using)
     except Exception as error:  # see above
         logger.warning(
             "The brake of %s could not count %s: %s",
@@ -145,7 +145,7 @@ def _add_to_count(policy: TimeoutPolicy[Any], brake: Brake, count: int, changed_
         return sum(slices.values())
 
 
-def pause(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) -> PolicyChange | None:
+def pause_by_brake(policy: TimeoutPolicy[Any], guards: Guards, count: int, using: str) -> PolicyChange | None:
     """Pause `policy`, of which `count` timeouts have fired within the period of its brake; return the change.
 
     None, and nothing is written: it is stopped already, or was changed since the count began. So a brake neither

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from django_delayq import signals
 from django_delayq.clock import check_moment
+from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import Call, caught
 from django_delayq.firing.log_lines import log_settled, log_waiting
 from django_delayq.firing.state import LOCKED_MAX_SECONDS, TRANSIENT_MAX_SECONDS, firing_state
@@ -30,7 +31,6 @@ logger = logging.getLogger("django_delayq.firing")
 VERSION: Final = 1
 """The version of all messages. Unknown keys of a newer one are ignored; missing ones of an older one have defaults."""
 MAX_IDS: Final = 1_000
-MAX_ID: Final = 2**63 - 1
 _ID_FIELDS: Final = ("done", "fired", "untried", "lost", "refused")
 _SIGNALS: Final[dict[str, Signal]] = {
     Timeout.State.PENDING: signals.timeout_failed,

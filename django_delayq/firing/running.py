@@ -15,7 +15,7 @@ from django.db.utils import Error
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record, record_deaths
+from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record_deaths, record_error
 from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
@@ -143,7 +143,7 @@ def _fire_suspect(policy: TimeoutPolicy[Any], candidate: Candidate, using: str, 
                 is_counted = settling.compare_and_set(row, using, attempts=row.attempts + 1, history=history)
     if seen is not None:  # no attempt is left
         died = WorkerDied("The process died each time that this timeout was fired.")
-        report.add(record(policy, died, using, Call((timeout_id,), seen, is_counted=True)))
+        report.add(record_error(policy, died, using, Call((timeout_id,), seen, is_counted=True)))
         return
     if is_counted:
         log_suspect(row)  # before it runs: this process may be the next to die
@@ -190,7 +190,7 @@ def _fire_non_atomic(policy: TimeoutPolicy[Any], candidate: Candidate, using: st
             return
     except KeyboardInterrupt:  # also while the failure could not be recorded yet
         with suppress(Exception):
-            record(policy, TransientFailure("interrupted", timedelta(0)), using, call)
+            record_error(policy, TransientFailure("interrupted", timedelta(0)), using, call)
         raise
     reach("handled")
     report.note_call(call)
@@ -211,7 +211,7 @@ def _record_failure(
         wait = firing_state.backoff.next_wait(using, timeout_id, reason, TRANSIENT_MAX_SECONDS)
         error = TransientFailure(reason, wait)
         log_waiting([timeout_id], reason)
-    found = persistently(lambda: record(policy, error, using, call), timeout_id, using)
+    found = persistently(lambda: record_error(policy, error, using, call), timeout_id, using)
     if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
         found.uncounted.update(found.again)
     return found

@@ -34,7 +34,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_delayq.clock import counted
 from django_delayq.conf import get_settings
 from django_delayq.exceptions import TimeLimitExceeded
-from django_delayq.firing.failures import persistently, record
+from django_delayq.firing.failures import persistently, record_error
 from django_delayq.firing.handler import Abandoned, Call, RunningWork, run_callbacks, tracked
 from django_delayq.firing.rails import count_fired
 from django_delayq.firing.report import ReportBuilder
@@ -192,7 +192,7 @@ def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportB
     [timeout_id] = call.timeout_ids
 
     def settle() -> ReportBuilder:
-        found = record(policy, error, using, call)
+        found = record_error(policy, error, using, call)
         if timeout_id in found.uncounted:  # its row is still locked
             cut(loan.lent)
         return found

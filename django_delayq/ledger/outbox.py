@@ -38,7 +38,10 @@ logger = logging.getLogger("django_delayq.outbox")
 
 
 def announce(signal: Signal, row: Timeout, using: str) -> None:
-    """Send `signal` for `row` once the transaction has committed; what a receiver raises is logged."""
+    """Send `signal` for `row` once the transaction has committed; what a receiver raises is logged.
+
+    Nothing is sent where the caller manages the transaction itself, without `atomic()`: its end is not known here.
+    """
     if not signal.receivers:  # then `cancel_pending` has not read the other columns
         return
     policy = registry.get(row.policy)

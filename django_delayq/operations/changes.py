@@ -36,7 +36,7 @@ from django_delayq.policies import TimeoutPolicy, get_policy, registry
 logger = logging.getLogger("django_delayq.steering")
 Stop, What = PolicyControl.Stop, PolicyChange.What
 
-Progress: TypeAlias = Callable[[int], object]
+MoveProgress: TypeAlias = Callable[[int], object]
 """Called with the number of rows examined, page by page."""
 
 ABANDONED_AFTER: Final = timedelta(seconds=30)
@@ -55,7 +55,7 @@ class TimeIsUp(Exception):
     """The request has moved rows for as long as it may. `run_move` then returns the unfinished change."""
 
 
-def time_limit(seconds: float = MAX_REQUEST_SECONDS) -> Progress:
+def time_limit(seconds: float = MAX_REQUEST_SECONDS) -> MoveProgress:
     """Return a `progress` that raises TimeIsUp after so many seconds, between two pages."""
     end = time.monotonic() + seconds
 
@@ -133,7 +133,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     transaction.on_commit(after_commit, using=using, robust=True)
 
 
-def run_move(change: PolicyChange, using: str, progress: Progress | None = None) -> PolicyChange:
+def run_move(change: PolicyChange, using: str, progress: MoveProgress | None = None) -> PolicyChange:
     """Move all rows of `change`, then let its policy continue; inside a transaction: after its commit.
 
     Returns the change as the database has it now.

@@ -29,7 +29,7 @@ from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.paging import newest_id
 from django_delayq.ledger.search import count_each
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
-from django_delayq.operations.changes import PolicyConflict, Progress, control_of, requeue_due, run_move, unfinished
+from django_delayq.operations.changes import MoveProgress, PolicyConflict, control_of, requeue_due, run_move, unfinished
 from django_delayq.policies import TimeoutPolicy, get_policy
 from django_delayq.policy_options import Brake, Late, Then
 
@@ -97,7 +97,12 @@ def _stop(control: PolicyControl, change: PolicyChange, stop: str, until: dateti
 
 
 def resume(
-    policy: str | TimeoutPolicy[Any], *, by: str, reason: str = "", shift: bool = True, progress: Progress | None = None
+    policy: str | TimeoutPolicy[Any],
+    *,
+    by: str,
+    reason: str = "",
+    shift: bool = True,
+    progress: MoveProgress | None = None,
 ) -> PolicyChange | None:
     """Let `policy` continue; due timeouts fire within two seconds. Returns the change; None: it was not stopped.
 
@@ -184,7 +189,7 @@ def change_delay(
     by: str,
     reason: str = "",
     mode: Mode = "keep",
-    progress: Progress | None = None,
+    progress: MoveProgress | None = None,
 ) -> PolicyChange:
     """Make timeouts that are armed from now on due `after` their `since`; exempt objects stay exempt.
 

@@ -41,7 +41,7 @@ FIRST_PREFETCH: Final = 25
 """For each thread, before anything has been measured."""
 WEIGHT: Final = 0.5
 RELEASE_SHARE: Final = 0.1
-"""After this part of the time after which what waits is released, a worker looks for such works again."""
+"""Whether works are to be released is checked again after this part of the time after which they are."""
 
 
 class Prefetch:
@@ -293,7 +293,7 @@ class Dispatch:
         if after_seconds:
             if now < self._release_at or not any(each.at <= before for each in self._in_flight.values()):
                 return 0
-            # Some that are so old may be running. Then each pass would withdraw and submit again all that wait, which
+            # Some that are so old may be running. Then each pass would withdraw and submit again all the others, which
             # costs time and makes the executor forget which of them has waited longest.
             self._release_at = now + after_seconds * RELEASE_SHARE
         withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []

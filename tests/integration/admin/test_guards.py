@@ -77,7 +77,7 @@ BRAKED = f"The brake of <bdi>{LABEL}</bdi> has paused it."
 
 
 def test_support_sees_why_a_policy_was_paused_by_its_brake_and_resumes_it(staff: Staff, order: Order) -> None:
-    rails.pause(dq.get_policy(LABEL), Guards(brake=Brake(50, timedelta(minutes=10))), 51, "default")
+    rails.pause_by_brake(dq.get_policy(LABEL), Guards(brake=Brake(50, timedelta(minutes=10))), 51, "default")
     support = staff("view_policycontrol", "view_timeout", "pause_policy")
     for where in (LIST, TIMEOUTS):
         text = support.get(reverse(where)).content.decode()

@@ -133,7 +133,7 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
 ) -> None:
     policy = declare(Order, name="braked", brake=Brake(3, per=PER))
     rows = due_orders(policy, 10)
-    paused, tries = rails.pause, []
+    paused, tries = rails.pause_by_brake, []
 
     def fails_once(*given: Any) -> Any:
         tries.append(given)
@@ -141,7 +141,7 @@ def test_a_count_that_fails_undoes_no_firing_and_the_next_one_pauses(
             raise ValueError("broken")
         return paused(*given)
 
-    monkeypatch.setattr(rails, "pause", fails_once)
+    monkeypatch.setattr(rails, "pause_by_brake", fails_once)
     assert len(fire(*rows).fired) == 5
     assert stop_of(policy) == ("paused", "brake")
     assert [vars(each)["event"] for each in caplog.records if each.levelno == logging.WARNING] == ["brake_failed"]
@@ -171,9 +171,9 @@ def test_a_brake_does_not_pause_what_was_resumed_since_it_began_to_count(declare
     stop_cache.forget()
     before = stop_cache.guards(policy, "default")
     resume(policy, by=BY)
-    assert rails.pause(policy, before, 100, "default") is None
+    assert rails.pause_by_brake(policy, before, 100, "default") is None
     assert stop_of(policy) == ("", "")
-    assert rails.pause(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
+    assert rails.pause_by_brake(policy, stop_cache.guards(policy, "default"), 100, "default") is not None
 
 
 def test_a_pause_whose_time_is_over_is_not_in_the_way(declare: Declare) -> None:
@@ -194,7 +194,7 @@ def test_of_two_workers_at_the_limit_one_pauses(declare: Declare) -> None:
     def stop() -> None:
         try:
             ready.wait(WAIT)
-            changes.append(rails.pause(policy, guards, 4, "default"))
+            changes.append(rails.pause_by_brake(policy, guards, 4, "default"))
         finally:
             connections.close_all()
 

@@ -254,35 +254,6 @@ def test_a_cancel_in_bulk_forbids_further_attempts_of_those_that_are_firing(decl
     assert (row.history[0]["what"], row.history[0]["reason"]) == ("cancel_requested", "closed")
 
 
-def test_a_firing_that_succeeds_although_it_was_cancelled_meanwhile_has_fired(order: Order, declare: Declare) -> None:
-    policy = declare(
-        Order, lambda obj, timeout: dq.cancel_timeout(obj, "outside") and None, name="outside", atomic=False
-    )
-    row = due(order, policy)
-    fire(row)
-    assert state(row) == ("fired", "due")
-
-
-def test_a_cancelled_firing_that_died_is_cancelled(order: Order) -> None:
-    row = due(order, "send_outside")
-    die_at(row, "committed")
-    assert dq.cancel_timeout(order, "send_outside") is False
-    expire(row)
-    assert settle_expired("default").done == (row.pk,)
-    assert state(row) == ("cancelled", "hand")
-
-
-def test_a_firing_that_a_payment_came_too_late_for_is_retried(order: Order, declare: Declare) -> None:
-    def handler(obj: Order, timeout: Timeout) -> None:
-        with pytest.raises(dq.DeadlinePassed), dq.before_deadline(obj, "outside"):
-            pytest.fail("the payment was accepted")
-        raise ValueError("the provider does not answer")
-
-    row = due(order, declare(Order, handler, name="outside", atomic=False, retry=dq.Retry([0])))
-    assert fire(row).again.keys() == {row.pk}
-    assert (state(row), row.final_attempt) == (("pending", ""), False)
-
-
 def test_a_worker_that_returns_late_settles_what_it_did_if_nobody_began_anew(order: Order, declare: Declare) -> None:
     """A worker that was suspended longer than its lease resumes when the sweep has released the row."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Model
 
 import django_delayq as dq
@@ -61,6 +61,17 @@ def test_each_end_of_an_attempt_has_its_signal(  # noqa: PLR0917 - pytest passes
     heard.clear()
     fire(row)
     assert heard == ([] if expected is None else [(expected[0], Order, expected[1], False)])
+
+
+def test_without_autocommit_and_atomic_nothing_is_told_and_nothing_is_raised(order: Order, heard: Any) -> None:
+    transaction.set_autocommit(False)
+    try:
+        row = dq.schedule_timeout(order, "remind", minutes=5)
+        transaction.commit()
+    finally:
+        transaction.set_autocommit(True)
+    assert heard == []
+    assert Timeout.objects.pending().filter(pk=row.pk).exists()
 
 
 def test_a_skip_without_a_handler_is_told_too(order: Order, heard: Any) -> None:

@@ -128,7 +128,7 @@ def test_while_a_handler_runs_for_long_what_waits_is_not_withdrawn_in_each_pass(
     now, withdrawals = time.monotonic(), list[float]()
 
     class Busy(Silent):
-        """Runs the first work for ever; the others wait."""
+        """Runs the first work indefinitely; the others wait."""
 
         def withdraw(self) -> list[Work]:
             withdrawals.append(now)
