@@ -1,8 +1,9 @@
-"""Files and functions have a maximum length."""
+"""Files, functions and the README have a maximum length."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE_LINES = 400
 FUNCTION_LINES = 40  # without its docstring, which may be long for a public function
 LUA_LINES = 60
+README_WORDS = 1000
 FOLDERS = ("django_delayq", "example_project", "benchmarks", "tools", "tests")
 
 
@@ -52,6 +54,11 @@ def test_no_lua_command_is_longer_than_60_lines() -> None:
         pytest.fail("the engine's commands are Lua files")
     lengths = {path.name: len(path.read_text().splitlines()) for path in scripts}
     assert {name: lines for name, lines in lengths.items() if lines > LUA_LINES} == {}
+
+
+def test_the_readme_has_at_most_1000_words() -> None:
+    text = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)  # as a reader sees it
+    assert 500 < len(text.split()) <= README_WORDS
 
 
 def test_the_ruler_measures_a_function_without_its_docstring(tmp_path: Path) -> None:
