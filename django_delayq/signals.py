@@ -5,7 +5,24 @@ longer declared), and `timeout`, the ledger row. An exception in a receiver is l
 functions send no signals.
 """
 
-from django.dispatch import Signal
+import logging
+from typing import Any
+
+from django.dispatch import Signal as DjangoSignal
+
+
+class Signal(DjangoSignal):
+    """A signal whose receivers may be of any kind."""
+
+    def _log_robust_failure(self, receiver: Any, error: Exception) -> None:
+        """Log that `receiver` raised.
+
+        Django logs its `__qualname__`. A `functools.partial` and an object have none: then `send_robust` itself raises,
+        in the worker, or after the commit in the caller of the library.
+        """
+        name, words = getattr(receiver, "__qualname__", receiver), "Error calling %s in Signal.send_robust() (%s)"
+        logging.getLogger("django.dispatch").error(words, name, error, exc_info=error)
+
 
 timeout_scheduled = Signal()
 """A timeout was scheduled."""

@@ -214,7 +214,10 @@ def _database(using: str) -> str:
     connection = connections[using]
     where = connection.settings_dict
     server = f" at {where['HOST']}{':' * bool(where['PORT'])}{where['PORT']}" if where["HOST"] else ""
-    return f"{connection.display_name} {str(where['NAME'])!r}{server} (alias {using!r})"
+    name = connection.vendor
+    with suppress(DatabaseError):  # MySQL and MariaDB are asked which of them they are
+        name = connection.display_name
+    return f"{name} {str(where['NAME'])!r}{server} (alias {using!r})"
 
 
 def _redis(redis: RedisHealth) -> str:

@@ -84,14 +84,14 @@ def _open_to_all(directory: Path) -> Path:
 
 
 @pytest.fixture
-def start_worker(own_database: OwnDatabase, tmp_path: Path) -> Iterator[Callable[[], tuple[int, Path]]]:
+def start_worker(own_database: OwnDatabase, tmp_path: Path) -> Iterator[Callable[..., tuple[int, Path]]]:
     """Start a worker with a log file; return its process id and the file. It must stop gracefully."""
     started: list[subprocess.Popen[bytes]] = []
     log = tmp_path / "worker.log"
 
-    def start() -> tuple[int, Path]:
+    def start(verbosity: int = 0) -> tuple[int, Path]:
         with log.open("wb") as output:
-            command = [sys.executable, "-m", "django", "delayq_worker", "-v0", "--log-level", "warning"]
+            command = [sys.executable, "-m", "django", "delayq_worker", f"-v{verbosity}", "--log-level", "warning"]
             worker = processes.start(command, env=own_database.environment, cwd=ROOT, stdout=output, stderr=output)
         started.append(worker)
         return worker.pid, log

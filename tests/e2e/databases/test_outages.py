@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server"),
 ]
 logger = logging.getLogger(__name__)
-StartWorker = Callable[[], tuple[int, Path]]
+StartWorker = Callable[..., tuple[int, Path]]
 COUNT = 120
 LONGEST_LOG = 80
 """The maximum number of log lines for five outages of every kind."""
@@ -51,6 +51,18 @@ def test_a_worker_outlives_restarts_cut_connections_and_lost_answers(
     logger.info("%d lines of log; %.2f s of work in an outage of 6 s", len(lines), burnt)
     assert len(lines) < LONGEST_LOG, lines
     assert burnt < 3, "it does not ask the whole time"
+
+
+def test_a_worker_that_starts_while_the_database_is_away_waits_for_it(
+    own_database: OwnDatabase, start_worker: StartWorker
+) -> None:
+    dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=0)
+    own_database.stop()
+    _, log = start_worker(verbosity=1)
+    wait_until(lambda: "is tried again" in log.read_text(), "it misses the database")
+    wait_until(lambda: "  database  " in log.read_text(), "it shows its first screen")
+    own_database.start()
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "it has fired")
 
 
 def fire_some_and_meanwhile(break_something: Callable[[], object]) -> None:

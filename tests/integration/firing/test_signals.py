@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,6 +106,22 @@ def test_a_receiver_that_raises_changes_nothing(
         dq.timeout_fired.disconnect(bad)
     assert heard == [("fired", Order, "fired", False)]
     assert caplog.records
+
+
+def test_a_receiver_without_a_name_may_raise_too(order: Order, heard: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Django logs `__qualname__`, which a partial does not have."""
+
+    def bad(why: str, **_: Any) -> None:
+        raise ValueError(why)
+
+    dq.timeout_scheduled.connect(receiver := partial(bad, "no"))
+    try:
+        row = dq.schedule_timeout(order, "remind", minutes=5)
+    finally:
+        dq.timeout_scheduled.disconnect(receiver)
+    assert Timeout.objects.pending().filter(pk=row.pk).exists()
+    assert heard == [("scheduled", Order, "pending", False)]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["no"]
 
 
 def test_without_listeners_nothing_is_sent(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
