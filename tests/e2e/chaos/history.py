@@ -29,6 +29,8 @@ class Stop:
     since: datetime
     until: datetime
     is_hold: bool
+    is_over: bool = False
+    """A claim has ended it: the one that followed may have begun before, and waited for its lock."""
 
 
 @dataclass(slots=True)
@@ -190,9 +192,9 @@ class History:
     def _resume(self, subject: Subject, claim: Mapping[str, Any]) -> None:
         """End the stop of the policy. After a hold its pending deadlines are later by at least the certain part."""
         stop = next((each for each in reversed(self.stops) if each.policy == subject.name[1]), None)
-        if stop is None or stop.until < claim["began_at"]:
+        if stop is None or stop.is_over or stop.until < claim["began_at"]:
             return
-        stop.until = claim["began_at"]
+        stop.until, stop.is_over = claim["began_at"], True
         for one in self.subjects.values():
             if stop.is_hold and one.name[1] == stop.policy and one.state == "pending":
                 _shift(one, max(0.0, (stop.until - max(stop.since, one.known_at)).total_seconds()))
