@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -22,6 +24,13 @@ needs_more_connections = pytest.mark.skipif(
     os.environ.get("DELAYQ_TEST_POOL") == "2",
     reason="a pool of 2 has connections for one worker in the process, with one handler thread",
 )
+
+
+def _what_threads_do() -> str:
+    """Return the stack of each thread, without which a worker that hangs explains nothing."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    stacks = {number: traceback.format_stack(frame) for number, frame in sys._current_frames().items()}
+    return "\n".join(f"{names.get(number)}:\n{''.join(lines[-8:])}" for number, lines in stacks.items())
 
 
 class RunningWorker:
@@ -47,7 +56,7 @@ class RunningWorker:
 
     def join(self, seconds: float = 60.0) -> None:
         self._thread.join(seconds)
-        assert not self._thread.is_alive(), "the worker did not end"
+        assert not self._thread.is_alive(), f"the worker did not end:\n{_what_threads_do()}"
         if self.error is not None:
             raise self.error
 
