@@ -41,7 +41,7 @@ FIRST_PREFETCH: Final = 25
 """For each thread, before anything has been measured."""
 WEIGHT: Final = 0.5
 RELEASE_SHARE: Final = 0.1
-"""Whether works are to be released is checked again after this part of the time after which they are."""
+"""The part of the time after which works are released that passes between two checks."""
 
 
 class Prefetch:
@@ -97,6 +97,7 @@ class Dispatch:
         """The works of policies without a rate that are not due yet."""
         self._in_flight: dict[int, _InFlight] = {}
         self._release_at = 0.0
+        """When to check again whether works are to be released."""
         self._refusals = Backoff(0.5, 30.0)
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
         self._lost: dict[int, int] = {}
@@ -284,9 +285,9 @@ class Dispatch:
             self._resolve_again(held, seconds)
 
     def release(self, after_seconds: float = 0.0) -> int:
-        """Release timeouts that came `after_seconds` ago and have not begun, so that others can take them.
+        """Release timeouts that came `after_seconds` ago, or up to a tenth earlier, and have not begun.
 
-        Their delivery is not counted. Return how many.
+        So others can take them. Their delivery is not counted. Return how many.
         """
         now = time.monotonic()
         before = now - after_seconds if after_seconds else inf

@@ -30,7 +30,7 @@ class Stop:
     until: datetime
     is_hold: bool
     is_over: bool = False
-    """A claim has ended it: the one that followed may have begun before, and waited for its lock."""
+    """A claim has ended it. A later one may have begun before that, and waited for a lock: it ends nothing."""
 
 
 @dataclass(slots=True)
