@@ -19,6 +19,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.db.utils import Error
@@ -168,7 +169,11 @@ class OverlapDetector:
         }
         self._read = [_table(name) for name in tables_of_other_rows(policy)]
         self._rows = {member.row.pk: member.row for member in members}
-        self._slots = {row.pk: slots_of_row(row) for row in self._rows.values()}
+
+    @cached_property
+    def _slots(self) -> dict[int, set[str]]:
+        """The slots of each member's row. Most handlers never touch the ledger, so they are hashed when one does."""
+        return {row.pk: slots_of_row(row) for row in self._rows.values()}
 
     def overlaps(self, sql: str, params: Any, many: bool) -> bool:
         """Return whether the statement may concern a member other than the one whose handler is running."""
