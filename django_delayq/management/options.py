@@ -25,7 +25,8 @@ from django_delayq.models import Timeout, TimeoutQuerySet
 from django_delayq.operations.selection import MAX_HITS, about_keys, find_ids
 from django_delayq.policies import get_policy, registry
 
-SELECTING: Final = ("policy", "id", "object", "model", "key", "search", "queue", "state", "due_before", "due_after")
+REPEATED: Final = ("policy", "id", "object", "state")
+SELECTING: Final = (*REPEATED, "model", "key", "search", "queue", "due_before", "due_after")
 MAX_DIGITS: Final = 18
 """Of a number: what a column of ids holds, and less than Python's limit."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
@@ -129,7 +130,7 @@ class Selection:
         if not options["all"] and all(options[name] is None for name in SELECTING):
             raise CommandError("Which timeouts? Give --policy, --id, --object ... or --all.")
         ids = [number("--id", value) for value in values_of(options["id"])]
-        states = values_of(options["state"])
+        states = list(dict.fromkeys(values_of(options["state"])))
         for state in states:
             if state not in options["states"]:
                 raise wrong_value("--state", state, f"must be one of {', '.join(options['states'])}")
@@ -139,11 +140,12 @@ class Selection:
         if not any(Timeout.State(state).is_settled for state in states):
             rows = rows.unsettled()  # which has an index of its own
         labels, about_objects = _about(options, rows.db)
+        labels = list(dict.fromkeys(labels))
         rows = rows.filter(about_objects)
         if labels:
             rows = rows.of_labels(labels)
         conditions = {
-            "pk__in": None if options["id"] is None else ids,
+            "pk__in": ids or None,
             "key": options["key"],
             "run_at__lt": moment("--due-before", options["due_before"]),
             "run_at__gte": moment("--due-after", options["due_after"]),
@@ -157,6 +159,8 @@ class Selection:
                 rule = f"finds {MAX_HITS} timeouts or more: add --policy, --model or --key"
                 raise wrong_value("--search", options["search"], rule)
             rows = rows.filter(pk__in=found)
+        if any(options[name] is not None and not values_of(options[name]) for name in REPEATED):
+            rows = rows.none()  # a program may pass an empty list: it must not select all
         return cls(rows, states, labels, ids)
 
     def absent(self) -> list[int]:

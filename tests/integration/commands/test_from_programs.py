@@ -96,6 +96,21 @@ def test_queues_stand_in_a_row_or_one_by_one() -> None:
     assert "queues    default, other\n" in call("delayq_worker", queue=["default", "other"], burst=True)
 
 
+def test_an_empty_list_selects_nothing(rows: dict[str, Timeout]) -> None:
+    for option in ("policy", "id", "state"):
+        assert listed(**{option: []}) == set(), option
+    for restriction in ({"policy": LINGER}, {"model": "testapp.Order"}):
+        assert listed(**restriction, object=()) == set()
+        assert call("delayq_cancel", **restriction, object=[], yes=True) == "0 cancelled\n"
+    assert call("delayq_cancel", policy=[], yes=True) == "0 cancelled\n"
+
+
+def test_a_value_that_is_given_twice_selects_once(rows: dict[str, Timeout]) -> None:
+    for options in ({"policy": [LINGER, LINGER]}, {"policy": LINGER, "state": ["pending", "pending"]}):
+        found = json.loads(call("delayq_list", json=True, **options))
+        assert [row["id"] for row in found] == [rows["late"].pk]
+
+
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [
