@@ -50,7 +50,7 @@ def table(head: Cells, rows: Sequence[Cells], width: int | None = None, *, optio
             Words are never cut, so a very narrow terminal wraps the lines. None: no limit.
         optional: headings of columns that are omitted first, in this order; the last line names them.
     """
-    cells = [[cell if isinstance(cell, Painted) else Painted(cell) for cell in row] for row in (head, *rows)]
+    cells = [[_one_line(cell) for cell in row] for row in (head, *rows)]
     columns: dict[str, Sequence[Painted]] = {column[0]: column for column in zip(*cells, strict=True)}
     omitted = []
     for name in optional:
@@ -60,6 +60,11 @@ def table(head: Cells, rows: Sequence[Cells], width: int | None = None, *, optio
     widths = _widths(list(columns.values()), width)
     lines = [line for row in zip(*columns.values(), strict=True) for line in _lines_of(row, widths)]
     return [*lines, f"Too wide for this terminal: {', '.join(omitted)}"] if omitted else lines
+
+
+def _one_line(cell: object) -> Painted:
+    """Return a cell without line breaks: a reason may have the message of a database, which has several lines."""
+    return Painted(" ".join(str(cell).split()), getattr(cell, "paint", str))
 
 
 def _width_of(widths: Sequence[int]) -> int:

@@ -57,6 +57,14 @@ def test_without_a_terminal_a_table_has_one_line_for_each_row() -> None:
     assert table(HEAD, []) == ["id  policy  object  reason"]
 
 
+def test_a_cell_of_several_lines_does_not_break_the_rows() -> None:
+    reason = "IntegrityError: duplicate key\nDETAIL:  Key (id)=(17) already exists.\r\n"
+    for width in (None, 60):
+        lines = table(HEAD, [(*ROW[:3], reason), ROW], width)
+        assert not any("\n" in line or "\r" in line for line in lines), width
+    assert "duplicate key DETAIL" in table(HEAD, [(*ROW[:3], reason)])[1]
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_a_table_fits_the_terminal_and_loses_nothing(width: int) -> None:
     lines = table(HEAD, [ROW, ROW], width)
