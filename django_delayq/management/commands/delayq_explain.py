@@ -142,6 +142,9 @@ def _why_late(subject: Subject) -> str:
     if row is None or row.run_at > now or is_stopped:
         return ""
     text = f"It has been due for {seconds((now - row.run_at).total_seconds())}."
+    if subject.policy is None:
+        renamed = "Its policy is not declared. If it was renamed, name it in aliases= of its successor."
+        return f"{text} {renamed} If it was removed: manage.py delayq_retire {row.policy}."
     if held_until := _held_until(row, now, subject.using):
         text += f" A worker has claimed or deferred it until {local(held_until)}."
     workers = workers_alive(subject.using)

@@ -152,6 +152,15 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
     WorkerSeen.objects.all().delete()
 
 
+def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:
+    row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
+    Timeout.objects.update(policy="testapp.order.forgotten", claimed_until=timezone.now() + timedelta(minutes=1))
+    a_worker()
+    last = do("delayq_explain", "--id", str(row.pk)).out.splitlines()[-1]
+    assert "Its policy is not declared" in last
+    WorkerSeen.objects.all().delete()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
