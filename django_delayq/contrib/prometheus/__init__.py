@@ -84,12 +84,14 @@ def start_at_zero() -> None:
 
 
 def _count(signal: Any, timeout: Timeout, **_: object) -> None:
-    COUNTERS[signal].labels(timeout.policy).inc()
+    policy = registry.get(timeout.policy)
+    label = timeout.policy if policy is None else policy.label  # not a former one, which no dashboard names
+    COUNTERS[signal].labels(label).inc()
     if timeout.cause in GUARD_CAUSES and signal is not signals.timeout_cancelled:  # saved too late: not a guard rail
-        WITHHELD.labels(timeout.policy, timeout.cause).inc()
+        WITHHELD.labels(label, timeout.cause).inc()
     lateness = timeout.lateness()
     if lateness is not None:
-        LAG.labels(timeout.policy).observe(max(0.0, lateness))
+        LAG.labels(label).observe(max(0.0, lateness))
 
 
 def _count_restored(count: int, **_: object) -> None:

@@ -91,6 +91,15 @@ def test_each_thing_that_happens_to_a_timeout_counts_once(declare: Any) -> None:
     }
 
 
+def test_a_timeout_with_a_former_label_counts_for_its_policy(declare: Any) -> None:
+    policy = declare(Order, name="renamed", aliases=("formerly",))
+    dq.schedule_timeout(Order.objects.create(), policy, seconds=0)
+    Timeout.objects.update(policy="testapp.order.formerly")
+    counted = Counted(policy.label)
+    fire_due()
+    assert counted() == {"delayq_fired_total": 1, "delayq_firing_lag_seconds_count": 1}
+
+
 def test_restored_entries_are_counted() -> None:
     before = REGISTRY.get_sample_value("delayq_restored_entries_total") or 0.0
     signals.entries_restored.send(Timeout, count=12)
