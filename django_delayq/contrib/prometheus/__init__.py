@@ -164,11 +164,13 @@ def serve_worker(**_: object) -> None:
     address = os.environ.get(ADDRESS_VARIABLE)
     if not address:
         return
-    host, _colon, port = address.rpartition(":")
+    host, _colon, first = address.rpartition(":")
+    host = host or "127.0.0.1"
     try:
-        start_http_server(int(port) + int(os.environ.get("DELAYQ_PROCESS", "1")) - 1, host or "127.0.0.1")
+        port = int(first) + int(os.environ.get("DELAYQ_PROCESS", "1")) - 1
+        start_http_server(port, host)
     except (OSError, ValueError, OverflowError) as error:
         words = "%s=%r cannot be served, so this worker has no metrics: %s"
         logger.error(words, ADDRESS_VARIABLE, address, error, extra={"event": "metrics_address"})
     else:
-        logger.info("metrics at %s", address, extra={"event": "metrics_served"})
+        logger.info("metrics at %s:%d", host, port, extra={"event": "metrics_served"})

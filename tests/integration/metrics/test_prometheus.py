@@ -253,6 +253,24 @@ def test_a_worker_serves_what_it_has_done(start_command: Callable[..., Any]) -> 
     assert '\ndelayq_withheld_total{cause="late",policy="testapp.order.remind"} 0.0\n' in served
 
 
+def test_each_process_of_a_supervisor_logs_the_address_that_it_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, port = [], free_port()
+    serve = metrics.start_http_server
+    monkeypatch.setattr(metrics, "start_http_server", lambda *given: started.append(serve(*given)))
+    monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", f":{port - 1}")
+    monkeypatch.setenv("DELAYQ_PROCESS", "2")
+    with caplog.at_level("INFO", "django_delayq.metrics"):
+        metrics.serve_worker()
+    ((server, thread),) = started
+    assert "delayq_fired_total" in page(port)
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    assert caplog.messages == [f"metrics at 127.0.0.1:{port}"]
+
+
 def test_an_address_that_cannot_be_used_stops_no_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
