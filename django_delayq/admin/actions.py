@@ -13,11 +13,9 @@ from django.contrib import messages
 from django.contrib.admin import AdminSite, ModelAdmin, action, site
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Exists, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect
-from django.urls import NoReverseMatch, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -25,7 +23,7 @@ from django.views.generic import FormView
 
 from django_delayq import operations
 from django_delayq.admin import forms, render
-from django_delayq.admin.changelist import object_column
+from django_delayq.admin.changelist import address, object_column
 from django_delayq.exceptions import DelayqError
 from django_delayq.ledger.controls import PolicyState, policy_state
 from django_delayq.ledger.locking import database_of, with_keys
@@ -48,9 +46,7 @@ def timeout_actions(*, on_objects: bool = False) -> list[Any]:
 
 def permitted_actions(request: HttpRequest, site: AdminSite) -> set[str]:
     """Return the names of the actions that the visitor has permission for, and for which `site` has pages."""
-    try:
-        reverse(f"{site.name}:django_delayq_timeout_operate", args=["cancel"])
-    except NoReverseMatch:
+    if not address(site, "timeout_operate", "cancel"):
         return set()
     return {f"{name}_timeouts" for name, each in TIMEOUT_OPERATIONS.items() if each.is_permitted(request.user)}
 
@@ -87,10 +83,9 @@ def _rows_about(objects: QuerySet[Any], states: Iterable[str]) -> QuerySet[Any]:
 
 def buttons(request: HttpRequest, row: Timeout, site: AdminSite) -> list[dict[str, str]]:
     """Return labels and addresses of the operations that the visitor may do to this row now."""
-    here = reverse(f"{site.name}:django_delayq_timeout_change", args=[quote(row.pk)])
-    address = f"{site.name}:django_delayq_timeout_operate"
+    query = f"?ids={row.pk}&back={address(site, 'timeout_change', row.pk)}"
     return [
-        {"label": str(each.label), "address": f"{reverse(address, args=[each.name])}?ids={row.pk}&back={here}"}
+        {"label": str(each.label), "address": f"{address(site, 'timeout_operate', each.name)}{query}"}
         for each in operations_for(request.user, row)
     ]
 
@@ -100,9 +95,8 @@ def brake_banners(request: HttpRequest, states: Iterable[PolicyState], site: Adm
     may_resume, banners = POLICY_OPERATIONS["resume"].is_permitted(request.user), []
     for state in states:
         if state.is_braked:
-            name = f"{site.name}:django_delayq_policycontrol_operate"
-            address = reverse(name, args=[state.label, "resume"]) if may_resume else ""
-            banners.append({"label": state.label, "stopped": render.stop(state), "address": address})
+            resume = address(site, "policycontrol_operate", state.label, "resume") if may_resume else ""
+            banners.append({"label": state.label, "stopped": render.stop(state), "address": resume})
     return banners
 
 
@@ -176,7 +170,7 @@ class TimeoutOperationView(OperationView):
             self.is_confirmed = "confirmed" in request.POST
         hosts = {request.get_host()}
         if not url_has_allowed_host_and_scheme(self.back, allowed_hosts=hosts, require_https=request.is_secure()):
-            self.back = reverse(f"{self.site.name}:django_delayq_timeout_changelist")
+            self.back = address(self.site, "timeout_changelist")
         if kwargs["operation"] not in TIMEOUT_OPERATIONS or not self.ids:
             raise Http404
         self.operation = TIMEOUT_OPERATIONS[kwargs["operation"]]
@@ -210,7 +204,7 @@ class TimeoutOperationView(OperationView):
             more=max(0, len(self.ids) - MAX_ROWS_SHOWN),
             expected=expected,
             back=self.back,
-            action=reverse(f"{self.site.name}:django_delayq_timeout_operate", args=[self.operation.name]),
+            action=address(self.site, "timeout_operate", self.operation.name),
             **kwargs,
         )
 
@@ -289,7 +283,7 @@ class PolicyOperationView(OperationView):
                 moved = ngettext("{n} deadline was moved.", "{n} deadlines were moved.", change.moved)
                 result += " " + moved.format(n=change.moved)
             messages.success(self.request, result)
-        return HttpResponseRedirect(reverse(f"{self.site.name}:django_delayq_policycontrol_changelist"))
+        return HttpResponseRedirect(address(self.site, "policycontrol_changelist"))
 
     def _consequences(self, form: forms.ReasonForm) -> list[str]:
         """Return what a change of the delay would do, in sentences."""

@@ -48,6 +48,14 @@ ORDER_TEXTS: Final = {
 }
 
 
+def address(site: AdminSite, page: str, *args: Any) -> str:
+    """Return the address of a page of this library, such as `timeout_changelist`; empty: `site` does not have it."""
+    try:
+        return reverse(f"{site.name}:django_delayq_{page}", args=args)
+    except NoReverseMatch:
+        return ""
+
+
 def column(description: Any, shown: Callable[[Any], str]) -> Any:
     """Return the method of an admin that shows a column or field as `shown(row)`."""
     return admin.display(description=description)(lambda _admin, row: shown(row))
@@ -234,9 +242,8 @@ def related_links(request: HttpRequest, site: AdminSite, model: type[Model], pk:
 
     An owner is left out if the visitor may not view its model. If timeouts are not in this admin, there are no lists.
     """
-    try:
-        listed = reverse(f"{site.name}:django_delayq_timeout_changelist")
-    except NoReverseMatch:
+    listed = address(site, "timeout_changelist")
+    if not listed:
         return []
     own = cast("type[Model]", model._meta.concrete_model)
     is_owner = selection.is_owner(own) and selection.may_view(request.user, own)

@@ -13,13 +13,12 @@ from django.contrib.contenttypes.forms import BaseGenericInlineFormSet
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model, Q, QuerySet, Subquery
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from django_delayq.admin import filters, render
 from django_delayq.admin.actions import permitted_actions, timeout_actions
-from django_delayq.admin.changelist import ReadOnlyAdmin, column, related_links
+from django_delayq.admin.changelist import ReadOnlyAdmin, address, column, related_links
 from django_delayq.key_types import pk_of
 from django_delayq.ledger import search
 from django_delayq.ledger.locking import database_of
@@ -203,10 +202,8 @@ class TimeoutInline(ReadOnlyAdmin, GenericTabularInline):
     def policy_name(self, row: Timeout) -> str:
         """Render the policy as a link to the timeout, in the row itself: themes leave Django's own link out."""
         name = row.policy.rpartition(".")[2]  # without the model's name, which the page shows already
-        with suppress(NoReverseMatch):
-            page = reverse(f"{self.admin_site.name}:django_delayq_timeout_change", args=[row.pk])
-            return format_html('<a href="{}">{}</a>', page, name)
-        return name
+        page = address(self.admin_site, "timeout_change", row.pk)
+        return format_html('<a href="{}">{}</a>', page, name) if page else name
 
     state_badge = column(_("state"), lambda row: render.badge(row.state))
     deadline_shown = column(_("deadline"), render.deadline)

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
@@ -28,7 +28,14 @@ from django_delayq.admin.actions import (
     permitted_actions,
     timeout_actions,
 )
-from django_delayq.admin.changelist import LedgerAdmin, LedgerChangeList, column, object_column, related_column
+from django_delayq.admin.changelist import (
+    LedgerAdmin,
+    LedgerChangeList,
+    address,
+    column,
+    object_column,
+    related_column,
+)
 from django_delayq.ledger.controls import policy_states
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, Count
@@ -164,18 +171,17 @@ class PolicyControlAdmin(LedgerAdmin):
             "media": self.media,
             "policies": [self._shown(request, status, changing) for status in statuses],
             "braked": brake_banners(request, states, self.admin_site),
-            "can_view_timeouts": request.user.has_perm("django_delayq.view_timeout"),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/django_delayq/policycontrol/policies.html", context)
 
     def _shown(self, request: HttpRequest, status: PolicyStatus, changing: Collection[Any]) -> dict[str, Any]:
         """Return what the page shows of one policy; no operations while one of them moves rows."""
-        name, state, counts = self.admin_site.name, status.state, []
+        site, state, counts = self.admin_site, status.state, []
+        listed = address(site, "timeout_changelist") if request.user.has_perm("django_delayq.view_timeout") else ""
         for count, (label, asked) in COUNTS.items():
-            listed = reverse(f"{name}:django_delayq_timeout_changelist")
-            address = f"{listed}?{urlencode({'policy': status.label, **asked})}"
-            counts.append({"name": count, "label": label, "count": getattr(status, count), "address": address})
+            rows = f"{listed}?{urlencode({'policy': status.label, **asked})}" if listed else ""
+            counts.append({"name": count, "label": label, "count": getattr(status, count), "address": rows})
         shown: dict[str, Any] = {
             "label": status.label,
             "state": state,
@@ -185,12 +191,12 @@ class PolicyControlAdmin(LedgerAdmin):
             "chart": chart(status.hours, clock.now()),
         }
         if state is not None:
-            is_moving, address = state.policy in changing, f"{name}:django_delayq_policycontrol_operate"
+            is_moving = state.policy in changing
             permitted = [] if is_moving else operations_for(request.user, state)
             shown |= {
                 "is_moving": is_moving,
                 "buttons": [
-                    {"label": each.label, "address": reverse(address, args=[state.label, each.name])}
+                    {"label": each.label, "address": address(site, "policycontrol_operate", state.label, each.name)}
                     for each in permitted
                 ],
                 **render.in_force(state),

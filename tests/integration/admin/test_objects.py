@@ -19,8 +19,10 @@ from django.urls import path
 from django.utils import timezone
 
 import django_delayq as dq
-from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, actions, mixins
-from django_delayq.models import Timeout
+from django_delayq.admin import PolicyControlAdmin, TimeoutAdmin, TimeoutAdminMixin, TimeoutInline, actions, mixins
+from django_delayq.firing import rails
+from django_delayq.ledger.controls import Guards
+from django_delayq.models import PolicyControl, Timeout
 from tests.testapp.models import Customer, ExpressOrder, Order, Parcel, Plain, Voucher
 
 site = admin.AdminSite(name="admin")
@@ -62,10 +64,13 @@ elsewhere.register(Timeout, TimeoutAdmin)
 elsewhere.register(Order, OrderAdmin)
 without_timeouts = admin.AdminSite(name="without_timeouts")
 without_timeouts.register(Order, OrderAdmin)
+only_policies = admin.AdminSite(name="only_policies")
+only_policies.register(PolicyControl, PolicyControlAdmin)
 urlpatterns = [
     path("admin/", site.urls),
     path("elsewhere/", elsewhere.urls),
     path("without/", without_timeouts.urls),
+    path("policies/", only_policies.urls),
 ]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
@@ -333,6 +338,17 @@ def test_a_site_without_the_pages_of_timeouts_offers_no_actions(admin_client: Cl
     sent = {"action": "cancel_timeouts", "_selected_action": [order.pk]}
     assert admin_client.post("/without/testapp/order/", sent).status_code == 302
     assert "cancel_timeouts" in admin_client.get("/elsewhere/testapp/order/").content.decode()
+
+
+def test_a_site_with_timeouts_or_policies_alone_links_to_no_page_that_it_lacks(admin_client: Client) -> None:
+    orders(1)
+    policy = dq.get_policy("testapp.order.remind")
+    rails.pause_by_brake(policy, Guards(brake=dq.Brake(50, timedelta(minutes=10))), 51, "default")
+    listed = admin_client.get("/elsewhere/django_delayq/timeout/").content.decode()
+    assert "has paused it." in listed and ">Resume" not in listed
+    policies = admin_client.get("/policies/django_delayq/policycontrol/").content.decode()
+    assert "has paused it." in policies and "/policycontrol/testapp.order.remind/resume/" in policies
+    assert "<dd>1</dd>" in policies, "the number of pending timeouts is not a link"
 
 
 def test_an_operation_without_a_place_to_return_to_stays_in_its_own_site(admin_client: Client) -> None:
