@@ -9,6 +9,7 @@ from django.db.models import Model, QuerySet
 from django.http import Http404, HttpResponseBase
 from django.utils.cache import get_conditional_response, patch_cache_control
 from django.utils.crypto import salted_hmac
+from django.utils.functional import cached_property
 from django.utils.http import quote_etag
 from django.utils.translation import gettext_lazy as _
 from rest_framework.decorators import action
@@ -74,7 +75,7 @@ class OptionalScope:
 
     scope = "delayq"
 
-    @property
+    @cached_property  # which `as_view(throttle_scope=...)` may set
     def throttle_scope(self) -> str | None:
         """The scope of this request; None: not limited by scope."""
         return self.scope if self.scope in api_settings.DEFAULT_THROTTLE_RATES else None

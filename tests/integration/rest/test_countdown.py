@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.cache import cache
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -15,6 +16,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 from rest_framework.permissions import AllowAny
 from rest_framework.test import APIClient, APIRequestFactory
+from rest_framework.throttling import ScopedRateThrottle
 
 import django_delayq as dq
 from django_delayq import clock
@@ -50,6 +52,21 @@ def test_somebody_elses_object_is_not_found_like_one_that_does_not_exist(url: st
     missing = APIClient().get(reverse("countdown", args=[999]), **MINE)
     assert (stranger.status_code, missing.status_code) == (404, 404)
     assert stranger.data == missing.data
+
+
+def test_an_address_may_have_a_throttle_scope_of_its_own(
+    order: Order, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "own"}}
+    monkeypatch.setattr(ScopedRateThrottle, "THROTTLE_RATES", {"own": "1/hour"})
+    cache.clear()
+    view = CountdownView.as_view(
+        policy="testapp.order.remind",
+        permission_classes=[AllowAny],
+        throttle_classes=[ScopedRateThrottle],
+        throttle_scope="own",
+    )
+    assert [view(APIRequestFactory().get("/"), pk=order.pk).status_code for _ in range(2)] == [200, 429]
 
 
 def test_the_owner_learns_how_long_is_left_and_what_time_the_server_has(
