@@ -77,7 +77,7 @@ class OptionalScope:
 
     @cached_property  # which `as_view(throttle_scope=...)` may set
     def throttle_scope(self) -> str | None:
-        """The scope of this request; None: not limited by scope."""
+        """Return the scope of the request; None: it is not limited by scope."""
         return self.scope if self.scope in api_settings.DEFAULT_THROTTLE_RATES else None
 
 
