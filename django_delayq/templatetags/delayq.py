@@ -63,8 +63,8 @@ def countdown(
         "due_at": shown.due_at,
         "iso": clock.aware(shown.due_at).astimezone(UTC).isoformat(),
         # Strings: some languages would add thousands separators to numbers.
-        "due_ms": str(round(clock.aware(shown.due_at).timestamp() * 1000)),
-        "now_ms": str(round(clock.aware(shown.now).timestamp() * 1000)),
+        "due_ms": str(clock.to_ms(shown.due_at)),
+        "now_ms": str(clock.to_ms(shown.now)),
         "language": get_language(),
         "label": label,
         "left": gettext("{time} left"),
