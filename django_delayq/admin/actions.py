@@ -185,7 +185,7 @@ class TimeoutOperationView(OperationView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         expected = []
-        if not self.operation.has_parameters:  # what is refused may depend on them
+        if self.operation.name not in forms.FORMS:  # what is refused may depend on the parameters
             for why, n in self.operation.call(self.rows, by=self.actor, dry_run=True).refused.items():
                 text = ngettext(
                     "{n} of them will be left unchanged: {why}", "{n} of them will be left unchanged: {why}", n

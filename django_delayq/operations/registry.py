@@ -26,7 +26,6 @@ class Operation:
         call: the function of the timeouts or the policy, `by` and `reason`; for timeouts also `dry_run` and `progress`.
         permission: the codename of the permission that is needed.
         states: the states of a timeout, or of a policy (`PolicyControl.Stop`), in which it can succeed.
-        has_parameters: for timeouts: `call` has further arguments, and which timeouts it refuses may depend on them.
         moves_rows: for policies: pending rows are moved, page by page. `call` takes `progress`, and commands ask first.
         label: for a button.
         action: for a list of actions on selected rows.
@@ -40,7 +39,6 @@ class Operation:
     call: Callable[..., Any]
     permission: str
     states: frozenset[str]
-    has_parameters: bool = False
     moves_rows: bool = False
     label: Any
     action: Any = None
@@ -95,7 +93,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.postpone,
         permission="postpone_timeout",
         states=frozenset({State.PENDING}),
-        has_parameters=True,
         label=_("Postpone"),
         action=_("Postpone selected timeouts"),
         question=_("Postpone these timeouts?"),
@@ -120,7 +117,6 @@ TIMEOUT_OPERATIONS: Final = _by_name(
         call=operations.refire,
         permission="refire_timeout",
         states=frozenset({State.FIRED, State.SKIPPED, State.CANCELLED, State.DEAD}),
-        has_parameters=True,
         label=_("Fire again"),
         action=_("Fire selected settled timeouts again"),
         question=_("Fire these timeouts again?"),
