@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack
 
 from django.db import Error as DatabaseError
@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from django_delayq import clock, signals
-from django_delayq.clock import DelayArgs, check_length, check_moment, counted, database_now, parse_delay, shifted
+from django_delayq.clock import DelayArgs, check_moment, counted, database_now, parse_delay, shifted
 from django_delayq.conf import ConfigError, get_settings
 from django_delayq.exceptions import DelayqError, InvalidDelay, UnknownPolicy
 from django_delayq.ledger import installation, writing
@@ -119,7 +119,7 @@ def postpone(
         raise InvalidDelay(words.format(moment=clock.local(given.at)))
 
     def postponed(row: Timeout, now: datetime) -> datetime:
-        return given.at or shifted(max(row.due_at, now), check_length(given.after, "after"))
+        return given.at or shifted(max(row.due_at, now), given.after or timedelta(0))
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:
         if why := refuse_unless_pending(row, context):
