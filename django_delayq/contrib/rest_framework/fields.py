@@ -61,7 +61,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         super().__init__(**{"source": "*", **options, "read_only": True})
 
     def to_representation(self, value: Any) -> dict[str, Any] | None:
-        if not self.annotated and (not isinstance(value, Model) or value.pk is None):
+        if not self.annotated and not _is_saved(value):
             return None if self.default is serializers.empty else self.get_default()
         seen = Countdown(value, "pending", clock.now()) if self.annotated else self._look_up(value)
         if seen is None:
@@ -74,7 +74,7 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
         """Return the countdown of `obj`, from one query for all objects that are serialized together."""
         assert self.policy is not None
         if _identity(obj) not in self._looked_up:
-            together = [other for other in _serialized_by(self.parent) if type(other) is type(obj)]
+            together = [other for other in _serialized_by(self.parent) if type(other) is type(obj) and _is_saved(other)]
             if not any(_identity(other) == _identity(obj) for other in together):
                 together = [obj]
             found = pending_countdowns(together, self.policy, self.key)
@@ -83,6 +83,11 @@ class DeadlineField(serializers.Field[Any, Any, Any, Any]):
 
 
 _iso: Any = Instant()
+
+
+def _is_saved(obj: Any) -> bool:
+    """Return whether `obj` is an object with timeouts. A new one may have a key already, such as a UUID."""
+    return isinstance(obj, Model) and obj.pk is not None and not obj._state.adding
 
 
 def _identity(obj: Model) -> tuple[Any, ...]:

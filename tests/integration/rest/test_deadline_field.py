@@ -18,7 +18,7 @@ import django_delayq as dq
 from django_delayq import clock
 from django_delayq.contrib.rest_framework import DeadlineField
 from django_delayq.models import Timeout
-from tests.testapp.models import Customer, ExpressOrder, Order
+from tests.testapp.models import Customer, ExpressOrder, Order, Parcel
 
 pytestmark = pytest.mark.django_db
 
@@ -214,6 +214,19 @@ def test_valid_input_that_is_not_saved_yet_has_no_deadline_and_asks_for_none() -
             assert serializer.data == expected
         assert len(captured) == 0
     assert NewOrderSerializer(Order(status="new")).data == shown
+
+
+class ParcelSerializer(serializers.Serializer[Parcel]):
+    first = DeadlineField("by_uuid")
+
+
+def test_objects_that_are_not_saved_have_no_deadline_beside_saved_ones_and_with_a_key(
+    orders: list[Order], declare: Callable[..., Any]
+) -> None:
+    shown = OrderSerializer([orders[0], Order(), orders[1]], many=True).data
+    assert [order["remind"] is None for order in shown] == [False, True, False]
+    declare(Parcel, name="by_uuid")
+    assert ParcelSerializer(Parcel()).data == {"first": None}, "it has a key before it is saved"
 
 
 def test_input_that_was_saved_has_its_deadline() -> None:
