@@ -129,7 +129,7 @@ class RedisStatus:
         is_reachable: whether it answered this process within a quarter of a second.
         error: why not.
         queues: the entries of each queue.
-        compared: how many of the rows that are due next were looked up in Redis.
+        compared: how many of the rows that are due next were looked up in Redis, not those of policies with a rate.
         missing: how many of them Redis should have, but has not. A sweep adds them, so missing rows are normal
             right after Redis lost its data, and an error if they persist.
     """
@@ -348,9 +348,10 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
             return RedisStatus()
         swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)
         stopped = stop_cache.read(using).all_labels()
-        fired = {label for policy in get_policies() for label in policy.labels}.difference(stopped)
+        # Workers claim due rows of policies with a rate from the ledger, and remove their entries.
+        swept = {label for policy in get_policies() if not policy.rate for label in policy.labels}.difference(stopped)
         pending = Timeout.objects.using(using).pending().filter(run_at__lte=swept_until)
-        rows = list(pending.of_labels(fired).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
+        rows = list(pending.of_labels(swept).order_by("run_at", "id").values_list("id", "queue")[:COMPARED])
         names = sorted({*declared_queues(), *(queue for _, queue in rows)})
         queues = []
         for name in names:

@@ -10,6 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_delayq import Limits, Rate
 from django_delayq.ledger import controls, search
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.monitoring import snapshot as status
@@ -163,6 +164,21 @@ def test_redis_is_in_step_until_it_has_lost_what_is_due_soon(redis_client: redis
     assert status.snapshot().redis.missing == 2
     pause("testapp.order.remind", by=BY)
     assert status.snapshot().redis.compared == 0
+
+
+@pytest.mark.usefixtures("redis_client")
+def test_due_timeouts_that_wait_for_a_rate_are_not_missing_in_redis(declare: Any) -> None:
+    declare(Order, name="paced", limits=Limits(rate=Rate(1, per=timedelta(hours=1))))
+    for _ in range(3):
+        pending(Order.objects.create(), "paced", seconds=0)
+    running = RunningWorker()
+    try:
+        wait_until(lambda: Timeout.objects.pending().count() == 2)
+        wait_until(lambda: not any(queue.entries for queue in status.snapshot().redis.queues))
+        seen = status.snapshot().redis
+    finally:
+        running.stop()
+    assert (seen.is_in_step, seen.missing) == (True, 0), "the worker claims them from the ledger"
 
 
 @pytest.mark.parametrize("source", ["redis", "ledger"])
