@@ -22,7 +22,7 @@ from django_delayq.management.options import Selection, add_selection, values_of
 from django_delayq.management.output import Cells, Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
 from django_delayq.models import Timeout
 from django_delayq.operations import Result
-from django_delayq.operations.registry import OPERATIONS
+from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
 from django_delayq.policies import TimeoutPolicy, get_policy
 
 EXAMPLES: Final = "examples:"
@@ -137,16 +137,18 @@ class OperatorCommand(AskingCommand):
 
     def run_operation(self, target: Any, options: dict[str, Any], **more: Any) -> Any:
         more |= self.parameters(options)
-        self._examined, self._is_quiet = 0, options["verbosity"] == 0
-        result = OPERATIONS[self.name].call(target, by=actor(), reason=options["reason"], **more)
+        operation, self._examined, self._is_quiet = OPERATIONS[self.name], 0, options["verbosity"] == 0
+        if self.name in TIMEOUT_OPERATIONS or operation.moves_rows:
+            more["progress"] = self._show_progress
+        result = operation.call(target, by=actor(), reason=options["reason"], **more)
         if self.stderr.isatty():  # no part of the progress remains beside the result
             self.stderr.write(" " * PROGRESS_WIDTH, style_func=str, ending="\r")
             self.stderr.flush()
         return result
 
-    def show_progress(self, examined: int) -> None:
+    def _show_progress(self, page: Result | int) -> None:
         """Add the rows of a page; show on a terminal how many there were, in a line that the next output overwrites."""
-        self._examined += examined
+        self._examined += page if isinstance(page, int) else page.changed + page.unchanged
         if self.stderr.isatty() and not self._is_quiet:
             self.stderr.write(f"  {self._examined} examined", style_func=str, ending="\r")
 
@@ -163,11 +165,7 @@ class TimeoutCommand(OperatorCommand):
         selection = Selection.of(options)
         rows, absent = selection.rows, selection.absent()
         self.ask(self.name, count(rows), options)
-
-        def progress(page: Result) -> None:
-            self.show_progress(page.changed + page.unchanged)
-
-        result = self.run_operation(rows, options, dry_run=options["dry_run"], progress=progress)
+        result: Result = self.run_operation(rows, options, dry_run=options["dry_run"])
         self.report(f"{result.changed} {self.done}", options)
         lines = []
         for why, number in result.refused.items():

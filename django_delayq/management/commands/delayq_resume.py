@@ -18,4 +18,4 @@ class Command(PolicyCommand):
         parser.add_argument("--no-shift", action="store_true", help="after a hold: leave deadlines where they are")
 
     def parameters(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"shift": not options["no_shift"], "progress": self.show_progress}
+        return {"shift": not options["no_shift"]}

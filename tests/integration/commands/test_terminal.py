@@ -158,7 +158,8 @@ def test_progress_is_erased_and_is_not_an_error() -> None:
 def test_progress_counts_what_all_pages_have_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_delayq.ledger.paging.CHUNK", 2)
     for _ in range(3):
-        pending(Order.objects.create())
+        pending(order := Order.objects.create())
+        pending(order, "cancel_unpaid")
     hold("testapp.order.remind", by="admin:alice")
     resume_command = type(load("django_delayq", "delayq_resume"))
     call_command(resume_command(Terminal(), err := Terminal()), "testapp.order.remind")
@@ -167,6 +168,9 @@ def test_progress_counts_what_all_pages_have_examined(monkeypatch: pytest.Monkey
     hold("testapp.order.remind", by="admin:alice")
     call_command(resume_command(Terminal(), err := Terminal()), "testapp.order.remind", verbosity=0)
     assert err.getvalue().strip() == ""
+    replan_command = type(load("django_delayq", "delayq_replan"))(Terminal(), err := Terminal())
+    call_command(replan_command, "testapp.order.cancel_unpaid", after="2h", mode="shift")
+    assert [line.strip() for line in err.getvalue().split("\r")] == ["2 examined", "3 examined", "", ""]
 
 
 @pytest.mark.usefixtures("without_redis")
