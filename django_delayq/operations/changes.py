@@ -27,7 +27,7 @@ from django_delayq.ledger import claiming, outbox, paging
 from django_delayq.ledger.controls import is_stop_in_force, lock_control, read_delay, stop_cache
 from django_delayq.ledger.db_connections import use_after_commit
 from django_delayq.ledger.history import clipped, message_of, moment
-from django_delayq.ledger.locking import database_of, for_update, transaction_of
+from django_delayq.ledger.locking import as_it_is, database_of, for_update, transaction_of
 from django_delayq.ledger.writing import move_rows, run_at_of
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.operations.runner import checked_actor
@@ -102,7 +102,7 @@ def control_of(policy: str | TimeoutPolicy[Any], by: str, reason: str) -> Iterat
     # The second one is a savepoint: a refusal below leaves nothing behind in a caller's transaction.
     with transaction_of(using), transaction.atomic(using=using):
         control = lock_control(found, using)
-        if unfinished(using, found).exists():
+        if as_it_is(unfinished(using, found), using).exists():
             words = _("An earlier change of {policy} is still moving deadlines. Wait until it is finished.")
             raise PolicyConflict(words.format(policy=found.label))
         now = database_now(using)

@@ -20,9 +20,9 @@ from django_delayq import (
     schedule_timeout,
 )
 from django_delayq.ledger.controls import policy_state, stop_cache
-from django_delayq.models import PolicyChange, Timeout
-from django_delayq.operations.changes import move_missed
-from tests.integration.firing.conftest import another_session
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
+from django_delayq.operations.changes import PolicyConflict, move_missed, time_limit
+from tests.integration.firing.conftest import another_session, in_another_thread
 from tests.integration.operations.conftest import BY, said
 from tests.testapp.models import Order
 
@@ -64,6 +64,26 @@ def test_a_connection_that_is_lost_in_a_move_after_the_commit_is_not_used_again(
         pass
     row = pending_timeouts(order).get()
     assert row.since_at is not None and row.due_at == row.since_at + timedelta(hours=2)
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="elsewhere an older view is refused, or there is none")
+def test_an_older_view_does_not_hide_a_change_that_still_moves_rows() -> None:
+    """REPEATABLE READ on MySQL and MariaDB, in the caller's transaction: plain reads show what it has seen first."""
+    unpaid()
+    operations.hold(UNPAID, by=BY)
+    options = connection.settings_dict["OPTIONS"]
+    connection.close()
+    options["isolation_level"] = "repeatable read"
+    try:
+        with transaction.atomic():
+            assert not PolicyChange.objects.filter(finished_at=None).exists()
+            in_another_thread(lambda: operations.resume(UNPAID, by=BY, progress=time_limit(-1.0)))
+            with pytest.raises(PolicyConflict):
+                operations.resume(UNPAID, by=BY)
+    finally:
+        connection.close()
+        del options["isolation_level"]
+    assert PolicyControl.objects.get().stop == "releasing"
 
 
 def test_a_finished_change_does_not_run_again() -> None:
