@@ -19,7 +19,17 @@ from django_delayq.ledger.db_connections import not_migrated
 from django_delayq.ledger.locking import database_of, transaction_of
 from django_delayq.ledger.search import Count, count
 from django_delayq.management.options import Selection, add_selection, values_of
-from django_delayq.management.output import Cells, Paint, Painted, as_json, guards_of, stop_of, table, terminal_width
+from django_delayq.management.output import (
+    Cells,
+    Paint,
+    Painted,
+    as_json,
+    guards_of,
+    one_line,
+    stop_of,
+    table,
+    terminal_width,
+)
 from django_delayq.models import Timeout
 from django_delayq.operations import Result
 from django_delayq.operations.registry import OPERATIONS, TIMEOUT_OPERATIONS
@@ -89,7 +99,7 @@ class ReportCommand(DelayqCommand):
 
     def wrapped(self, text: str, paint: Paint = str, *, label: Painted = INDENT, hanging: int = 0) -> list[str]:
         """Return `text` as lines that fit the terminal, beside `label`; `hanging`: blanks before all but the first."""
-        width, blank = terminal_width(self.stdout), " " * len(label)
+        text, width, blank = one_line(text), terminal_width(self.stdout), " " * len(label)
         lines = [text] if width is None else textwrap.wrap(text, width - len(label), subsequent_indent=" " * hanging)
         return [f"{blank if place else label.paint(label)}{paint(line)}" for place, line in enumerate(lines)]
 

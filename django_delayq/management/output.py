@@ -21,6 +21,7 @@ from django_delayq.policy_options import Rate
 Paint = Callable[[str], str]
 Cells = Sequence[object]
 GAP: Final = "  "
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _PIECES = re.compile(r"[^\s.-]*[\s.-]?")
 
 
@@ -33,6 +34,11 @@ class Painted(str):
         painted = super().__new__(cls, text)
         painted.paint = paint
         return painted
+
+
+def one_line(text: object) -> str:
+    """Return a string without line breaks, which messages of databases have, and codes that control a terminal."""
+    return _CONTROLS.sub(" ", str(text))
 
 
 def terminal_width(out: OutputWrapper) -> int | None:
@@ -50,7 +56,7 @@ def table(head: Cells, rows: Sequence[Cells], width: int | None = None, *, optio
             Words are never cut, so a very narrow terminal wraps the lines. None: no limit.
         optional: headings of columns that are omitted first, in this order; the last line names them.
     """
-    cells = [[_one_line(cell) for cell in row] for row in (head, *rows)]
+    cells = [[Painted(one_line(cell), getattr(cell, "paint", str)) for cell in row] for row in (head, *rows)]
     columns: dict[str, Sequence[Painted]] = {column[0]: column for column in zip(*cells, strict=True)}
     omitted = []
     for name in optional:
@@ -60,11 +66,6 @@ def table(head: Cells, rows: Sequence[Cells], width: int | None = None, *, optio
     widths = _widths(list(columns.values()), width)
     lines = [line for row in zip(*columns.values(), strict=True) for line in _lines_of(row, widths)]
     return [*lines, f"Too wide for this terminal: {', '.join(omitted)}"] if omitted else lines
-
-
-def _one_line(cell: object) -> Painted:
-    """Return a cell without line breaks: a reason may have the message of a database, which has several lines."""
-    return Painted(" ".join(str(cell).split()), getattr(cell, "paint", str))
 
 
 def _width_of(widths: Sequence[int]) -> int:

@@ -152,6 +152,12 @@ def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
     WorkerSeen.objects.all().delete()
 
 
+def test_a_message_of_several_lines_is_one_line_and_does_not_control_the_terminal(do: Do) -> None:
+    row = dead(Order.objects.create(), reason="IntegrityError: duplicate key\nDETAIL: \x1b[2Jit exists")
+    out = do("delayq_explain", "--id", str(row.pk)).out
+    assert "duplicate key DETAIL:" in out and "\x1b" not in out
+
+
 def test_a_due_timeout_without_a_policy_is_explained(do: Do) -> None:
     row = as_if(pending(Order.objects.create()), "pending", run_at=timezone.now() - timedelta(minutes=5))
     Timeout.objects.update(policy="testapp.order.forgotten", claimed_until=timezone.now() + timedelta(minutes=1))
