@@ -198,10 +198,10 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
     The label of a policy that is no longer declared must be in the ledger.
     """
     model = None if options["model"] is None else model_of(options["model"])
-    labels: list[str] = []
+    labels, named = list[str](), values_of(options["policy"])
     models = [] if model is None else [model]
-    for name in values_of(options["policy"]):
-        if registry.get(name) is None and name in labels_in(Timeout.objects.using(using)):
+    for name in named:
+        if registry.get(name) is None and Timeout.objects.using(using).of_labels([name]).exists():
             labels.append(name)
             continue
         policy = get_policy(name if model is None or "." in name else (model, name))
@@ -210,8 +210,9 @@ def _about(options: dict[str, Any], using: str) -> tuple[list[str], Q]:
             models.append(policy.concrete_model)
     if model is None and options["object"] is None:
         return labels, Q()
-    if not models:
-        raise CommandError("--object needs --policy or --model: objects of several models may have the same id.")
+    if model is None and (not named or len(models) < len(named)):  # a policy that is not declared names no model
+        words = "--object needs --model, or policies that are declared: objects of several models may have the same id."
+        raise CommandError(words)
     wanted, ids = Q(pk__in=[]), [str(object_id) for object_id in values_of(options["object"])]
     for table in models:
         try:

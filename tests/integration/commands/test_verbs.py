@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_delayq.models import Timeout
 from tests.integration.commands.conftest import Do
 from tests.integration.operations.conftest import as_if, dead, pending, said
-from tests.testapp.models import ExpressOrder, Order, Parcel
+from tests.testapp.models import ExpressOrder, Order, Parcel, Voucher
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -132,9 +132,16 @@ def test_rows_are_chosen_by_all_that_is_said_together(do: Do) -> None:
         assert {row["id"] for row in shown} == {row.pk for row in rows}, arguments
 
 
-def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do) -> None:
+def test_rows_of_a_forgotten_policy_can_be_chosen_by_its_label(do: Do, declare: Callable[..., Any]) -> None:
     (row,) = some()
     Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
+    declare(Voucher, name="other")
+    forgotten = ("--policy", "testapp.order.forgotten", "--object", row.object_id)
+    for more in ((), ("--policy", "testapp.voucher.other")):  # which has another model
+        with pytest.raises(CommandError, match="--object needs --model, or policies that are declared"):
+            do("delayq_list", *forgotten, *more)
+    for more in ((), ("--policy", REMIND)):
+        assert str(row.pk) in do("delayq_list", *forgotten, *more, "--model", "testapp.order").out
     assert do("delayq_cancel", "--policy", "testapp.order.forgotten").out == "1 cancelled\n"
 
 
