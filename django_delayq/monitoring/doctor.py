@@ -186,7 +186,8 @@ def _overdue(policy: PolicyStatus, now: datetime) -> Iterator[CheckMessage]:
         oldest = duration_text(waited, is_exact=False)
         one = f"of {policy.label} is overdue, for {oldest}."
         many = f"of {policy.label} are overdue, the oldest for {oldest}."
-        hint = "Too few workers, a slow handler, or an object that another transaction locks: see delayq_status."
+        hint = "Too few workers, a slow handler, a low rate, or an object that another transaction locks: "
+        hint += "see delayq_status."
         kind = Error if waited > OVERDUE_ERROR else Warning
         yield kind(counted(policy.overdue, one, many), hint=hint, id="overdue")
 
