@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from django_delayq.firing.members import Member
 
 _READS = frozenset({"SELECT", "SAVEPOINT", "RELEASE", "ROLLBACK", "SET", "EXPLAIN", "SHOW", "PRAGMA"})
-_REPLACES = ("ON CONFLICT", "ON DUPLICATE")
+_REPLACES = re.compile(r"\b(?:ON\s+(?:CONFLICT|DUPLICATE)|OR\s+REPLACE)\b", re.IGNORECASE)
+_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", re.IGNORECASE)
+"""The group matches a rollback to a savepoint."""
 _COMMIT = re.compile(r"\s*(?:COMMIT|BEGIN|START\s+TRANSACTION|END)\b", re.IGNORECASE)
 _IMPLICIT_COMMIT = re.compile(
     r"\s*(?:(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|GRANT|LOCK|OPTIMIZE|RENAME|REPAIR|REVOKE"
@@ -75,9 +77,8 @@ class StatementMonitor:
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute one statement, as an `execute_wrapper` of Django."""
         text = sql if isinstance(sql, str) else str(sql)
-        is_rollback = text[:8].upper() == "ROLLBACK"
-        is_partial = is_rollback and " TO " in text[:14].upper()
-        self._saw_rollback = self._saw_rollback or (is_rollback and not is_partial)
+        rollback = _ROLLBACK.match(text)
+        self._saw_rollback = self._saw_rollback or (rollback is not None and not rollback[1])
         self._refuse_commit(text)
         is_arming = self._later is not None and self._later.is_arming
         if self._later and not is_arming and _LEDGER in text:
@@ -87,7 +88,7 @@ class StatementMonitor:
         began = time.monotonic()
         try:
             result = execute(sql, params, many, context)
-            if is_partial and self._later:
+            if rollback and rollback[1] and self._later:
                 self._later.arm_again()
             return result
         except Error as error:
@@ -192,12 +193,10 @@ class OverlapDetector:
         target = sql.partition(ends[verb])[0] if verb in ends else sql
         if any(pattern.search(target) for pattern in self._read):
             return True
-        if verb == "INSERT" and not any(words in sql for words in _REPLACES):
+        tables = [table for table, pattern in self._tables.items() if pattern.search(target)]
+        if not tables or (verb == "INSERT" and not _REPLACES.search(sql)):
             return False
-        return any(
-            pattern.search(target) and not self._is_own(table, sql, values, many)
-            for table, pattern in self._tables.items()
-        )
+        return not all(self._is_own(table, sql, values, many) for table in tables)
 
     def _reaches_other_round(self, sql: str, values: Sequence[Any]) -> bool:
         """Return whether the statement, which is on the ledger, may find the row of another member, or miss it."""

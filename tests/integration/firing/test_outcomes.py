@@ -234,13 +234,28 @@ def close_connection(obj: Order, timeout: Timeout) -> None:
     connection.close()
 
 
-def roll_back_by_hand(obj: Order, timeout: Timeout) -> None:
+def roll_back_by_hand(obj: Order, timeout: Timeout, sql: str = "ROLLBACK") -> None:
     Effect.objects.create(what="lost", object_id="x")
     with connection.cursor() as cursor:
-        cursor.execute("ROLLBACK")
+        cursor.execute(sql)
 
 
-BREAKING = [swallow_integrity_error, mark_for_rollback, close_connection, roll_back_by_hand]
+def roll_back_in_another_line(obj: Order, timeout: Timeout) -> None:
+    roll_back_by_hand(obj, timeout, "\n    rollback\n")
+
+
+def roll_back_by_its_other_name(obj: Order, timeout: Timeout) -> None:
+    roll_back_by_hand(obj, timeout, "ABORT" if connection.vendor == "postgresql" else "ROLLBACK")
+
+
+BREAKING = [
+    swallow_integrity_error,
+    mark_for_rollback,
+    close_connection,
+    roll_back_by_hand,
+    roll_back_in_another_line,
+    roll_back_by_its_other_name,
+]
 
 
 @pytest.mark.parametrize("handler", BREAKING)
