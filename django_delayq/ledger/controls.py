@@ -324,7 +324,7 @@ def valid_guards(policy: TimeoutPolicy[Any], guards: Any) -> dict[str, Any]:
     state = PolicyState(policy, guards=guards)
     try:
         _ = state.late, state.brake, state.shadow, [state.set_by(guard) for guard in GUARDS]
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         words = "The guard rails of %s in the ledger are wrong; the declared ones are in force"
         logger.exception(words, policy.label, extra={"event": "guards_wrong", "policy": policy.label})
         return {}

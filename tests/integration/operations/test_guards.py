@@ -54,7 +54,14 @@ def test_what_an_operator_has_set_replaces_what_is_declared(guarded: None, guard
 
 @pytest.mark.parametrize(
     "guards",
-    [{"late": {"after": "soon"}}, {"brake": 5}, ["late"], {"shadow": None}, {"shadow": 9, "by": "me"}],
+    [
+        {"late": {"after": "soon"}},
+        {"late": {"after": 1e300, "then": "skip"}},
+        {"brake": 5},
+        ["late"],
+        {"shadow": None},
+        {"shadow": 9, "by": "me"},
+    ],
     ids=str,
 )
 def test_wrong_values_in_the_ledger_are_logged_and_what_is_declared_is_in_force_until_they_are_set_again(
