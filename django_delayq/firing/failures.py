@@ -55,16 +55,19 @@ def settle_expired(using: str, limit: int = 1000) -> Report:
     """Settle rows whose `firing` expired as after any failed attempt: pending again, dead, cancelled or superseded.
 
     At most `limit`, the longest expired first. Any number of workers may do so at once. Raises the errors of the
-    database.
+    database, after the signals for rows that were settled before.
     """
-    report = record_deaths(using, limit)
-    report.publish(using)
+    report = ReportBuilder()
+    try:
+        record_deaths(report, using, limit)
+    finally:
+        report.publish(using)
     return report.report()
 
 
-def record_deaths(using: str, limit: int, ids: Collection[int] | None = None) -> ReportBuilder:
-    """Record a failed attempt for at most `limit` expired `firing` rows, only for `ids` if given."""
-    report, long_ago = ReportBuilder(), clock.now() - UNDECLARED_GRACE
+def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection[int] | None = None) -> None:
+    """Add a failed attempt of at most `limit` expired `firing` rows, only of `ids` if given, to `report`."""
+    long_ago = clock.now() - UNDECLARED_GRACE
     for row in settling.expired(using, limit, ids):
         seen = {"state": row.state, "attempts": row.attempts, "run_at": row.run_at}
         policy = registry.get(row.policy)
@@ -72,7 +75,6 @@ def record_deaths(using: str, limit: int, ids: Collection[int] | None = None) ->
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
         report.add(record_error(policy, error, using, Call((row.pk,), seen, is_counted=True)))
-    return report
 
 
 def record_error(

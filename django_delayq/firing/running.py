@@ -66,7 +66,7 @@ def run(work: Work, using: str) -> Report:
 def _fire(work: Work, using: str, report: ReportBuilder) -> None:
     policy, candidates = registry.get(work.policy), work.candidates()
     if work.suspect:  # the process of those that are still `firing` has died
-        report.add(record_deaths(using, len(work.ids), work.ids))
+        record_deaths(report, using, len(work.ids), work.ids)
         candidates = [each for each in candidates if each.id not in report.done and each.id not in report.again]
     if policy is None:
         now = report.current_time()

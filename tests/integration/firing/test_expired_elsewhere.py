@@ -1,18 +1,20 @@
-"""Every worker settles attempts that died; only the first one logs it."""
+"""Every worker settles attempts that died; only the first one logs it, and sends the signals."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
-from django_delayq import get_policy
+from django_delayq import get_policy, timeout_failed
 from django_delayq.firing import settle_expired
 from django_delayq.firing.failures import WorkerDied, record_error
-from django_delayq.firing.handler import Call
+from django_delayq.firing.handler import Call, set_hook
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due
+from tests.integration.firing.conftest import die_at, due, expire, state
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,3 +44,31 @@ def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
     call = Call((row.pk,), seen, is_counted=True)
     record_error(get_policy((Order, "send_outside")), RuntimeError("no"), "default", call)
     assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]
+
+
+def test_rows_that_were_settled_before_the_database_failed_are_announced() -> None:
+    rows = [due(Order.objects.create(), "send_outside") for _ in range(3)]
+    for row in rows:
+        die_at(row, "committed")
+        expire(row)
+    undone: list[str] = []
+    announced: list[int] = []
+
+    def fail(step: str) -> None:
+        if step == "undone":
+            undone.append(step)
+            if len(undone) == 3:
+                raise OperationalError
+
+    def note(timeout: Timeout, **_: Any) -> None:
+        announced.append(timeout.pk)
+
+    set_hook(fail)
+    timeout_failed.connect(note, sender=Order)
+    try:
+        with pytest.raises(OperationalError):
+            settle_expired("default")
+    finally:
+        timeout_failed.disconnect(note, sender=Order)
+    assert [state(row)[0] for row in rows] == ["pending", "pending", "firing"]
+    assert announced == [row.pk for row in rows[:2]]
