@@ -184,9 +184,11 @@ def fire_due(
         fired += len(report.fired)
         if raises:
             _raise_failure(report)
-        # A row that is still pending without another attempt would be tried again and again.
-        failed = {row.pk for sent, row in report.signals if sent is timeout_failed}
-        stuck |= dict.fromkeys({*work.ids}.difference(report.done, failed), work.policy)
+        # A row that is still pending without another attempt would be tried again and again. Not those of a failed
+        # batch for which `run` had no time: they can be fired now.
+        again = {row.pk for sent, row in report.signals if sent is timeout_failed}
+        again |= {timeout_id for timeout_id in report.untried if report.now and report.again[timeout_id] <= report.now}
+        stuck |= dict.fromkeys({*work.ids}.difference(report.done, again), work.policy)
     left_by = {policy.label for label in stuck.values() if (policy := registry.get(label))}
     stopped = policy_states(using) if left_by else []
     return Fired(signals, [state.label for state in stopped if state.is_stopped and state.label in left_by])

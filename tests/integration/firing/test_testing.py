@@ -11,6 +11,7 @@ from django.db.models import Q
 
 import django_delayq as dq
 from django_delayq import clock
+from django_delayq.firing import running
 from django_delayq.models import Timeout
 from django_delayq.testing import fire_due
 from tests.integration.firing.conftest import state
@@ -135,3 +136,24 @@ def test_a_timeout_that_snoozes_is_tried_once_whatever_failed_before(order: Orde
         Timeout.objects.update(attempts=2)
         assert fire_due() == 0
     assert calls == ["snoozes"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_members_of_a_batch_that_failed_are_all_fired_however_long_that_takes(
+    orders: list[Order], declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker releases those that it has no time for, so that others may fire them. Here there are no others."""
+    monkeypatch.setattr(running, "WORK_SECONDS", -1.0)
+    sizes: list[int] = []
+
+    def handler(objects: Any, timeouts: list[Timeout]) -> None:
+        sizes.append(len(timeouts))
+        if len(timeouts) > 1:
+            raise ValueError("one of them is wrong")
+
+    policy = declare(Order, handler, name="batch", batch=5)
+    with clock.set_to(NOON):
+        for order in orders:
+            dq.schedule_timeout(order, policy, seconds=0)
+        assert fire_due() == 5
+    assert not Timeout.objects.pending().exists()
