@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingLater
     from django_delayq.firing.members import Member
 
-_READS = frozenset({"SELECT", "SAVEPOINT", "RELEASE", "ROLLBACK", "SET", "EXPLAIN", "SHOW", "PRAGMA"})
 _REPLACES = re.compile(r"\b(?:ON\s+(?:CONFLICT|DUPLICATE)|OR\s+REPLACE)\b", re.IGNORECASE)
 _ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", re.IGNORECASE)
 """The group matches a rollback to a savepoint."""
@@ -138,7 +137,7 @@ def _quoted(name: str) -> str:
 
 
 def _table(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
+    return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
 
 
 _LEDGER = Timeout._meta.db_table
@@ -186,7 +185,7 @@ class OverlapDetector:
         if sql.startswith(LOCKING):
             return False
         verb = sql.lstrip(" (\n\t")[:12].split(" ", 1)[0].upper()
-        if verb in _READS:
+        if verb == "SELECT":
             return False
         # The part of a writing statement that names what it writes; the whole statement where that is unclear.
         ends = {"UPDATE": " SET ", "DELETE": " WHERE ", "INSERT": "("}
