@@ -130,23 +130,18 @@ def _works(
     """
     policy = registry.get(label)
     assert policy is not None
-    rest: list[_Row] = []
     slot = begin if isinstance(begin, Slot) else Slot(0.0, inf)
+    sizes = firing_state.group_size(label)
+    size = max(policy.batch or sizes.work_size(), sizes.uncalled_size)
+    pieces: list[dict[str, int]] = []
     for row in rows:
         is_suspect = deliveries[row.id] > 1 or row.state == Timeout.State.FIRING
         if is_suspect or not policy.atomic:
             yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
-        else:
-            rest.append(row)
-    sizes = firing_state.group_size(label)
-    size = max(policy.batch or sizes.work_size(), sizes.uncalled_size)
-    while rest:
-        piece: dict[str, _Row] = {}
-        left = []
-        for row in rest:
-            if len(piece) < size and row.object_id not in piece:
-                piece[row.object_id] = row
-            else:
-                left.append(row)
-        yield Work(label, tuple(row.id for row in piece.values()), tuple(piece), rest[0].queue, False, *slot)
-        rest = left
+            continue
+        piece = next((each for each in pieces if len(each) < size and row.object_id not in each), None)
+        if piece is None:
+            pieces.append(piece := {})
+        piece[row.object_id] = row.id
+    for piece in pieces:
+        yield Work(label, tuple(piece.values()), tuple(piece), rows[0].queue, False, *slot)
