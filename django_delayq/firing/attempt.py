@@ -60,7 +60,6 @@ class Attempt:
         driver_connection: the connection of the database driver when the first handler began.
         monitor: what the handlers did to the connection; None: none has run.
         guards: the guard rails in force.
-        withheld: rows that were settled without a call of the handler, because of a guard rail.
         cost: what the handlers cost.
         is_committed: the transaction has committed.
     """
@@ -77,7 +76,6 @@ class Attempt:
     driver_connection: object = None
     monitor: StatementMonitor | None = None
     guards: Guards = field(default_factory=Guards)
-    withheld: list[Timeout] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     cost: Cost = field(default_factory=Cost)
     is_committed: bool = False
@@ -131,7 +129,7 @@ class Attempt:
             running.committed = self.report  # counts once the transaction has run into its on_commit callbacks
         self.is_committed, running.committed = True, None
         reach("committed")
-        log_late(self.policy.label, self.withheld)
+        log_late(self.policy.label, (row for _, row in self.report.signals))
         count_fired(self.policy, len(self.report.fired), self.guards, self.using)
         sizes = firing_state.group_size(self.policy.label)
         if self.ready:
@@ -188,9 +186,8 @@ class Attempt:
         for skipped, cause in ((gone, Cause.GONE), (unmet, Cause.CONDITION)):
             if skipped:
                 settling.mark_settled(skipped, cause, now, using)
-                self.report.add_outcomes(skipped)
-        self.withheld = withhold([each.row for each in members], self.guards, now, using, counted=self.is_counted)
-        self.report.add_outcomes(self.withheld)
+                report.add_outcomes(skipped)
+        report.add_outcomes(withhold([each.row for each in members], self.guards, now, using, counted=self.is_counted))
         members = [member for member in members if not member.row.is_settled]
         if self.checks_only:
             self.left, members = {member.row.pk for member in members}, []
@@ -245,10 +242,11 @@ class Attempt:
             try:
                 if self.policy.batch:
                     self._call_batch()
-                for member in self.ready if not self.policy.batch else ():
-                    if self.monitor.overlaps:
-                        raise Overlap
-                    self._call_one([member], member.obj, member.row)
+                else:
+                    for member in self.ready:
+                        if self.monitor.overlaps:
+                            raise Overlap
+                        self._call_one([member], member.obj, member.row)
                 if later:
                     later.arm()
             finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,7 +85,7 @@ def is_in_shadow(object_id: str, percent: int) -> bool:
     return int.from_bytes(digest) % 100 < percent
 
 
-def log_late(label: str, rows: Collection[Timeout]) -> None:
+def log_late(label: str, rows: Iterable[Timeout]) -> None:
     """Log how many of `rows` were settled because they were too late."""
     late = [row for row in rows if row.cause == Cause.LATE]
     if late:
