@@ -238,13 +238,13 @@ def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
     return True
 
 
-def settled(state: Timeout.State, cause: Timeout.Cause, now: Any) -> dict[str, Any]:
-    """Return the columns of a row that settles as `state` at `now`, a datetime or an expression."""
+def settled(state: Timeout.State, cause: Any, now: Any) -> dict[str, Any]:
+    """Return the columns of a row that settles as `state`, with `cause` at `now`; both may be expressions."""
     return {"state": state, "cause": cause, "settled_at": now, "slot_taken": None}
 
 
 def waiting(run_at: datetime) -> dict[str, Any]:
-    """Return the columns of a row whose next attempt is at `run_at`, for `compare_and_set`."""
+    """Return the columns of a pending row whose next attempt is at `run_at`."""
     return {"state": State.PENDING, "slot_taken": 1, "run_at": run_at}
 
 

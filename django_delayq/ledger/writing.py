@@ -17,6 +17,7 @@ from django_delayq.ledger.history import RENAMED, SINCE_CHANGED, clipped, record
 from django_delayq.ledger.locking import as_it_is, can_lock_and_write, lock_clause, lock_pending, locking_update
 from django_delayq.ledger.outbox import announce, push_rows, remove_entries
 from django_delayq.ledger.paging import DEFAULTS, ROUND_FIELDS, TIMES, chunks, insert_statement, update_each
+from django_delayq.ledger.settling import settled, waiting
 from django_delayq.ledger.statements import Raw, compiled, padded, param, params, update
 from django_delayq.models import Timeout, new_idempotency_key
 from django_delayq.policy_rules import MAX_EXTENSIONS
@@ -233,8 +234,8 @@ def cancel_ids(entries: Mapping[int, str], using: str, cause: Timeout.Cause, rea
 @compiled
 def _cancelled_ids(using: str, count: int) -> UpdateQuery:
     rows = Timeout.objects.using(using).filter(pk__in=params("id", count), slot_taken=1)
-    given = {name: param(name) for name in ("cause", "reason", "settled_at")}
-    return update(rows, state=State.CANCELLED, slot_taken=None, **given)
+    values = settled(State.CANCELLED, param("cause"), param("settled_at"))
+    return update(rows, **values, reason=param("reason"))
 
 
 def cancel_pending(subject: Subject, reason: str, *, lock: bool, in_time: bool = False) -> list[Timeout]:
@@ -278,11 +279,11 @@ def _cancelled(
     """
     rounds = Timeout.objects.using(using).filter(slot__in=params("slot", slots))
     newer = rounds.filter(pk__gt=OuterRef("pk"), state__in=(State.FIRED, State.FIRING, State.DEAD))
-    values = {"state": State.CANCELLED, "cause": Cause.HAND, "slot_taken": None}
+    values = settled(State.CANCELLED, Cause.HAND, param("settled_at"))
     pending = rounds.filter(slot_taken=1).filter(~Exists(newer))
     if in_time:
         pending = pending.filter(due_at__gt=clock.DatabaseNow())
-    changed = update(pending, **values, settled_at=param("settled_at"), reason=param("reason"))
+    changed = update(pending, **values, reason=param("reason"))
     model, since = locked
     return locking_update(changed, model, columns, using, since)
 
@@ -303,16 +304,14 @@ def cancel_rows(
     states: Sequence[Timeout.State] = (State.PENDING, State.DEAD),
 ) -> None:
     """Cancel the locked `rows`, which are in one of `states`, and write their histories."""
-    values = {"state": State.CANCELLED, "cause": cause, "settled_at": now, "slot_taken": None}
-    _set(rows, using, states, **values, reason=clipped(reason))
+    _set(rows, using, states, **settled(State.CANCELLED, cause, now), reason=clipped(reason))
     remove_entries([(row.queue, row.pk) for row in rows], using)
 
 
 def revive(rows: Sequence[Timeout], using: str, now: datetime) -> None:
     """Make the dead, locked `rows`, whose slots are free, pending and due now, without attempts."""
-    values: dict[str, Any] = {"state": State.PENDING, "cause": "", "settled_at": None, "slot_taken": 1, "reason": ""}
-    values |= {"run_at": now, "attempts": 0, "final_attempt": False, "claims": 0, "claimed_until": None}
-    _set(rows, using, (State.DEAD,), **values)
+    values = {**waiting(now), "cause": "", "settled_at": None, "reason": "", "attempts": 0, "final_attempt": False}
+    _set(rows, using, (State.DEAD,), **values, claims=0, claimed_until=None)
     push_rows(rows, using)
 
 
