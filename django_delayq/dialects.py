@@ -71,7 +71,7 @@ class Dialect:
     """SQL for the text of a key `{0}`, by type of key, where a plain cast would return a different string."""
 
     key_arrays: ClassVar[dict[str, str]] = {}
-    """The type of the elements of an array, by type of key, where one parameter `{1,2}` has all keys; empty, or all."""
+    """The type of the elements of an array, by type of key. Of no type, or of all: then one parameter has all keys."""
 
     needs_statistics: bool = False
     """Whether a join with a subquery may take quadratic time until the tables have been analyzed."""

@@ -245,7 +245,7 @@ def _raise_failure(report: Report) -> None:
 def perform(
     policy: str | TimeoutPolicy[M], obj: M, payload: Any = None, at: datetime | None = None, *, key: str = ""
 ) -> Timeout:
-    """Run the handler of `policy` for `obj` once as a worker would, and return the settled timeout.
+    """Run the handler of `policy` for `obj` once as a worker would, and return the timeout as that left it.
 
     Schedules a timeout that is due, in place of a pending one, and fires it: the object is locked and read again, the
     condition is checked, and the handler runs in its transaction.

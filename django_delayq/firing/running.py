@@ -212,7 +212,7 @@ def _record_failure(
         error = TransientFailure(reason, wait)
         log_waiting([timeout_id], reason)
     found = persistently(lambda: record_error(policy, error, using, call), timeout_id, using)
-    if reason is not None:  # not in `record`: there `uncounted` means that the row is locked
+    if reason is not None:  # not before: for `persistently`, `uncounted` means that the row is locked
         found.uncounted.update(found.again)
     return found
 

@@ -100,7 +100,7 @@ class _Loan:
     running: RunningWork
     limit: float
     place: str = ""
-    lent: Sequence[BaseDatabaseWrapper] = field(default_factory=lambda: connections.all())
+    lent: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, act: Callable[[], None]) -> Call | None:
