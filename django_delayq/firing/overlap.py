@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from django_delayq.arming.receivers import ArmingLater
     from django_delayq.firing.members import Member
 
-_REPLACES = re.compile(r"\b(?:ON\s+(?:CONFLICT|DUPLICATE)|OR\s+REPLACE)\b", re.IGNORECASE)
+_REPLACES = re.compile(r"O(?:N\s+(?:CONFLICT|DUPLICATE)|R\s+REPLACE)", re.IGNORECASE)
 _ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", re.IGNORECASE)
 """The group matches a rollback to a savepoint."""
 _COMMIT = re.compile(r"\s*(?:COMMIT|BEGIN|START\s+TRANSACTION|END)\b", re.IGNORECASE)

@@ -139,8 +139,10 @@ def _works(
         if is_suspect or not policy.atomic:
             yield Work(label, (row.id,), (row.object_id,), row.queue, is_suspect, *slot)
             continue
-        piece = next((each for each in pieces if len(each) < size and row.object_id not in each), None)
-        if piece is None:
+        for piece in pieces:
+            if len(piece) < size and row.object_id not in piece:
+                break
+        else:
             pieces.append(piece := {})
         piece[row.object_id] = row.id
     for piece in pieces:
