@@ -90,7 +90,7 @@ class Attempt:
         error = caught(self._run)
         try:
             if error is not None:
-                self.report, self.left = ReportBuilder(now=self.report.now), set()
+                self.report, self.left = ReportBuilder(now=firing_state.database_now()), set()
                 # If COMMIT failed, these would pass their changes to the next commit as long as they exist.
                 firing_state.running[threading.get_ident()].callbacks.clear()
                 if not self._has_released(error):

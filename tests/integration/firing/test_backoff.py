@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
+from django.db import OperationalError
+
+import django_delayq as dq
+from django_delayq import clock
 from django_delayq.firing.state import _MAX_BACKOFFS, TimeoutBackoff
+from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire
+from tests.testapp.models import Order
+
+Declare = Callable[..., dq.TimeoutPolicy[Any]]
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+class Deadlock(Exception):
+    sqlstate, sqlite_errorcode = "40P01", 6
 
 
 def test_waits_double_from_a_tenth_of_a_second_with_jitter_up_to_the_ceiling() -> None:
@@ -44,3 +62,18 @@ def test_what_it_remembers_is_bounded() -> None:
     for timeout_id in range(_MAX_BACKOFFS + 50):
         backoff.next_wait("default", timeout_id, "held", 5.0)
     assert len(backoff._waiting) == _MAX_BACKOFFS
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_wait_after_a_transient_error_begins_when_the_handler_has_raised(order: Order, declare: Declare) -> None:
+    """A handler that runs for longer than the wait would otherwise be called again at once, again and again."""
+    with ExitStack() as clocks:
+
+        def handler(obj: Order, timeout: Timeout) -> None:
+            clocks.enter_context(clock.set_to(NOON + timedelta(minutes=1)))
+            raise OperationalError from Deadlock()
+
+        clocks.enter_context(clock.set_to(NOON))
+        row = due(order, declare(Order, handler, name="deadlocks"))
+        report = fire(row)
+        assert report.again[row.pk] > NOON + timedelta(minutes=1)
