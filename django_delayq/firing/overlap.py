@@ -38,13 +38,17 @@ if TYPE_CHECKING:
     from django_delayq.firing.members import Member
 
 _REPLACES = re.compile(r"O(?:N\s+(?:CONFLICT|DUPLICATE)|R\s+REPLACE)", re.IGNORECASE)
-_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", re.IGNORECASE)
+_BEFORE = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*"
+"""White space and comments."""
+_FLAGS = re.IGNORECASE | re.DOTALL
+_ROLLBACK = re.compile(rf"{_BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
 """The group matches a rollback to a savepoint."""
-_COMMIT = re.compile(r"\s*(?:COMMIT|BEGIN|START\s+TRANSACTION|END)\b", re.IGNORECASE)
+_COMMIT = re.compile(rf"{_BEFORE}(COMMIT|BEGIN|START\s+TRANSACTION|END)\b", _FLAGS)
 _IMPLICIT_COMMIT = re.compile(
-    r"\s*(?:(?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|GRANT|LOCK|OPTIMIZE|RENAME|REPAIR|REVOKE"
-    r"|TRUNCATE|UNLOCK)\b",
-    re.IGNORECASE,
+    rf"{_BEFORE}((?:CREATE|DROP)(?!\s+(?:OR\s+REPLACE\s+)?TEMPORARY)|ALTER|ANALYZE|CACHE|CHANGE|CHECK|FLUSH|GRANT|INSTALL"
+    r"|LOAD\s+INDEX|LOCK|OPTIMIZE|RENAME|REPAIR|RESET|REVOKE|SET\s+PASSWORD|SET(?!\s+STATEMENT)\b[^'\"]*\bAUTOCOMMIT"
+    r"|START|STOP|TRUNCATE|UNINSTALL|UNLOCK)\b",
+    _FLAGS,
 )
 """What commits where DDL cannot be rolled back. https://dev.mysql.com/doc/refman/8.4/en/implicit-commit.html"""
 
@@ -75,7 +79,8 @@ class StatementMonitor:
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Execute one statement, as an `execute_wrapper` of Django."""
-        text = sql if isinstance(sql, str) else str(sql)
+        # The `str` of a statement that psycopg composes is not its SQL.
+        text = sql.as_string(self._connection.connection) if hasattr(sql, "as_string") else str(sql)
         rollback = _ROLLBACK.match(text)
         self._saw_rollback = self._saw_rollback or (rollback is not None and not rollback[1])
         self._refuse_commit(text)
@@ -103,7 +108,7 @@ class StatementMonitor:
             commits = _IMPLICIT_COMMIT.match(sql)
         if commits:
             raise BrokenTransaction(
-                f"{commits.group().strip()} would commit the transaction of the handler before its end: the timeout "
+                f"{commits[1]} would commit the transaction of the handler before its end: the timeout "
                 "would count as fired even if the handler fails after that. Use transaction.on_commit(), or declare "
                 "the policy with atomic=False."
             )

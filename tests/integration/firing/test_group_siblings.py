@@ -140,8 +140,10 @@ def test_a_failure_that_undid_its_group_is_no_part_of_another_one(orders: list[O
     assert "Ada" not in rows[1].errors[0]["traceback"]
 
 
-COMMITS = ["COMMIT", "begin", " START  TRANSACTION"]
+COMMITS = ["COMMIT", "begin", " START  TRANSACTION", "/* the\nend */ COMMIT", "-- the end\nCOMMIT"]
 DDL = ["CREATE TABLE delayq_new (id int)", "truncate table testapp_effect", "ANALYZE TABLE testapp_effect"]
+DDL += ["SET autocommit = 1", "set @@session.autocommit = ON", "CHECK TABLE testapp_effect", "FLUSH STATUS"]
+DDL += ["RESET QUERY CACHE", "CACHE INDEX testapp_effect IN hot", "LOAD INDEX INTO CACHE testapp_effect"]
 
 
 @pytest.mark.parametrize("sql", [*COMMITS, *DDL])
@@ -165,6 +167,21 @@ def test_a_statement_that_would_commit_before_the_end_of_the_handler_is_refused(
     assert rows[0].errors[0]["error"] == "BrokenTransaction"
     assert "atomic=False" in rows[0].errors[0]["message"]
     assert not Effect.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SET @password = 'autocommit'",
+        "SET STATEMENT max_statement_time = 100 FOR UPDATE testapp_effect SET what = 'password, autocommit'",
+    ],
+)
+def test_setting_something_else_commits_nothing(order: Order, declare: Declare, sql: str) -> None:
+    if connection.vendor != "mysql":
+        pytest.skip("of MySQL and MariaDB")
+    row = due(order, declare(Order, lambda obj, timeout: raw(sql), name="sets"))
+    fire(row)
+    assert state(row) == FIRED
 
 
 @pytest.mark.parametrize("sql", ["CREATE TEMPORARY TABLE delayq_new (id int)", "DROP TEMPORARY TABLE delayq_new"])

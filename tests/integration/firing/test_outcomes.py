@@ -234,28 +234,21 @@ def close_connection(obj: Order, timeout: Timeout) -> None:
     connection.close()
 
 
-def roll_back_by_hand(obj: Order, timeout: Timeout, sql: str = "ROLLBACK") -> None:
-    Effect.objects.create(what="lost", object_id="x")
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
+def rolling_back(sql: Any) -> Callable[..., None]:
+    def roll_back_by_hand(obj: Order, timeout: Timeout) -> None:
+        Effect.objects.create(what="lost", object_id="x")
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+
+    return roll_back_by_hand
 
 
-def roll_back_in_another_line(obj: Order, timeout: Timeout) -> None:
-    roll_back_by_hand(obj, timeout, "\n    rollback\n")
+ROLLBACKS: list[Any] = ["ROLLBACK", "\n    rollback\n", "/* the end */ ROLLBACK"]
+if connection.vendor == "postgresql":
+    from psycopg.sql import SQL
 
-
-def roll_back_by_its_other_name(obj: Order, timeout: Timeout) -> None:
-    roll_back_by_hand(obj, timeout, "ABORT" if connection.vendor == "postgresql" else "ROLLBACK")
-
-
-BREAKING = [
-    swallow_integrity_error,
-    mark_for_rollback,
-    close_connection,
-    roll_back_by_hand,
-    roll_back_in_another_line,
-    roll_back_by_its_other_name,
-]
+    ROLLBACKS += ["ABORT", SQL("{}").format(SQL("ROLLBACK"))]
+BREAKING = [swallow_integrity_error, mark_for_rollback, close_connection, *map(rolling_back, ROLLBACKS)]
 
 
 @pytest.mark.parametrize("handler", BREAKING)
