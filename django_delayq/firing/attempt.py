@@ -91,8 +91,6 @@ class Attempt:
         try:
             if error is not None:
                 self.report, self.left = ReportBuilder(now=firing_state.database_now()), set()
-                # If COMMIT failed, these would pass their changes to the next commit as long as they exist.
-                firing_state.running[threading.get_ident()].callbacks.clear()
                 if not self._has_released(error):
                     if len(self.candidates) > 1:
                         return False

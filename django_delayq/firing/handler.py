@@ -234,15 +234,20 @@ def firing_transaction(using: str) -> Iterator[None]:
     """Open a transaction that takes the write lock first, and whose `on_commit` callbacks cannot fail the firing."""
     connection: Any = connections[using]
     is_outermost = not connection.in_atomic_block
-    with transaction.atomic(using=using):
-        begin_write(using)
-        yield
-        if is_outermost and connection.run_on_commit:
-            # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
-            # look like a handler that failed.
-            running = firing_state.running[threading.get_ident()]
-            running.callbacks = deque(callback for _, callback, *_ in connection.run_on_commit)
-            connection.run_on_commit = [(set(), partial(run_callbacks, running.callbacks), True)]
+    callbacks = deque[Callable[[], object]]()
+    try:
+        with transaction.atomic(using=using):
+            begin_write(using)
+            yield
+            if is_outermost and connection.run_on_commit:
+                # A callback that raises would prevent those behind it, which may belong to 49 other timeouts, and would
+                # look like a handler that failed.
+                callbacks.extend(callback for _, callback, *_ in connection.run_on_commit)
+                firing_state.running[threading.get_ident()].callbacks = callbacks
+                connection.run_on_commit = [(set(), partial(run_callbacks, callbacks), True)]
+    except Exception:
+        callbacks.clear()  # of a COMMIT that failed: as long as they exist, the next one would send their changes
+        raise
 
 
 def run_callbacks(callbacks: deque[Callable[[], object]]) -> None:

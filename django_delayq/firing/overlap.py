@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from django_delayq.firing.members import Member
 
 _REPLACES = re.compile(r"O(?:N\s+(?:CONFLICT|DUPLICATE)|R\s+REPLACE)", re.IGNORECASE)
-_BEFORE = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*"
-"""White space and comments."""
+_BEFORE = r"(?:\s|/\*.*?\*/|--[^\n]*\n)*+"
+"""White space and comments. Possessive: otherwise each comment more would double the time of a statement."""
 _FLAGS = re.IGNORECASE | re.DOTALL
 _ROLLBACK = re.compile(rf"{_BEFORE}(?:ROLLBACK|ABORT)\b(?:\s+(?:WORK|TRANSACTION)\b)?(\s+TO\b)?", _FLAGS)
 """The group matches a rollback to a savepoint."""
