@@ -41,8 +41,11 @@ class _AboutTimeout(DelayqError):
     """An error about the row `timeout` of the ledger."""
 
     def __init__(self, message: str, timeout: Timeout) -> None:
-        super().__init__(message)
+        super().__init__(message, timeout)  # both, or it could not be unpickled, as by Django's parallel tests
         self.timeout = timeout
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class TimeoutConflict(_AboutTimeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import pkgutil
 
 import pytest
@@ -41,3 +42,12 @@ def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     misspelled = "schedule_timeot"
     with pytest.raises(AttributeError, match=misspelled):
         getattr(django_delayq, misspelled)
+
+
+@pytest.mark.parametrize("error", ["DeadlinePassed", "ExtensionLimit", "TimeoutConflict"])
+def test_an_error_reaches_another_process_with_its_timeout(error: str) -> None:
+    from django_delayq.models import Timeout
+
+    raised = getattr(django_delayq, error)("too late", Timeout(policy="shop.order.cancel"))
+    found = pickle.loads(pickle.dumps(raised))
+    assert (type(found), str(found), found.timeout.policy) == (type(raised), "too late", "shop.order.cancel")
