@@ -225,11 +225,13 @@ def pending_countdowns(objects: Sequence[M], policy: str | TimeoutPolicy[M], key
 
 
 def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
-    """Return the rounds of `subject` among the timeouts that were prefetched with `obj`; None: they were not."""
+    """Return the rounds of `subject` among the timeouts that were prefetched with `obj`; None: not all of them were."""
     kept = getattr(obj, "_prefetched_objects_cache", {})
     for field in obj._meta.private_fields if kept else ():
         if isinstance(field, TimeoutRelation) and field.name in kept:
             rows = kept[field.name]
+            if len(rows.query.where.children) > 1:
+                return None  # filtered by more than the object, as by `Prefetch`
             if rows.db != subject.using or any(row._state.db != subject.using for row in rows):
                 return None  # read from a replica, which may be behind
             return [row for row in rows if row.slot in subject.slots]

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models import Prefetch
 from django.template import Context, Template, TemplateSyntaxError
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 import django_delayq as dq
 from django_delayq import clock
+from django_delayq.models import Timeout
 from django_delayq.scheduling.queries import Countdown
 from tests.pseudo import english_in, speak_it, words_of
 from tests.testapp.models import ExpressOrder, Order, OrderProxy
@@ -49,6 +51,12 @@ def test_a_deadline_of_what_was_prefetched_takes_no_query(order: Order) -> None:
         shown = render('{% deadline order "remind" as due %}{{ due.timeout_id }}', order=seen)
     assert shown == str(order.timeouts.get(policy="testapp.order.remind", key="").pk)
     assert len(captured) == 0
+
+
+@pytest.mark.parametrize("rows", [Timeout.objects.filter(policy="testapp.order.linger"), Timeout.objects.none()])
+def test_a_deadline_that_a_filtered_prefetch_left_out_is_read(order: Order, rows: Any) -> None:
+    seen = Order.objects.prefetch_related(Prefetch("timeouts", rows)).get()
+    assert render('{% deadline order "remind" as due %}{{ due.state }}', order=seen) == "pending"
 
 
 def test_the_newest_round_tells_how_things_stand(order: Order) -> None:
