@@ -309,6 +309,15 @@ class ArmingQuerySet(QuerySet[M]):
 class ArmingManager(Manager[M]):
     """A manager with the methods of `ArmingQuerySet`: `objects = ArmingManager()`."""
 
-    def get_queryset(self) -> ArmingQuerySet[M]:
-        hints = self._hints  # type: ignore[attr-defined] # the stubs lack it
-        return ArmingQuerySet(self.model, using=self._db, hints=hints)
+    _queryset_class = ArmingQuerySet  # what `from_queryset` replaces
+
+    if TYPE_CHECKING:
+
+        def get_queryset(self) -> ArmingQuerySet[M]: ...
+
+    @classmethod
+    def from_queryset(cls, queryset_class: Any, class_name: str | None = None) -> Any:
+        """Return a manager class with the methods of `queryset_class`, as Django does. Raises TypeError."""
+        if not issubclass(queryset_class, ArmingQuerySet):
+            raise TypeError(f"{queryset_class.__name__} must derive from ArmingQuerySet, as its first base class.")
+        return super().from_queryset(queryset_class, class_name)

@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.checks import run_checks
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Exists, F, Q
+from django.db.models import Exists, F, Q, QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -232,6 +232,21 @@ def test_a_manager_has_the_methods_and_related_managers_too(now: datetime) -> No
     assert_scheduled(order, "cancel_unpaid")
     manager.using("default").filter(pk=order.pk).update(status="paid")
     assert_cancelled(order, "cancel_unpaid")
+
+
+def test_a_manager_may_have_the_methods_of_a_queryset_that_arms_and_of_no_other(now: datetime) -> None:
+    class Orders(ArmingQuerySet[Order]):
+        def unpaid(self) -> Orders:
+            return self.filter(status="unpaid")
+
+    manager = ArmingManager.from_queryset(Orders)()
+    manager.model = Order
+    [order] = manager.bulk_create([Order(created_at=now)])
+    assert_scheduled(order, "cancel_unpaid")
+    assert manager.unpaid().update(status="paid") == 1
+    assert_cancelled(order, "cancel_unpaid")
+    with pytest.raises(TypeError, match="QuerySet must derive from ArmingQuerySet"):
+        ArmingManager.from_queryset(QuerySet)
 
 
 def test_a_check_names_models_whose_default_manager_does_not_arm(monkeypatch: pytest.MonkeyPatch) -> None:
