@@ -127,8 +127,8 @@ def repair(step: Step, using: str, oldest: timedelta | None, failures: Failures,
     for pks in chunks(step.wrong, LOCKED):
         changes = arm_many([policy], pks, using, oldest, failures=failures, dry_run=dry_run)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
-        if step.may_be_gone and not dry_run:
-            done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using)[0], 0)
+        if step.may_be_gone:
+            done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0)
     return done
 
 

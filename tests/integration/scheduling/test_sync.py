@@ -54,7 +54,9 @@ def test_what_an_update_unmet_moved_or_deleted_is_found_and_nothing_else(
     model.objects.filter(pk=unmet.pk).update(status="another")
     model.objects.filter(pk=moved.pk).update(**{since: now + timedelta(minutes=5)})
     raw_delete(table, gone.pk)
+    expected = sync_policy(policy, "default", dry_run=True)
     done = sync_policy(policy, "default")
+    assert done == expected
     assert (done.armed, done.moved) == (0, 1)
     assert done.cancelled >= 2, "what is gone loses the timeouts of other policies, too"
     assert sync_policy(policy, "default") == Synced()
