@@ -252,9 +252,9 @@ def resolve_policy(policy: str | TimeoutPolicy[M], model: type[Model]) -> Timeou
         return found
     fitting = get_policies(model)
     named = [known for known in fitting if policy in known.labels or known.is_named(policy)]
-    # A child's own policy overrides its parent's policy of the same name, like a method.
+    # A child's own policy overrides its parent's policy of the same name, like a method; a name overrides an alias.
     mro = list(model.__mro__)
-    named.sort(key=lambda known: mro.index(known.model) if known.model in mro else len(mro))
+    named.sort(key=lambda known: (mro.index(known.model) if known.model in mro else len(mro), policy != known.name))
     if not named:
         others = [known.model._meta.label for known in registry if policy in known.labels or known.is_named(policy)]
         names = [known.label if "." in policy else known.name for known in fitting]

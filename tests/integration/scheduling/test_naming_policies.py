@@ -44,6 +44,13 @@ def test_a_policy_of_another_model_is_named_with_its_model(name: str) -> None:
     assert str(caught.value) == f"{name!r} is declared for testapp.Parcel, not for testapp.Order."
 
 
+def test_a_name_means_its_policy_and_not_another_one_that_was_called_so_elsewhere(declare: Any) -> None:
+    other = declare(Order, name="other", aliases=("former.order.nudge",))
+    nudge = declare(Order, name="nudge")
+    assert dq.get_policy((Order, "nudge")) is nudge
+    assert dq.get_policy("former.order.nudge") is other
+
+
 def test_similar_names_are_those_whose_last_part_is_similar() -> None:
     with pytest.raises(dq.UnknownPolicy) as caught:
         dq.get_policy("testapp.order.chsae")
