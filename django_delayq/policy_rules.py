@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.apps import apps
-from django.core.exceptions import FieldDoesNotExist, FieldError
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.db.models import (
     CharField,
     DateTimeField,
@@ -159,7 +159,7 @@ def check_against_model(policy: TimeoutPolicy[Any]) -> None:
     if policy.when is not None:
         try:
             model._base_manager.filter(policy.when)
-        except (FieldError, ValueError, TypeError) as error:
+        except (FieldError, ValidationError, ValueError, TypeError) as error:
             # Without the value, whose text would evaluate a queryset in it.
             raise PolicyError(f"Timeout policy {policy.label}: its when does not fit: {error}") from error
     for path in policy.search:

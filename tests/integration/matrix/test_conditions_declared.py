@@ -274,6 +274,11 @@ def test_an_object_is_explained_although_its_base_manager_hides_all_rows(
     assert "condition of the policy does not hold" in dq.explain_timeout(obj, policy).outlook
 
 
+def test_a_condition_with_a_value_that_its_field_cannot_have_is_refused(declare: Declare) -> None:
+    with pytest.raises(dq.PolicyError, match=r"testapp.task.wrong: its when does not fit: .*“soon”"):
+        declare(Task, name="wrong", when=Q(begun_at__lt="soon"))
+
+
 def test_the_decorator_without_a_model_is_refused() -> None:
     def cancel(task: Any, timeout: Any) -> None: ...
 
