@@ -129,19 +129,24 @@ def database_now(using: str) -> datetime:
         cursor.execute(f"SELECT {server_time}")
         moment: datetime = cursor.fetchone()[0]
     aware = moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
-    return aware.astimezone(UTC) if settings.USE_TZ else timezone.make_naive(aware)
+    return aware.astimezone(UTC) if settings.USE_TZ else fitting(aware)
 
 
 def aware(moment: datetime) -> datetime:
-    """Return `moment` as an aware datetime; a naive one is in the active time zone."""
-    return moment if timezone.is_aware(moment) else timezone.make_aware(moment)
+    """Return `moment` as an aware datetime.
+
+    A naive one is in the active time zone, or without `USE_TZ` in `TIME_ZONE`, which no request can change.
+    """
+    if timezone.is_aware(moment):
+        return moment
+    return timezone.make_aware(moment, None if settings.USE_TZ else timezone.get_default_timezone())
 
 
 def fitting(moment: datetime) -> datetime:
-    """Return `moment` as `USE_TZ` has datetimes: aware, or naive in the active time zone."""
+    """Return `moment` as `USE_TZ` has datetimes: aware, or naive in `TIME_ZONE`."""
     if settings.USE_TZ:
         return aware(moment)
-    return timezone.make_naive(moment) if timezone.is_aware(moment) else moment
+    return timezone.make_naive(moment, timezone.get_default_timezone()) if timezone.is_aware(moment) else moment
 
 
 def in_utc(moment: datetime) -> datetime:
@@ -234,14 +239,14 @@ def parse_delay(given: dict[str, Any]) -> Delay | None:
         return Delay(at=check_moment(at, "at"))
     if after is not None:
         return Delay(after=check_length(after, "after"))
-    for name, value in units.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidDelay(f"{name} must be a number, not {value!r}.")
-        if value < 0:
-            raise InvalidDelay(f"{name} must not be negative, but is {value!r}.")
     try:
+        for name, value in units.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidDelay(f"{name} must be a number, not {value!r}.")
+            if value < 0:
+                raise InvalidDelay(f"{name} must not be negative, but is {value!r}.")
         return Delay(after=timedelta(**units))
-    except OverflowError as error:
+    except OverflowError as error:  # also by `isfinite`, for an int beyond the floats
         words = ", ".join(f"{name}={value}" for name, value in units.items())
         raise InvalidDelay(_("The delay is too long: {units}.").format(units=words)) from error
 

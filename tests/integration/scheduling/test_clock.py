@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -120,6 +121,25 @@ def test_a_naive_moment_is_refused() -> None:
 def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> None:
     base = datetime(2026, 7, 1, tzinfo=UTC)
     assert clock.to_ms(base + timedelta(microseconds=micros)) == int(base.timestamp()) * 1000 + ms
+
+
+@pytest.mark.parametrize("active", ["Pacific/Honolulu", "Asia/Tokyo"])
+def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(settings: Any, active: str) -> None:
+    if connection.vendor == "postgresql":
+        pytest.skip("the columns of the test database are timestamps with time zone")
+    order = Order.objects.create()
+    connection.close()
+    settings.USE_TZ = False
+    try:
+        with timezone.override(active):
+            row = dq.schedule_timeout(order, "remind", minutes=5)
+            assert abs(clock.to_ms(row.due_at) / 1000 - time.time() - 300) < 60
+            assert abs(clock.database_now("default") - clock.now()) < timedelta(minutes=1)
+            with dq.before_deadline(order, "remind", strict=True) as cancelled:
+                assert cancelled == row
+    finally:
+        settings.USE_TZ = True
+        connection.close()
 
 
 def test_without_time_zones_everything_is_local_and_nothing_is_early(settings: Any) -> None:

@@ -41,6 +41,7 @@ ERRORS: dict[str, tuple[type[Exception], Provoke]] = {
     "schedule, wrong unit": (dq.InvalidDelay, lambda o: dq.schedule_timeout(o, "remind", ours=1)),  # type: ignore[call-arg]
     "schedule, no deadline": (dq.InvalidDelay, lambda o: dq.schedule_timeout(o, "remind")),
     "schedule, too far": (dq.InvalidDelay, lambda o: dq.schedule_timeout(o, "remind", weeks=10**9)),
+    "schedule, no float": (dq.InvalidDelay, lambda o: dq.schedule_timeout(o, "remind", weeks=10**400)),
     "schedule, payload": (dq.InvalidPayload, lambda o: dq.schedule_timeout(o, "remind", hours=1, payload=object())),
     "schedule, NUL": (dq.InvalidPayload, lambda o: dq.schedule_timeout(o, "remind", hours=1, payload={"a": "\0"})),
     "schedule, NaN": (dq.InvalidPayload, lambda o: dq.schedule_timeout(o, "remind", hours=1, payload=float("nan"))),
