@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from django.db import Error as DatabaseError
 from django.utils import formats
@@ -184,9 +184,11 @@ def _outlook(subject: Subject, current: Timeout | None) -> str:
 
 
 def _why_stopped(subject: Subject) -> str:
-    """Return why the pending round does not fire although it may be due; empty: its policy is not stopped."""
-    state = None if subject.policy is None else policy_state(subject.policy, subject.using)
-    if state is None or not state.is_stopped:
+    """Return why the pending round does not fire although it may be due; empty: its policy is declared, not stopped."""
+    if subject.policy is None:
+        return _("Its policy is no longer declared: it does not fire until the policy is declared again.")
+    state = policy_state(subject.policy, subject.using)
+    if not state.is_stopped:
         return ""
     text = {
         "paused": _("Its policy is paused until {until} by {who}.")
@@ -201,8 +203,8 @@ def _why_stopped(subject: Subject) -> str:
 
 def _why_skipped(subject: Subject, pending: Timeout) -> str:
     """Return why the pending round would be skipped at present; empty: nothing prevents it from firing."""
-    policy = subject.policy
-    if policy is None or condition_holds(policy, subject.pk, subject.using):
+    policy = cast("TimeoutPolicy[Any]", subject.policy)
+    if condition_holds(policy, subject.pk, subject.using):
         return ""
     text = _("It is due at {moment}, but the object no longer exists: it will be skipped.")
     if rows_of(policy.concrete_model, subject.using).filter(pk=subject.pk).exists():

@@ -128,6 +128,8 @@ def test_objects_and_policies_that_are_gone_are_explained(do: Do) -> None:
     Timeout.objects.filter(pk=row.pk).update(policy="testapp.order.forgotten")
     found = do("delayq_explain", "testapp.order", str(order.pk), "--policy", "testapp.order.forgotten").out
     assert "the policy is no longer declared" in found
+    row.refresh_from_db()
+    assert "it does not fire until the policy is declared again" in story.explain_timeout(as_if(row, "pending")).outlook
 
 
 def test_a_due_timeout_that_does_not_fire_is_explained(do: Do) -> None:
