@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import sync_to_async
-from django.db.models import Expression, F, Model, OuterRef, QuerySet, Subquery
+from django.db.models import Expression, F, IntegerField, Model, OuterRef, QuerySet, Subquery
 from django.db.models.fields import DateTimeField
 from django.db.models.functions import Coalesce
 
@@ -35,6 +35,9 @@ from django_delayq.relations import TimeoutRelation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
+
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.compiler import SQLCompiler
 
     from django_delayq.ledger.subjects import Subject
     from django_delayq.models import TimeoutQuerySet
@@ -238,6 +241,19 @@ def _prefetched(obj: Model, subject: Subject) -> list[Timeout] | None:
     return None
 
 
+class _KindOf(Expression):
+    """The id of a content type in the database that executes the query, which may be a shard with ids of its own."""
+
+    output_field = IntegerField()
+
+    def __init__(self, table: type[Model]) -> None:
+        super().__init__()
+        self.table = table
+
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[int]]:
+        return "%s", (kind_of(self.table, connection.alias),)
+
+
 class Deadline(Expression):
     """The pending deadline of each row of a query, for `annotate`, `filter` and `order_by`; NULL: nothing is pending.
 
@@ -256,7 +272,7 @@ class Deadline(Expression):
         table, using = policy.concrete_model, database_of(policy.concrete_model)
         rows = Timeout.objects.filter(
             policy__in=policy.labels,
-            content_type=kind_of(table, using),
+            content_type=_KindOf(table),
             object_id=object_id(OuterRef(cast("Any", table._meta.pk).name), table, using),
             key=self.key,
             slot_taken=1,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.db import connections
 from django.utils import timezone
 from pytest_django import Settings
@@ -164,3 +166,24 @@ def test_a_ledger_elsewhere_is_refused_by_every_verb(settings: Settings, order: 
 
 def test_connections_are_what_the_tests_believe() -> None:
     assert "django_delayq_timeout" not in connections["archive"].introspection.table_names()
+
+
+@pytest.fixture
+def other_kinds(settings: Settings) -> Iterator[None]:
+    """Without routers; the content types of "replica" have other ids than those of "default"."""
+    settings.DATABASE_ROUTERS = []
+    kinds = ContentType.objects.using("replica").filter(app_label="testapp")
+    kinds.filter(model="order").update(model="former")
+    ContentType.objects.clear_cache()
+    yield
+    kinds.filter(model="order").delete()
+    kinds.filter(model="former").update(model="order")
+    ContentType.objects.clear_cache()
+
+
+@pytest.mark.usefixtures("other_kinds")
+def test_a_deadline_is_annotated_in_the_database_that_executes_the_query() -> None:
+    orders = Order.objects.annotate(due=dq.Deadline("remind"))
+    for alias in ("default", "replica"):
+        row = dq.schedule_timeout(Order.objects.using(alias).create(status="new"), "remind", hours=1)
+        assert orders.using(alias).get().due == row.due_at
