@@ -7,8 +7,8 @@ a save that was missed.
 | --- | --- | --- |
 | `when` holds, `since` is set | no pending round, and the round is open and not too old | arm; see `_settled_rounds` |
 | `when` holds, `since` is set | a pending round of the same `since` | none: its deadline may have been set by hand |
-| `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if that is closed or too old |
-| `when` does not hold, `since` is empty, or exempt by `after` | a pending round | cancel it; the round stays open |
+| `when` holds, `since` is set | a pending round of another `since` | move it; cancel it if closed, too old or exempt |
+| `when` does not hold, or `since` is empty | a pending round | cancel it; the round stays open |
 """
 
 from __future__ import annotations
@@ -175,12 +175,12 @@ def arm_many(
 
     `oldest` and `failures`: see `diff`. `signals`: for few rows. `dry_run`: lock and write nothing.
     """
-    with nullcontext() if dry_run else transaction_of(using):
-        if not dry_run:
-            list(locking_rows(policies[0].concrete_model, pks, using).values_list("pk", flat=True))
+    if dry_run:
+        return diff(row_states(policies, pks, using), using, oldest, failures=failures)
+    with transaction_of(using):
+        list(locking_rows(policies[0].concrete_model, pks, using).values_list("pk", flat=True))
         changes = diff(row_states(policies, pks, using), using, oldest, failures=failures)
-        if not dry_run:
-            apply(changes, using, signals=signals)
+        apply(changes, using, signals=signals)
     return changes
 
 
@@ -246,9 +246,9 @@ def _diff_round(
 ) -> None:
     """Arm the round of `since_at`, or move the pending round to it; note in `changes` what must be written."""
     policy, pending_id = state.policy, state.pending_id
-    obj = object_of(state) if callable(policy.after) and since_at is not None else None
-    is_gone = obj is None and callable(policy.after)
-    due_at = None if is_gone else policy.due_of(obj, since_at, state.after)
+    needs_object = callable(policy.after) and since_at is not None
+    obj = object_of(state) if needs_object else None
+    due_at = None if needs_object and obj is None else policy.due_of(obj, since_at, state.after)
     if since_at is None or due_at is None:
         if pending_id is not None:
             changes.cancel[pending_id] = (state, Cause.CONDITION)

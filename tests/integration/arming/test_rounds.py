@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import pending_timeouts, schedule_timeout, signals, sync_timeouts
+from django_delayq import get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
 from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
@@ -175,3 +175,18 @@ def test_a_save_sends_the_signals_of_what_it_did() -> None:
         for signal, receive in receivers:
             signal.disconnect(receive, sender=Order)
     assert sent == [("scheduled", row.pk), ("rescheduled", row.pk), ("cancelled", row.pk)]
+
+
+def test_an_object_that_becomes_exempt_keeps_its_pending_round_until_it_counts_from_another_time(declare: Any) -> None:
+    def after(order: Order) -> timedelta | None:
+        return None if order.note else timedelta(hours=1)
+
+    policy = declare(Order, name="exempting", after=after, since="created_at", when=Q(status="new"))
+    order = Order.objects.create(status="new", created_at=timezone.now())
+    due_at = get_deadline(order, policy)
+    order.note = "VIP"
+    order.save()
+    assert get_deadline(order, policy) == due_at
+    order.created_at = timezone.now()
+    order.save()
+    assert get_deadline(order, policy) is None
