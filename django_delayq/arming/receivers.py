@@ -315,9 +315,11 @@ class ArmingManager(Manager[M]):
 
         def get_queryset(self) -> ArmingQuerySet[M]: ...
 
-    @classmethod
-    def from_queryset(cls, queryset_class: Any, class_name: str | None = None) -> Any:
-        """Return a manager class with the methods of `queryset_class`, as Django does. Raises TypeError."""
-        if not issubclass(queryset_class, ArmingQuerySet):
-            raise TypeError(f"{queryset_class.__name__} must derive from ArmingQuerySet, as its first base class.")
-        return super().from_queryset(queryset_class, class_name)
+    else:  # the stubs know Django's own
+
+        @classmethod
+        def from_queryset(cls, queryset_class, class_name=None):
+            """Return a manager class with the methods of `queryset_class`, as Django does. Raises TypeError."""
+            if not issubclass(queryset_class, ArmingQuerySet):
+                raise TypeError(f"{queryset_class.__name__} must derive from ArmingQuerySet, as its first base class.")
+            return super().from_queryset(queryset_class, class_name)
