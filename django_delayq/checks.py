@@ -193,11 +193,10 @@ def check_redis(**_: Any) -> Iterator[CheckMessage]:
     """Check that Redis does not evict. Asks it, for a quarter of a second at most, so only with `check --deploy`."""
     from django_delayq.redis_clients.clients import PRODUCER, evicting_policy, make_client  # loads redis-py
 
-    try:
+    policy = None
+    with suppress(ConfigError):  # reported by `check_settings`, or when Redis is first used
         source = get_settings().redis
         policy = None if source is None else evicting_policy(make_client(source, PRODUCER))
-    except ConfigError:
-        return  # reported by `check_settings`, or when Redis is first used
     if policy is not None:
         yield Warning(
             f"Redis has maxmemory-policy {policy}: when memory is short, it evicts due times.",
@@ -209,17 +208,14 @@ def check_redis(**_: Any) -> Iterator[CheckMessage]:
 
 def check_installation(**_: Any) -> Iterator[CheckMessage]:
     """Recommend a name for the installation. Reads only settings; only with `check --deploy`."""
-    try:
-        installation = get_settings().installation
-    except ConfigError:
-        return  # reported by `check_settings`
-    if installation is None:
-        yield Warning(
-            "DELAYQ['INSTALLATION'] is not set: workers on a copy of this database would fire its timeouts again.",
-            hint='Give each environment a name of its own, such as DELAYQ = {"INSTALLATION": "production"}. Workers '
-            "refuse a database of another installation.",
-            id="django_delayq.W030",
-        )
+    with suppress(ConfigError):  # reported by `check_settings`
+        if get_settings().installation is None:
+            yield Warning(
+                "DELAYQ['INSTALLATION'] is not set: workers on a copy of this database would fire its timeouts again.",
+                hint='Give each environment a name of its own, such as DELAYQ = {"INSTALLATION": "production"}. '
+                "Workers refuse a database of another installation.",
+                id="django_delayq.W030",
+            )
 
 
 def check_pool(**_: Any) -> Iterator[CheckMessage]:

@@ -123,13 +123,10 @@ class _LedgerObjectId(CharField):  # type: ignore[type-arg]
 
 def _by_key(lookup_name: str, lhs: Any, rhs: Any) -> Any:
     """Return the lookup on the column of `lhs`, because Django would prepare `rhs` for the key of the other model."""
-
-    def key_of_value(value: Any) -> Any:
-        return value.pk if isinstance(value, Model) else value
-
     column = lhs.target.get_col(lhs.alias)
     is_list = isinstance(rhs, (list, tuple, set, frozenset))
-    return column.get_lookup(lookup_name)(column, [*map(key_of_value, rhs)] if is_list else key_of_value(rhs))
+    keys = [getattr(each, "pk", each) for each in rhs] if is_list else getattr(rhs, "pk", rhs)
+    return column.get_lookup(lookup_name)(column, keys)
 
 
 class _Rel(GenericRel):
