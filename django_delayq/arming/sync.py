@@ -12,6 +12,7 @@ import logging
 import math
 import operator
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -216,7 +217,9 @@ class TableSync:
             _begin(row, now)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
         spent, oldest = 0.0, 2 * interval + (now - (row.before_at or now))
-        place = pk_of(policy.concrete_model, row.place) if row.place else None
+        place = None
+        with suppress(ValueError):  # if a migration has given the keys another type, the pass begins again
+            place = pk_of(policy.concrete_model, row.place) if row.place else None
         failures = Failures(policy)
         found = steps(policy, self._using, oldest, failures, place)
         while True:

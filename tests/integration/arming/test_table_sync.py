@@ -213,6 +213,15 @@ def test_a_long_pass_goes_on_after_a_pause_and_another_worker_continues_it(decla
     assert first.run() == 60.0, "nothing is due before the next interval"
 
 
+def test_a_pass_whose_place_is_no_key_any_more_begins_again(policy: dq.TimeoutPolicy[Any]) -> None:
+    """As after a migration to another type of key."""
+    slow_orders(2)
+    former = {"place": "0b9fbc0e-42a6-4a5c-a5b3-fd0b5a9f27e4", "began_at": timezone.now()}
+    PolicySync.objects.create(policy=policy.label, before_at=timezone.now(), **former)
+    TableSync("default").run(at_once=True)
+    assert pending(policy) == 2
+
+
 def tasks_with_items(count: int) -> list[Task]:
     """Tasks with two open items each: a condition on the items returns each task twice."""
     tasks = [Task.objects.create(begun_at=timezone.now()) for _ in range(count)]
