@@ -15,7 +15,7 @@ from django.utils import timezone
 from django_delayq import get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
 from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import Timeout
-from tests.testapp.models import Order
+from tests.testapp.models import ExpressOrder, Order
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -190,3 +190,13 @@ def test_an_object_that_becomes_exempt_keeps_its_pending_round_until_it_counts_f
     order.created_at = timezone.now()
     order.save()
     assert get_deadline(order, policy) is None
+
+
+def test_what_a_save_of_the_parent_changes_for_a_policy_of_the_child_is_found_by_the_sync(declare: Any) -> None:
+    policy = declare(ExpressOrder, name="kid", after=timedelta(hours=1), since="created_at", when=Q(status="new"))
+    child = ExpressOrder.objects.create(status="new", created_at=timezone.now())
+    parent = Order.objects.get(pk=child.pk)
+    parent.status = "paid"
+    parent.save()
+    assert sync_policy(policy, "default").cancelled == 1
+    assert get_deadline(child, policy) is None
