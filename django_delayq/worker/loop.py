@@ -117,8 +117,10 @@ class Worker:
         Args:
             hard: do not wait for handlers either. Their transactions roll back, and the timeouts are retried.
         """
+        # A signal handler may run between any two instructions: `x = x or y` would undo what it sets.
+        if hard:
+            self._hard = True
         self._stopping = True
-        self._hard = self._hard or hard
         self.wake()
 
     def wake(self) -> None:
@@ -226,7 +228,8 @@ class Worker:
         self._serve_found_queues()
         if wait := self._database.seconds_left or dispatch.refused_for:
             return wait
-        self._stopping = self._stopping or dispatch.worked_on >= self._max_timeouts
+        if dispatch.worked_on >= self._max_timeouts:
+            self._stopping = True
         left = self._max_timeouts - dispatch.worked_on - dispatch.in_flight
         if left <= 0:
             return MAX_WAIT_SECONDS
@@ -243,7 +246,8 @@ class Worker:
             dispatch.add(batch)
             if batch.deliveries:
                 return 0.0
-            self._stopping = self._stopping or self._is_burst_over(dispatch.worked_on)
+            if self._is_burst_over(dispatch.worked_on):
+                self._stopping = True
             return BURST_CHECK_SECONDS
         return min(batch.wait_seconds, self.sources.paced.seconds_left)
 

@@ -18,6 +18,7 @@ from django_delayq.ledger.claiming import claimable
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.worker import Worker
+from django_delayq.worker.dispatch import Dispatch
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events, needs_more_connections, states
 from tests.testapp.models import Effect, Order
@@ -361,6 +362,26 @@ def test_a_worker_in_the_main_thread_restores_the_signal_handlers(with_redis: An
     Worker(burst=True).run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert states() == {"fired": 3}
+
+
+@pytest.mark.parametrize("check", ["is_burst_over", "worked_on"])
+def test_a_stop_during_a_check_is_not_lost(with_redis: Any, monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    """A signal may arrive between any two instructions, such as those that decide whether the worker is to end."""
+    checks: list[object] = []
+
+    def stop(*_: object) -> int:
+        if not checks or len(checks) > 10:
+            worker.stop()
+        checks.append(check)
+        return 0
+
+    if check == "worked_on":
+        monkeypatch.setattr(Dispatch, "worked_on", property(stop))
+    else:
+        monkeypatch.setattr(Worker, "_is_burst_over", stop)
+    worker = Worker(burst=check == "is_burst_over")
+    worker.run()
+    assert len(checks) < 10
 
 
 def test_a_stop_before_the_start_is_a_stop(with_redis: Any) -> None:
