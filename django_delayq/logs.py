@@ -37,7 +37,7 @@ class Formatter(logging.Formatter):
         if not self._as_json:
             level = self._colors.get(record.levelno, str)(f"{record.levelname:<7}")
             text = "\n".join(filter(None, (record.getMessage(), trace, record.stack_info)))
-            return f"{at.isoformat(' ', 'milliseconds')} {level} {text}".replace("\n", "\n    ")
+            return "\n    ".join(f"{at.isoformat(' ', 'milliseconds')} {level} {text}".splitlines())
         found: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname,

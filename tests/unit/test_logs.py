@@ -33,8 +33,9 @@ def test_a_line_has_time_zone_level_and_message() -> None:
     assert time[12] in "+-"
 
 
-def test_a_message_of_several_lines_cannot_imitate_a_record() -> None:
-    lines = Formatter().format(record("no\n2026-01-01 00:00:00.000+00:00 INFO forged")).splitlines()
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\v", "\f", "\x85", "\u2028"])
+def test_a_message_of_several_lines_cannot_imitate_a_record(end: str) -> None:
+    lines = Formatter().format(record(f"no{end}2026-01-01 00:00:00.000+00:00 INFO forged")).splitlines()
     assert lines[1].startswith("    2026")
 
 
