@@ -121,6 +121,17 @@ class Supervisor:
             process.pid = os.fork()
             if process.pid == 0:
                 self._be_worker(process, orders)
+        except OSError as error:  # too many processes, or too little memory, for now
+            os.close(process.orders)
+            process.orders = -1
+            process.backoff.failed()
+            logger.error(
+                "Worker process %d cannot be started, which is tried again in %.1f s: %s",
+                process.number,
+                process.backoff.seconds_left,
+                error,
+                extra={"event": "process_refused"},
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             os.close(orders)
@@ -148,6 +159,8 @@ class Supervisor:
             traceback.print_exc()
         finally:
             logging.shutdown()
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
             os._exit(code)
 
     def _reap(self) -> None:
