@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -144,6 +145,14 @@ def test_a_job_that_failed_is_retried_after_one_two_and_four_seconds(caplog: pyt
     for _ in range(5):
         job.run()
     assert 30 - 5 < job.seconds_left <= 60, "and never more often than its own interval in the end"
+    assert events(caplog) == ["duty_failed"]
+
+
+def test_a_job_in_which_code_of_the_project_exits_is_retried(caplog: pytest.LogCaptureFixture) -> None:
+    """Python ends a thread silently after SystemExit. The worker would run without its sync, or its sweep."""
+    job = Job.every(MINUTE, "test", sys.exit)
+    job.run()
+    assert 0 < job.seconds_left <= 1
     assert events(caplog) == ["duty_failed"]
 
 
