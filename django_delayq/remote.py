@@ -132,7 +132,8 @@ class RemoteExecutor(Executor):
             message |= {"suspect": work.suspect, "using": self._using}
             try:
                 self.send(message)
-            except Exception as error:  # noqa: BLE001 - whatever a broker raises
+            except BaseException as error:  # noqa: BLE001 - whatever a broker raises, also SystemExit
+                check_connections(error=error)  # the queue may be a table
                 self._broker.failed(
                     "%s cannot send messages: %s: %s", self._name, type(error).__name__, message_of(error)
                 )
@@ -260,6 +261,7 @@ def _extending(policy: TimeoutPolicy[Any], ids: Collection[int], using: str) -> 
             except Error as error:
                 pause = min(third, EXTEND_RETRY_SECONDS)
                 logger.warning("The leases of running handlers were not extended: %s", message_of(error))
+                check_connections(error=error)
             check_connections()
         connections.close_all()
 

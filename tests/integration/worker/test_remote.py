@@ -13,19 +13,29 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError, connection, connections
 
 from django_delayq import Limits, Retry, Snooze, operations, remote, schedule_timeout
 from django_delayq.conf import ConfigError
 from django_delayq.executors import make_executor
+from django_delayq.firing import Report, Work
 from django_delayq.firing.running import EXTEND_LOCKED_SECONDS
 from django_delayq.models import Timeout
 from django_delayq.redis_clients import get_engine
 from django_delayq.remote import EXTEND_RETRY_SECONDS, RemoteExecutor, fire, outcomes
 from tests.integration.firing.test_outside import raise_busy
 from tests.integration.operations.conftest import as_if
+from tests.integration.worker.test_periodic import make_read_only, own_session, write
 from tests.support.waiting import wait_until
-from tests.support.workers import RunningWorker, StartWorker, all_are, due_orders, events, needs_more_connections
+from tests.support.workers import (
+    RunningWorker,
+    StartWorker,
+    all_are,
+    cut_all_other_connections,
+    due_orders,
+    events,
+    needs_more_connections,
+)
 from tests.testapp.models import Effect, Order
 
 if TYPE_CHECKING:
@@ -46,10 +56,11 @@ class QueueExecutor(RemoteExecutor):
     queue: SimpleQueue[str | None] = SimpleQueue()
     sent: list[str] = []
     is_down = False
+    error: BaseException = OSError("connection refused")
 
     def send(self, message: dict[str, Any]) -> None:
         if type(self).is_down:
-            raise OSError("connection refused")
+            raise self.error
         self.sent.append(json.dumps(message))
         self.queue.put(self.sent[-1])
 
@@ -191,10 +202,12 @@ def test_while_nothing_receives_one_message_a_lease_is_sent_and_then_all_fire(
 
 
 @WITH_REDIS
+@pytest.mark.parametrize("error", [OSError("connection refused"), SystemExit(1)], ids=["error", "exit"])
 def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_back(
-    start: Any, receive: Any, caplog: Any
+    start: Any, receive: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     caplog.set_level(logging.INFO, logger="django_delayq")
+    monkeypatch.setattr(QueueExecutor, "error", error)
     QueueExecutor.is_down = True
     rows = due_orders("remind", 30)
     receive()
@@ -207,6 +220,31 @@ def test_a_broker_that_is_down_is_logged_once_and_due_timeouts_fire_when_it_is_b
     assert "broker_back" in [getattr(record, "event", "") for record in caplog.records]
     assert Effect.objects.count() == len(rows)
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
+
+
+class InDatabase(RemoteExecutor):
+    """Its queue is a table, as that of django-tasks-db."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        write()
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no connections that break")
+def test_a_queue_in_a_database_that_cut_the_connection_is_used_again() -> None:
+    reports: SimpleQueue[Report] = SimpleQueue()
+    work = Work("testapp.order.remind", (10**9,), ("1",))
+    executor = InDatabase("default", 1)
+
+    def outcome() -> Report:
+        executor.submit(work, lambda _, report: reports.put(report))
+        return reports.get(timeout=30)
+
+    try:
+        assert outcome().done == work.ids, "there is no such row"
+        cut_all_other_connections()
+        wait_until(lambda: outcome().done)
+    finally:
+        executor.close()
 
 
 def test_outside_a_transaction_the_receiving_process_extends_the_lease_of_a_running_handler(
@@ -256,6 +294,29 @@ def test_the_receiving_process_extends_again_soon_what_was_locked_or_what_the_da
     (row,) = due_orders("slow")
     fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
     assert pauses == [10, EXTEND_LOCKED_SECONDS, EXTEND_RETRY_SECONDS, 10]
+
+
+@own_session
+def test_the_receiving_process_extends_leases_although_its_connection_became_read_only(
+    settings: Settings, declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "LEASE": LEASE}
+    extended: list[bool] = []
+
+    def extend(ids: Any, using: str) -> bool:
+        extended.append(False)
+        if len(extended) == 1:
+            make_read_only()
+        write()
+        extended[-1] = True
+        return True
+
+    monkeypatch.setattr(remote, "extend_firing", extend)
+    policy = declare(Order, lambda order, timeout: wait_until(lambda: any(extended)), name="slow", atomic=False)
+    (row,) = due_orders("slow")
+    fire({"policy": policy.label, "ids": [row.pk], "suspect": False, "using": "default"})
+    assert extended[0] is False
+    assert Timeout.objects.get().state == "fired"
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["inside", "outside"])
