@@ -153,31 +153,23 @@ class RemoteExecutor(Executor):
             check_connections(error=error)
             return False
         check_connections()
+        known = {*report.done, *report.again}
         for sent in self._sent:
-            _answer(sent, report)
+            if ids := sent.ids & known:  # the others are still waited for
+                sent.ids -= ids
+                again = {each: report.again[each] for each in ids & report.again.keys()}
+                done = tuple(ids - again.keys())
+                part = replace(sent.work, ids=tuple(ids), object_ids=())
+                sent.done(part, replace(report, done=done, again=again))
         now, lease = time.monotonic(), get_settings().lease.total_seconds()
-        has_progress = bool(report.done or report.again)
         waiting = [sent for sent in self._sent if sent.ids]
         self._sent = [sent for sent in waiting if now - sent.sent_at < lease]
         has_expired = len(self._sent) < len(waiting)
-        if has_progress:
+        if known:
             self._progress_at, self._is_silent = now, False
         elif has_expired and now - self._progress_at >= lease:
             self._is_silent = True
-        return has_progress
-
-
-def _answer(sent: _Sent, report: Report) -> None:
-    """Call `done` for those ids of `sent` that have an outcome; the others are still waited for."""
-    done = tuple(each for each in report.done if each in sent.ids)
-    again = {each: at for each, at in report.again.items() if each in sent.ids}
-    if not done and not again:
-        return
-    known = {*done, *again}
-    pairs = [(each, obj) for each, obj in zip(sent.work.ids, sent.work.object_ids, strict=True) if each in known]
-    ids, object_ids = zip(*pairs, strict=True)
-    sent.ids -= known
-    sent.done(replace(sent.work, ids=ids, object_ids=object_ids), replace(report, done=done, again=again))
+        return bool(known)
 
 
 def outcomes(ids: Iterable[int], using: str) -> Report:
