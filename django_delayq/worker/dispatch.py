@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -93,8 +93,8 @@ class Dispatch:
         self.prefetch = Prefetch(worker.concurrency, getattr(executor, "prefetch_seconds", PREFETCH_SECONDS))
         self._database_used_at = time.monotonic()
         self._finished: SimpleQueue[tuple[Work, Report]] = SimpleQueue()
-        self._planned = SlotQueue()
-        """The works of policies without a rate that are not due yet."""
+        self._queues: defaultdict[str | None, SlotQueue] = defaultdict(SlotQueue)
+        """The works that may not begin yet, by their policy if it has a rate, else under None."""
         self._in_flight: dict[int, _InFlight] = {}
         self._release_at = 0.0
         """When to check again whether works are to be released."""
@@ -102,8 +102,6 @@ class Dispatch:
         self._refusal_log = StateLog(logger, "executor_refused", "executor_back")
         self._lost: dict[int, int] = {}
         """How often an executor has lost each id, the latest last; of the last `MAX_LOST` ids."""
-        self._slots: dict[str, SlotQueue] = {}
-        """The works of policies with a rate that may not begin yet."""
         self.in_flight_by_policy: Counter[str] = Counter()
         self.outcomes = Counter({"fired": 0, "skipped_or_dead": 0, "to_be_tried_again": 0})
         """How many timeouts of completed works had which outcome; one that is tried again counts each time."""
@@ -154,15 +152,14 @@ class Dispatch:
             self._in_flight.update(dict.fromkeys(work.ids, _InFlight(work, max(arrived, work.begin_at), count)))
             self.in_flight_by_policy[work.policy] += len(work.ids)
             has_rate = work.begin_by < inf
-            queue = self._slots.setdefault(work.policy, SlotQueue()) if has_rate else self._planned
-            queue.add(work)
+            self._queues[work.policy if has_rate else None].add(work)
         self.submit_due()
         if report.again:
             self._sources.flush()  # timeouts that this worker cannot fire become available to others at once
 
     def submit_due(self) -> None:
         """Submit the works whose deadline or slot has come, or has nearly come if the executor waits for it."""
-        for queue in self._queues():
+        for queue in self._queues.values():
             for work in queue.ready(self._early_seconds):
                 if work.ids[0] in self._in_flight:
                     self._submit(work)
@@ -172,16 +169,13 @@ class Dispatch:
     @property
     def seconds_left(self) -> float:
         """Return how long it is until the next work that was planned before its deadline or slot is submitted."""
-        first = min(queue.next_at for queue in self._queues())
+        first = min((queue.next_at for queue in self._queues.values()), default=inf)
         return max(0.0, first - self._early_seconds - time.monotonic())
-
-    def _queues(self) -> list[SlotQueue]:
-        return [self._planned, *self._slots.values()]
 
     @property
     def waiting_for_slots(self) -> int:
         """Return how many of those in flight are of a policy with a rate, and may not begin yet."""
-        return sum(map(len, self._slots.values()))
+        return sum(len(queue) for policy, queue in self._queues.items() if policy is not None)
 
     def _submit(self, work: Work) -> None:
         """Pass the work to the executor. If it refuses, submit nothing for a while."""
@@ -222,8 +216,8 @@ class Dispatch:
             return 0
         if not isinstance(report, Report):
             report = Report(lost=tuple(ids))
-        if report.missed and work.policy in self._slots:
-            self._slots[work.policy].put_back(self._in_flight[ids.pop()].work)
+        if report.missed and work.policy in self._queues:
+            self._queues[work.policy].put_back(self._in_flight[ids.pop()].work)
             return 1
         done = ids.intersection(report.done)
         ids -= done
@@ -246,7 +240,7 @@ class Dispatch:
             for id in done:
                 self._lost.pop(id, None)
             self._resolve(Report(tuple(done), again, now=report.now))
-            if again and work.policy in self._slots:
+            if again and work.policy in self._queues:
                 self._sources.paced.note_due(work.policy, (min(again.values()) - self._skew.now()).total_seconds())
         return 1
 
@@ -299,7 +293,7 @@ class Dispatch:
             self._release_at = now + after_seconds * RELEASE_SHARE
         withdrawn = self._try("withdraw", lambda: list(self._executor.withdraw())) or []
         if not after_seconds:
-            withdrawn += [work for queue in self._queues() for work in queue.clear()]
+            withdrawn += [work for queue in self._queues.values() for work in queue.clear()]
         released = 0
         for work in withdrawn:
             held = [id for id in work.ids if id in self._in_flight]

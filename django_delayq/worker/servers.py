@@ -65,13 +65,8 @@ class RedisHealth:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._full_at = -math.inf
-        self._backoff = Backoff(
-            FIRST_PAUSE_SECONDS,
-            LONGEST_PAUSE_SECONDS,
-            jitter=0,
-            steady_seconds=LONGEST_PAUSE_SECONDS,
-            monotonic=monotonic,
-        )
+        first, longest = FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+        self._backoff = Backoff(first, longest, jitter=0, steady_seconds=longest, monotonic=monotonic)
         self._outages = StateLog(logger, "redis_away", "redis_back")
         self._shortages = StateLog(logger, "redis_full", "redis_has_room")
 
