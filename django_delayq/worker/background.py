@@ -38,6 +38,7 @@ from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.operations.changes import ABANDONED_AFTER, MISSED_EVERY, continue_moves, move_missed, requeue_due
 from django_delayq.policies import declared_queues, registry
 from django_delayq.worker.dispatch import Dispatch
+from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
 from django_delayq.worker.sources.redis import Sources
 from django_delayq.worker.sweep import Sweep, prune, settle_all_expired, turn
 
@@ -256,7 +257,8 @@ class Background:
 
         heartbeat = Heartbeat(self._worker)
         beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight))
-        quick.jobs += [beat, Job("sweep", sweep)]
+        # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep.
+        quick.jobs += [beat, Job("sweep", sweep, longest=LONGEST_PAUSE_SECONDS)]
         quick.at_end = heartbeat.end
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.

@@ -20,6 +20,7 @@ from django_delayq.ledger.db_connections import check_connections, is_read_only
 from django_delayq.models import WorkerSeen
 from django_delayq.worker import Worker, background
 from django_delayq.worker.background import Background, Job, PeriodicThread
+from django_delayq.worker.servers import LONGEST_PAUSE_SECONDS
 from tests.settings import POOL, POOLER
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, events
@@ -178,6 +179,22 @@ def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_
     assert job.seconds_left <= 1, "a row is locked"
     job.run()
     assert lease / 3 - 0.5 < job.seconds_left <= lease / 3
+
+
+def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_loop(
+    monkeypatch: pytest.MonkeyPatch, without_redis: None
+) -> None:
+    """It looks ten seconds ahead. What falls due after a longer outage, from beyond the horizon, waits for it."""
+
+    def fail(using: str) -> None:
+        raise OperationalError("the server closed the connection")
+
+    monkeypatch.setattr(background.stop_cache, "read_news", fail)
+    quick, _ = Background(Worker()).threads(MagicMock())
+    [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
+    for _ in range(8):
+        job.run()
+        assert 0 < job.seconds_left <= LONGEST_PAUSE_SECONDS
 
 
 def test_a_sync_that_failed_is_retried_at_once_and_then_waits_for_its_interval(
