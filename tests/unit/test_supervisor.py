@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 
-# A library of the project may have threads, and the system may pass a signal for the process to one of them.
-SIGNAL_TO_ANOTHER_THREAD = """
-import signal, sys, threading, time
+SETUP = """
+import os, signal, sys, threading, time
 
 import django
 
@@ -16,6 +15,19 @@ django.setup()
 from django_delayq.worker.supervisor import Supervisor
 
 
+class Printing:
+    abandoned, is_stuck = 0, False
+
+    def run(self):
+        print("of a handler")
+"""
+FORK_FAILS = """
+errors, fork = [BlockingIOError("too many processes")], os.fork
+os.fork = lambda: fork() if not errors else (_ for _ in ()).throw(errors.pop())
+sys.exit(Supervisor(1, Printing, ends=True).run())
+"""
+# A library of the project may have threads, and the system may pass a signal for the process to one of them.
+SIGNAL_TO_ANOTHER_THREAD = """
 class Idle:
     abandoned, is_stuck = 0, False
 
@@ -40,58 +52,22 @@ sys.exit(Supervisor(1, Idle).run())
 """
 
 
-PRINTS = """
-import django
-
-django.setup()
-from django_delayq.worker.supervisor import Supervisor
-
-
-class Printing:
-    abandoned, is_stuck = 0, False
-
-    def run(self):
-        print("of a handler")
-
-
-Supervisor(2, Printing, ends=True).run()
-"""
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that exits with 0."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-c", SETUP + script]
+    return subprocess.run(command, check=True, timeout=60, env=environment, capture_output=True, text=True)
 
 
 def test_what_handlers_print_is_not_lost_when_a_process_ends() -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
-    printed = subprocess.check_output([sys.executable, "-c", PRINTS], timeout=60, env=environment)
-    assert printed.splitlines() == [b"of a handler"] * 2
-
-
-FORK_FAILS = """
-import os
-
-import django
-
-django.setup()
-from django_delayq.worker.supervisor import Supervisor
-
-errors, fork = [BlockingIOError("too many processes")], os.fork
-os.fork = lambda: fork() if not errors else (_ for _ in ()).throw(errors.pop())
-
-
-class Done:
-    abandoned, is_stuck = 0, False
-
-    def run(self):
-        print("it has run", flush=True)
-
-
-Supervisor(1, Done, ends=True).run()
-"""
+    assert run("Supervisor(2, Printing, ends=True).run()").stdout == "of a handler\n" * 2
 
 
 def test_a_process_that_the_system_refuses_is_started_later() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORK_FAILS], timeout=60, capture_output=True, check=False, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "it has run\n")
+    ended = run(FORK_FAILS)
+    assert ended.stdout == "of a handler\n"
     assert "too many processes" in ended.stderr
 
 
 def test_a_signal_that_another_thread_receives_stops_the_processes() -> None:
-    subprocess.run([sys.executable, "-c", SIGNAL_TO_ANOTHER_THREAD], check=True, timeout=60)
+    run(SIGNAL_TO_ANOTHER_THREAD)
