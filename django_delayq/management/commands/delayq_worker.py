@@ -32,6 +32,7 @@ from django_delayq.management.options import number, values_of
 from django_delayq.policies import TimeoutPolicy, declared_queues, get_policies
 from django_delayq.signals import worker_started
 from django_delayq.worker import REFUSED, Supervisor, Worker
+from django_delayq.worker.loop import signal_handlers
 from django_delayq.worker.servers import RedisHealth
 from django_delayq.worker.supervisor import NUMBER_VARIABLE
 
@@ -93,12 +94,16 @@ class Command(BaseCommand):
         """
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         with suppress(KeyboardInterrupt):
-            while (code := autoreload.restart_with_reloader()) > 0:
+            while True:
+                # The terminal sends Ctrl-C to the worker, too. An exception here would kill it after 0.25 s.
+                with signal_handlers({signal.SIGINT: lambda *_: None}):
+                    code = autoreload.restart_with_reloader()
+                if code <= 0:
+                    sys.exit(code)
                 broken = _code()
                 self.stderr.write(f"delayq_worker: exit code {code}; it starts again when the code changes")
                 while _code() == broken:
                     time.sleep(POLL_SECONDS)
-            sys.exit(code)
 
     def _run_with_reloader(self, options: dict[str, Any]) -> None:
         """Run in a thread of Django's reloader, whose process exits when the code changes, and is then started again.

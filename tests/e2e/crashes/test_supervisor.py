@@ -137,3 +137,13 @@ def test_a_process_that_has_fired_its_number_is_replaced(start_worker: StartWork
     assert effects("remind") == {row.pk: 1 for row in rows}
     supervisor.send_signal(signal.SIGTERM)
     assert supervisor.wait(30) == 0
+
+
+@needs_two_writers
+def test_with_autoreload_ctrl_c_waits_for_the_running_handler(start_worker: StartWorker) -> None:
+    reloader = start_worker("--autoreload", LINGER="2")
+    due_now("linger")
+    wait_until(is_handling, "a handler is running")
+    os.killpg(reloader.pid, signal.SIGINT)  # as terminals send it
+    assert reloader.wait(30) == 0
+    assert states() == {"fired": 1}
