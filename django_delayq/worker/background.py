@@ -322,6 +322,7 @@ class Background:
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
         # later than its own time. So compare what is stopped, too, and include the last seconds.
         before, news = self._news, stop_cache.read_news(self._using)
+        self._news = news
         self._worker.skew.note_answer(news.now, news.asked_at)
         if news.has_expired:
             settle_all_expired(self._using)
@@ -329,7 +330,6 @@ class Background:
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
                 self._worker.wake()
-        self._news = news  # not earlier: after an error the next sweep compares again
 
     def _find_queues(self) -> None:
         if self._worker.only is None and time.monotonic() >= self._queues_at:

@@ -8,14 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from django.db import OperationalError
 from django.utils import timezone
 
-from django_delayq import TimeoutPolicy, operations, schedule_timeout
+from django_delayq import operations, schedule_timeout
 from django_delayq.models import Timeout, WorkerSeen
 from django_delayq.redis_clients import get_engine
-from django_delayq.worker import Worker, background
-from django_delayq.worker.background import Background
 from tests.engine.redis_process import RedisProcess
 from tests.support.waiting import wait_until
 from tests.support.workers import StartWorker, all_are, due_orders, states
@@ -172,31 +169,6 @@ def test_what_is_resumed_is_fired_at_once(
     operations.resume("testapp.order.remind", by="script:test")
     wait_until(lambda: states() == {"fired": 3})
     assert {row.pk for row in rows} <= set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
-
-
-def test_a_policy_that_was_resumed_is_requeued_by_the_next_sweep_if_one_fails(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else its timeouts would be late by up to a minute where sweeps are rarer than every ten seconds."""
-    settings.DELAYQ = {**settings.DELAYQ, "REDIS": None}
-    monkeypatch.setattr(background, "LOOK_BACK", timedelta(0))
-    requeued: list[str] = []
-
-    def requeue(policy: TimeoutPolicy[Any], using: str) -> None:
-        requeued.append(policy.label)
-        if len(requeued) == 1:
-            raise OperationalError("the server closed the connection")
-
-    monkeypatch.setattr(background, "requeue_due", requeue)
-    jobs = Background(Worker())
-    operations.pause("testapp.order.remind", by="script:test")
-    jobs.sweep()
-    operations.resume("testapp.order.remind", by="script:test")
-    with pytest.raises(OperationalError):
-        jobs.sweep()
-    jobs.sweep()
-    jobs.sweep()
-    assert requeued == ["testapp.order.remind"] * 2
 
 
 def test_an_idle_worker_is_woken_by_what_is_scheduled(
