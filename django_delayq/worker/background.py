@@ -257,8 +257,10 @@ class Background:
 
         heartbeat = Heartbeat(self._worker)
         beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight))
+        # Not a part of the sweep: a row that cannot be settled must not stop that, in all workers.
+        follow = Job.every(get_settings().sweep_interval, "follow", self.follow)
         # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep.
-        quick.jobs += [beat, Job("sweep", sweep, longest=LONGEST_PAUSE_SECONDS)]
+        quick.jobs += [beat, follow, Job("sweep", sweep, longest=LONGEST_PAUSE_SECONDS)]
         quick.at_end = heartbeat.end
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
@@ -277,8 +279,6 @@ class Background:
 
         `everything`: sweep everything, without waiting for a turn. Raises the database's errors.
         """
-        self._read_news()
-        self._find_queues()
         if self._sweep is None:
             return
         was_up = self._redis.is_up
@@ -314,22 +314,23 @@ class Background:
             self._redis.failed(error)
             prune(self._using, between=between)
 
-    def _read_news(self) -> None:
-        """Read the database clock, settle the timeouts of workers that died, and requeue those of resumed policies.
+    def follow(self) -> None:
+        """Read the database clock, requeue timeouts of resumed policies, find queues, and settle what workers died of.
 
-        A policy is resumed by an operator, or by the end of its pause.
+        A policy is resumed by an operator, or by the end of its pause. Raises the database's errors.
         """
         # A worker may defer a timeout just after its policy was resumed, and a change becomes visible at its commit,
         # later than its own time. So compare what is stopped, too, and include the last seconds.
         before, news = self._news, stop_cache.read_news(self._using)
         self._news = news
         self._worker.skew.note_answer(news.now, news.asked_at)
-        if news.has_expired:
-            settle_all_expired(self._using)
         for label in (before.stopped.keys() - news.stopped.keys()) | news.resumed_since(before.now - LOOK_BACK):
             if policy := registry.get(label):
                 requeue_due(policy, self._using)
                 self._worker.wake()
+        self._find_queues()
+        if news.has_expired:
+            settle_all_expired(self._using)
 
     def _find_queues(self) -> None:
         if self._worker.only is None and time.monotonic() >= self._queues_at:

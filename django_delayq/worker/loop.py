@@ -215,6 +215,7 @@ class Worker:
         if self.is_burst:
             background.sync(at_once=True)
             background.sweep(everything=True)
+            background.follow()
 
     def _pass(self, dispatch: Dispatch) -> float:
         """Submit what has become due, acknowledge what is completed, take more; return how many seconds to wait."""

@@ -146,7 +146,7 @@ def test_what_a_worker_puts_aside_just_after_a_resume_is_brought_back() -> None:
     later = timezone.now() + timedelta(minutes=1)
     claiming.release({row.pk: later for row in rows}, claimed.until, "default")
     assert not claiming.is_any_claimable("default", None)
-    background.sweep()
+    background.follow()
     assert claiming.is_any_claimable("default", None)
 
 

@@ -72,6 +72,17 @@ def test_a_worker_settles_what_another_one_died_with(start_worker: StartWorker) 
     assert row.attempts == 2
 
 
+def test_a_row_that_cannot_be_settled_does_not_stop_the_sweep(start_worker: StartWorker, with_redis: Any) -> None:
+    """Otherwise nothing beyond the horizon would fire, in any worker, until the row is repaired."""
+    [broken] = due_orders("send_outside", hours=1)
+    due_orders("remind", 3, hours=2)
+    expired = {"state": "firing", "slot_taken": None, "run_at": timezone.now() - timedelta(minutes=1)}
+    Timeout.objects.filter(pk=broken.pk).update(**expired, history=0)
+    start_worker()
+    Timeout.objects.exclude(pk=broken.pk).update(run_at=timezone.now())
+    wait_until(lambda: states() == {"firing": 1, "fired": 3})
+
+
 def test_a_redis_that_comes_back_empty_is_filled_again(start_worker: StartWorker, own_redis: RedisProcess) -> None:
     start_worker()
     rows = due_orders("remind", 3, seconds=40)

@@ -182,14 +182,14 @@ def test_leases_are_extended_soon_after_an_outage_and_soon_again_while_a_row_is_
 
 
 def test_after_an_outage_of_the_database_the_sweep_is_back_as_soon_as_the_main_loop(
-    monkeypatch: pytest.MonkeyPatch, without_redis: None
+    monkeypatch: pytest.MonkeyPatch, with_redis: Any
 ) -> None:
     """It reads ten seconds ahead. What falls due after a longer outage, from beyond the horizon, waits for it."""
 
-    def fail(using: str) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise OperationalError("the server closed the connection")
 
-    monkeypatch.setattr("django_delayq.worker.background.stop_cache.read_news", fail)
+    monkeypatch.setattr("django_delayq.worker.sweep.Sweep.run_once", fail)
     quick, _ = Background(Worker()).threads(MagicMock())
     [job] = [job for job in quick.jobs if job.name == "delayq-sweep"]
     for _ in range(8):
