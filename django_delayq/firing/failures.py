@@ -74,7 +74,14 @@ def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection
         if policy is None and row.run_at > long_ago:
             continue  # a worker that knows the policy also knows its retries
         error = WorkerDied("The process that ran this attempt died, or was cut off for longer than its lease.")
-        report.add(record_error(policy, error, using, Call((row.pk,), seen, is_counted=True)))
+        try:
+            report.add(record_error(policy, error, using, Call((row.pk,), seen, is_counted=True)))
+        except Exception as failure:
+            if transient_reason(failure, using):
+                raise
+            # Only this row, for example by the retries of its policy: it must not keep those behind it from being
+            # settled.
+            report.release_unknown(row.policy, [row.pk], failure, using)
 
 
 def record_error(

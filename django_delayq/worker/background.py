@@ -85,7 +85,9 @@ class Job:
         self._due_at = time.monotonic() + begins_in
 
     @classmethod
-    def every(cls, interval: timedelta, name: str, work: Callable[[], object]) -> Job:
+    def every(
+        cls, interval: timedelta, name: str, work: Callable[[], object], *, longest: float = LONGEST_RETRY_SECONDS
+    ) -> Job:
         """Return a job that runs once in each interval; after many failures, not more often."""
         seconds = interval.total_seconds()
 
@@ -93,7 +95,7 @@ class Job:
             work()
             return seconds
 
-        return cls(name, run, longest=max(seconds, LONGEST_RETRY_SECONDS))
+        return cls(name, run, longest=max(seconds, longest))
 
     @property
     def seconds_left(self) -> float:
@@ -257,10 +259,11 @@ class Background:
 
         heartbeat = Heartbeat(self._worker)
         beat = Job.every(HEARTBEAT, "heartbeat", lambda: heartbeat.beat(dispatch.in_flight))
-        # Not a part of the sweep: a row that cannot be settled must not stop that, in all workers.
-        follow = Job.every(get_settings().sweep_interval, "follow", self.follow)
-        # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep.
-        quick.jobs += [beat, follow, Job("sweep", sweep, longest=LONGEST_PAUSE_SECONDS)]
+        # After an outage, what fell due meanwhile from beyond the horizon waits for the sweep. What `follow` does may
+        # fail for long without stopping that.
+        longest = LONGEST_PAUSE_SECONDS
+        follow = Job.every(get_settings().sweep_interval, "follow", self.follow, longest=longest)
+        quick.jobs += [beat, follow, Job("sweep", sweep, longest=longest)]
         quick.at_end = heartbeat.end
         # Its jobs read or lock the tables of the project, where a migration may block them for long. Those of the first
         # thread use only the library's own tables and Redis.
@@ -315,7 +318,7 @@ class Background:
             prune(self._using, between=between)
 
     def follow(self) -> None:
-        """Read the database clock, requeue timeouts of resumed policies, find queues, and settle what workers died of.
+        """Read the database clock, requeue timeouts of resumed policies, find queues, and settle those of dead workers.
 
         A policy is resumed by an operator, or by the end of its pause. Raises the database's errors.
         """

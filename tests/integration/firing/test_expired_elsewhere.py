@@ -72,3 +72,17 @@ def test_rows_that_were_settled_before_the_database_failed_are_announced() -> No
         timeout_failed.disconnect(note, sender=Order)
     assert [state(row)[0] for row in rows] == ["pending", "pending", "firing"]
     assert announced == [row.pk for row in rows[:2]]
+
+
+def test_a_row_that_cannot_be_settled_does_not_keep_those_behind_it_from_being_settled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broken, *others = [due(Order.objects.create(), "send_outside") for _ in range(3)]
+    for row in (broken, *others):
+        die_at(row, "committed")
+        expire(row)
+    Timeout.objects.filter(pk=broken.pk).update(history="of another hand")
+    report = settle_expired("default")
+    assert [state(row)[0] for row in others] == ["pending", "pending"]
+    assert report.untried == (broken.pk,)
+    assert f"Timeouts [{broken.pk}] of testapp.order.send_outside are released" in caplog.text
