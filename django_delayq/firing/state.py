@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -324,7 +325,10 @@ class FiringState:
     @property
     def stuck_threads(self) -> int:
         """Return how many threads of this process still run a handler that took too long."""
-        self.abandoned = [thread for thread in self.abandoned if thread.is_alive()]
+        # In place: a new list would lack the threads that others abandon meanwhile.
+        for thread in [each for each in self.abandoned if not each.is_alive()]:
+            with suppress(ValueError):  # removed by another thread
+                self.abandoned.remove(thread)
         return len(self.abandoned)
 
     def group_size(self, label: str) -> GroupSize:

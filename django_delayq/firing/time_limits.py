@@ -93,18 +93,24 @@ class _Loan:
     Attributes:
         running: the work.
         limit: how many seconds a call may take.
+        interruption: what a signal handler has raised in this thread meanwhile.
         place: where the call was when it was abandoned.
         lent: the connections.
     """
 
     running: RunningWork
     limit: float
+    interruption: BaseException | None = None
     place: str = ""
     lent: Sequence[BaseDatabaseWrapper] = field(default_factory=connections.all)
     _ended: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, act: Callable[[], None]) -> Call | None:
-        """Run `act` in the other thread. Return None when it has ended, or the call that was abandoned."""
+        """Run `act` in the other thread. Return None when it has ended, or the call that was abandoned.
+
+        An exception of a signal handler, such as a time limit of Celery, abandons the call, too: this thread would
+        otherwise use the connections together with the other one.
+        """
         self._ended.acquire()
         # A copy of the context, so that tracing, for example, continues.
         target = partial(contextvars.copy_context().run, self._borrow, act)
@@ -113,15 +119,22 @@ class _Loan:
         thread.start()
         try:
             call = self._watch(self.limit)
-        except KeyboardInterrupt:
-            if self._watch(0.0):
-                self._abandon(thread)
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised again, or recorded
+            self.interruption, call = error, self._watch(0.0)
         if call is not None:
             self._abandon(thread)
         else:
             take_back(self.lent)
+        if self.interruption is not None and (call is None or isinstance(self.interruption, KeyboardInterrupt)):
+            raise self.interruption
         return call
+
+    @property
+    def end(self) -> str:
+        """Describe why the call was abandoned."""
+        if self.interruption is None:
+            return f"took longer than {self.limit:g} s"
+        return f"was interrupted by {type(self.interruption).__name__}"
 
     def _borrow(self, act: Callable[[], None]) -> None:
         with suppress(Abandoned):
@@ -152,9 +165,9 @@ class _Loan:
         take_away(self.lent)
         cut(self.lent)
         firing_state.abandoned.append(thread)
-        if self.running.cancel is not None:
+        if (cancel := self.running.cancel) is not None:  # read once: a coroutine that has just ended removes it
             with suppress(RuntimeError):  # its event loop has just been closed
-                self.running.cancel()
+                cancel()
             if self._ended.acquire(timeout=CANCEL_SECONDS):
                 return
         self.running.interrupt(_interrupt)
@@ -179,7 +192,7 @@ def _record(policy: TimeoutPolicy[Any], call: Call, loan: _Loan, report: ReportB
     """Record the failed attempt of the timeout whose handler hangs. A batch is released, to be fired one by one."""
     if len(loan.running.work.ids) > 1:
         firing_state.group_size(policy.label).fire_alone_for(max(MIN_ALONE_SECONDS, ALONE_LIMITS * loan.limit))
-    error = TimeLimitExceeded(f"It took longer than {loan.limit:g} s, and was abandoned: {loan.place}")
+    error = loan.interruption or TimeLimitExceeded(f"It {loan.end}, and was abandoned: {loan.place}")
     if len(call.timeout_ids) > 1:
         logger.warning(
             "A handler of %s is called again with each of its %d timeouts alone. %s",
@@ -217,9 +230,9 @@ def _complete(policy: TimeoutPolicy[Any], loan: _Loan, report: ReportBuilder, us
     if rest:
         _Loan(after, loan.limit).run(act)
     logger.error(
-        "An on_commit() callback of %s took longer than %g s and was abandoned; its transaction is committed: %s%s",
+        "An on_commit() callback of %s %s and was abandoned; its transaction is committed: %s%s",
         policy.label,
-        loan.limit,
+        loan.end,
         loan.place,
         f"; {counted(len(rest), 'callback')} behind it did not run" if rest else "",
         extra={"event": "callback_abandoned", "policy": policy.label},

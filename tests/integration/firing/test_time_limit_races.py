@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from django.db import Error, connection, transaction
 
 import django_delayq as dq
+from django_delayq.firing import time_limits
 from django_delayq.firing.handler import Abandoned, set_hook
 from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
@@ -148,3 +151,81 @@ def test_a_handler_that_returns_as_its_limit_ends_has_fired_or_failed(
 
 def fired_rows() -> set[int]:
     return set(Timeout.objects.filter(state="fired").values_list("pk", flat=True))
+
+
+class SoftTimeLimit(Exception):
+    """What Celery raises by a signal handler, in the thread that waits for the handler."""
+
+
+@pytest.mark.parametrize("options", [{}, {"atomic": False}, {"batch": 5}], ids=["atomic", "outside", "batch"])
+def test_an_exception_of_a_signal_handler_does_not_leave_two_threads_on_one_connection(
+    order: Order, declare: Declare, options: dict[str, Any]
+) -> None:
+    """As `task_soft_time_limit` of Celery, if it is shorter than the limit of the policy. It counts as a failure."""
+    go_on, refused = threading.Event(), list[str]()
+
+    def handler(target: Any, timeouts: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)  # Python calls the handler of a signal in the main thread
+        with contextlib.suppress(Abandoned):
+            go_on.wait(WAIT)
+        try:
+            write()
+        except Error as error:
+            refused.append(str(error))
+
+    def raise_it(*_: object) -> None:
+        raise SoftTimeLimit
+
+    limits = dq.Limits(run=timedelta(seconds=WAIT))
+    row = due(order, declare(Order, handler, name="late", limits=limits, retry=RETRY, **options))
+    former = signal.signal(signal.SIGUSR1, raise_it)
+    try:
+        fire(row)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
+    assert firing_state.stuck_threads == 1
+    go_on.set()
+    wait_until(lambda: firing_state.stuck_threads == 0, "the late handler has ended")
+    assert len(refused) == 1
+    assert overrun(row) == ("pending", 1, "SoftTimeLimit")
+    assert not Effect.objects.exists()
+
+
+def test_a_coroutine_that_ends_while_it_is_abandoned_has_failed(
+    order: Order, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be cancelled any more, and its attempt is recorded all the same."""
+    go_on = threading.Event()
+
+    async def handler(target: Any, timeout: Timeout) -> None:
+        while not go_on.is_set():
+            await asyncio.sleep(0.001)
+
+    def end_it(*errors: type[BaseException]) -> contextlib.suppress:
+        if RuntimeError in errors:  # just before it is cancelled
+            go_on.set()
+            wait_until(lambda: all(running.cancel is None for running in list(firing_state.running.values())))
+        return contextlib.suppress(*errors)
+
+    monkeypatch.setattr(time_limits, "suppress", end_it)
+    row = due(order, declare(Order, handler, name="late", limits=LIMITS, retry=RETRY))
+    fire(row)
+    assert go_on.is_set()
+    assert overrun(row) == FAILED
+
+
+class Growing(list[threading.Thread]):
+    """A list to which another thread appends as soon as all of its items have been read."""
+
+    def __iter__(self) -> Iterator[threading.Thread]:
+        yield from super().__iter__()
+        if threading.current_thread() not in self[:]:
+            self.append(threading.current_thread())
+
+
+def test_a_thread_that_is_abandoned_while_stuck_threads_are_counted_is_counted_from_then_on() -> None:
+    """The main loop and the heartbeat count them, while other threads abandon theirs."""
+    firing_state.abandoned = Growing([threading.Thread()])
+    _ = firing_state.stuck_threads
+    assert firing_state.stuck_threads == 1
