@@ -92,7 +92,12 @@ class Breaker:
             is_connected = self._running < self._connected and self._clock() < self._succeeded_at + FRESH_SECONDS
             self._running += not is_refused
         if is_probe:
-            call_in_thread(work).add_done_callback(self._probed)
+            try:
+                call_in_thread(work).add_done_callback(self._probed)
+            except BaseException:  # of a signal handler: without a probe the breaker would never close
+                with self._lock:
+                    self._is_probing = False
+                raise
         if is_refused:
             raise EngineUnavailable("Redis has just been unavailable, and is not called again yet")
         try:

@@ -310,3 +310,22 @@ def test_where_no_thread_can_be_had_the_caller_does_it_himself(
     assert refused(breaker, server)
     assert not breaker.is_open
     assert server.threads == {threading.current_thread().name}
+
+
+def test_after_a_probe_that_could_not_begin_another_one_does(
+    breaker: Breaker, server: Server, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler may raise at any time, as that of a time limit of Celery, and the process continues."""
+
+    def interrupted(work: object) -> None:
+        raise KeyboardInterrupt
+
+    fail(breaker, server)
+    seconds.now += 60
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "call_in_thread", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            breaker.call(server)
+    server.error = None
+    probe(breaker, server)
+    assert not breaker.is_open
