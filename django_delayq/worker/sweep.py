@@ -148,20 +148,27 @@ class Sweep:
             if not is_ours:
                 return Swept()
             before, self._stopped = self._stopped, stop_cache.confirmed(self._using)
-            everything = everything or bool(before.keys() - self._stopped.keys())
-            with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
-                self._now, end = now, now + 2 * interval
-                kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
-                page = page_of(self._using, start, None, end)
-                if len(page) < min(PAGE, PASS):  # all of them, as nearly always
-                    self._places |= {"ahead": None, kind: None}
-                    swept = self._ensure(page)
-                    self._report_restored(swept.restored)
-                    return swept
-                # Rows that are due soon come first: they must not wait behind a long backlog, where the sweep may fail.
-                swept = self._range("ahead", now, end)
+            try:
+                return self._run(now, everything=everything or bool(before.keys() - self._stopped.keys()))
+            except Exception:
+                self._stopped = before  # so that the next sweep also finds what was resumed
+                raise
+
+    def _run(self, now: datetime, *, everything: bool) -> Swept:
+        interval = get_settings().sweep_interval
+        with turn(self._engine, "full-sweep", FULL_INTERVAL, always=everything) as is_full:
+            self._now, end = now, now + 2 * interval
+            kind, start = ("full", None) if is_full else ("behind", now - BEHIND)
+            page = page_of(self._using, start, None, end)
+            if len(page) < min(PAGE, PASS):  # all of them, as nearly always
+                self._places |= {"ahead": None, kind: None}
+                swept = self._ensure(page)
                 self._report_restored(swept.restored)
-                return swept.plus(self._range(kind, start, now))
+                return swept
+            # Rows that are due soon come first: they must not wait behind a long backlog, where the sweep may fail.
+            swept = self._range("ahead", now, end)
+            self._report_restored(swept.restored)
+            return swept.plus(self._range(kind, start, now))
 
     def _report_restored(self, restored: int) -> None:
         """Send the signal, and log once that Redis has lost entries, if these are many."""

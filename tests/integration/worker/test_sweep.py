@@ -15,8 +15,9 @@ from django_delayq.clock import database_now
 from django_delayq.engine.engine import Engine
 from django_delayq.engine.records import turn_key
 from django_delayq.firing import Report, settle_expired
+from django_delayq.ledger.controls import stop_cache
 from django_delayq.ledger.outbox import due_ms_of
-from django_delayq.models import Timeout
+from django_delayq.models import PolicyControl, Timeout
 from django_delayq.redis_clients import get_worker_engine
 from django_delayq.signals import entries_restored
 from django_delayq.worker import sweep
@@ -304,6 +305,28 @@ def test_the_missing_entry_of_a_stopped_policy_is_restored_for_later(engine: Eng
     Sweep(engine, "default", ClockSkew("default")).run_once(everything=True)
     soonest = due_ms_of(database_now("default") + timedelta(seconds=50))
     assert in_redis(engine)[forgotten[0].pk] > soonest
+
+
+def test_after_a_policy_was_resumed_everything_is_swept_also_if_the_first_sweep_fails(
+    engine: Engine, forgotten: list[Timeout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries of its overdue timeouts were deferred, and resuming requeues the first ones only."""
+
+    def fail(*_: object) -> None:
+        raise OperationalError("the server is gone")
+
+    move(forgotten[0], clock.now() - timedelta(hours=1))
+    operations.pause("testapp.order.remind", by="script:test")
+    own = Sweep(engine, "default", ClockSkew("default"))
+    own.run_once(everything=True)
+    try_claim_turn(engine, "full-sweep", timedelta(minutes=1))
+    PolicyControl.objects.update(stop="")
+    stop_cache.forget()
+    with monkeypatch.context() as patched, pytest.raises(OperationalError):
+        patched.setattr(sweep, "page_of", fail)
+        own.run_once()
+    wait_until(lambda: own.run_once().checked > 0)
+    assert in_redis(engine)[forgotten[0].pk] <= due_ms_of(database_now("default"))
 
 
 def test_everything_that_expired_is_settled_however_many_pages_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
