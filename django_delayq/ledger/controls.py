@@ -24,7 +24,7 @@ from django.db import connections
 from django.db.models import DurationField, Exists, Q, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
-from django_delayq.ledger.locking import for_update
+from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.search import labels_of
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
 from django_delayq.models import PolicyControl, Timeout
@@ -280,8 +280,10 @@ class StopCache:
         return self.read_news(using).stopped
 
     def read_news(self, using: str) -> News:
-        """Query the database, and keep the answer for the other methods."""
-        news = self._answers[using] = read_news(using)
+        """Query the database, and keep the answer for the other methods, unless only this transaction may see it so."""
+        news = read_news(using)
+        if not is_private(using):
+            self._answers[using] = news
         return news
 
     def recent(self, using: str) -> News:

@@ -131,6 +131,15 @@ def as_it_is(rows: QuerySet[M], using: str) -> QuerySet[M]:
     return for_update(rows, using) if dialect_of(connection).plain_reads_may_be_stale(connection) else rows
 
 
+def is_private(using: str) -> bool:
+    """Return whether a read now may show what other transactions do not see: it is not committed, or outdated.
+
+    Not in the transaction of a `TestCase`, in which all of a test runs.
+    """
+    blocks: list[Any] = connections[using].atomic_blocks
+    return not all(block._from_testcase for block in blocks)
+
+
 def begin_write(using: str) -> None:
     """Make the current transaction a writing one from here on, on SQLite; elsewhere do nothing."""
     connection = connections[using]

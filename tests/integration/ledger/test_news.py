@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_delayq import get_policy, operations
 from django_delayq.clock import database_now
-from django_delayq.ledger.controls import News, StopCache
+from django_delayq.ledger.controls import News, StopCache, stop_cache
 from django_delayq.models import PolicyControl, Timeout
 from tests.support.workers import due_orders
 
@@ -56,3 +58,14 @@ def test_an_attempt_is_dead_when_its_time_is_over() -> None:
     for seconds, is_dead in ((60, False), (-1, True)):
         firing.update(state="firing", slot_taken=None, run_at=database_now("default") + seconds * SECOND)
         assert news().has_expired is is_dead
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_transaction_has_changed_is_not_cached_before_it_commits() -> None:
+    """It may roll back, and other threads fire meanwhile: what they skip in shadow mode never fires."""
+    policy = get_policy("testapp.order.remind")
+    with suppress(ZeroDivisionError), transaction.atomic():
+        operations.shadow(policy, share=100, by="script:test")
+        assert stop_cache.guards(policy, "default").shadow == 100
+        raise ZeroDivisionError
+    assert stop_cache.guards(policy, "default").shadow == 0
