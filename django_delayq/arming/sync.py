@@ -148,7 +148,8 @@ class TableSync:
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._claim: datetime | None = None
+        self._claims: set[datetime] = set()
+        """When the claim of this worker ends; two if it is not known whether the last one was stored."""
         self._failed = set[str]()
         self._reported = set[str]()
 
@@ -184,22 +185,24 @@ class TableSync:
             new = [PolicySync(policy=label, before_at=now) for label in missing]
             PolicySync.objects.using(self._using).bulk_create(new, ignore_conflicts=True)
             found = list(rows.all())
-        is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until=self._claim)
+        self._claims = {claim for claim in self._claims if claim > now}
+        is_free = Q(claimed_until=None) | Q(claimed_until__lte=now) | Q(claimed_until__in=self._claims)
         away_since = now - AWAY * interval
         if left := [row for row in found if _was_left(row, away_since)]:
             anew: dict[str, Any] = {"before_at": away_since, "began_at": None, "place": "", "checked": 0}
             rows.filter(is_free, pk__in=[row.pk for row in left]).update(**anew)
             found = list(rows.all())
-        free = [row for row in found if row.claimed_until in (None, self._claim) or row.claimed_until <= now]
+        free = [row for row in found if (at := row.claimed_until) is None or at in self._claims or at <= now]
         due = [row for row in free if row.is_running or row.began_at is None or row.began_at <= now - interval * EARLY]
-        if not due and self._claim is None:
+        if not due and not self._claims:
             others = [row.claimed_until - now for row in found if row not in free and row.claimed_until is not None]
             return [], min([interval, *others])
-        self._claim = now + interval * CLAIM if due else None
+        claims = {now + interval * CLAIM} if due else set()
+        self._claims |= claims
         # A claim that ends keeps its time: workers ran until then, even if each of their passes failed.
-        claimed = rows.filter(is_free, pk__in=[row.pk for row in free]).update(claimed_until=self._claim or now)
+        claimed = rows.filter(is_free, pk__in=[row.pk for row in free]).update(claimed_until=max(claims, default=now))
+        self._claims = claims if claimed == len(free) else set()
         if claimed < len(free):  # by another worker, between the two statements
-            self._claim = None
             return [], interval * CLAIM
         long_ago = now - timedelta(days=1)
         due.sort(key=lambda row: (row.policy in self._failed, row.is_running, row.began_at or long_ago))

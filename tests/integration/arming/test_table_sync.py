@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -288,6 +288,27 @@ def test_the_status_shows_how_far_the_pass_is(declare: Any) -> None:
     (shown,) = (status.sync for status in policy_statuses("default") if status.label == policy.label)
     assert shown is not None
     assert (shown.is_running, shown.checked, shown.total) == (True, 2, 5)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small")
+def test_a_claim_that_could_not_be_renewed_is_still_the_one_of_this_worker(declare: Any) -> None:
+    """Otherwise no worker would continue the pass until the claim ends, and this one not for an interval."""
+    policy = declare(Order, name="slow", since=lambda order: order.created_at, after=HOUR, when=Q(status="slow"))
+    slow_orders(7)
+    tables = TableSync("default")
+    while not pending(policy):
+        tables.run()
+
+    def fail(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and PolicySync._meta.db_table in sql:
+            raise OperationalError("the server is gone")
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError):
+        tables.run()
+    pauses = [tables.run() for _ in range(8)]
+    assert (pending(policy), pauses[0] < 1.0) == (7, True)
 
 
 @pytest.mark.usefixtures("small")
