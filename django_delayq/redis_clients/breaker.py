@@ -72,6 +72,8 @@ class Breaker:
         self._log = StateLog(logger, "redis_away", "redis_back")
         self._is_probing = False
         self._closed_at = self._succeeded_at = float("-inf")
+        self._closings = 0
+        """How often it was closed."""
         self._running = 0
         self._connected = 0
         """How many calls have succeeded at the same time: that many connections are open."""
@@ -91,6 +93,7 @@ class Breaker:
             self._is_probing = self._is_probing or is_probe
             is_connected = self._running < self._connected and self._clock() < self._succeeded_at + FRESH_SECONDS
             self._running += not is_refused
+            closings = self._closings
         if is_probe:
             try:
                 call_in_thread(work).add_done_callback(self._probed)
@@ -103,7 +106,7 @@ class Breaker:
         try:
             result = work() if is_connected else self._within_limit(work)
         except Exception as error:
-            self._failed(error)
+            self._failed(error, closings)
             raise
         else:
             self._succeeded()
@@ -139,13 +142,14 @@ class Breaker:
 
     def _close(self) -> None:
         self._backoff.succeeded()
+        self._closings += 1
         self._closed_at = self._succeeded_at = self._clock()
         self._connected = 1
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, closings: int) -> None:
         with self._lock:
-            if self.is_open:
-                return  # it began before the breaker opened
+            if self.is_open or self._closings > closings:
+                return  # it began before the breaker opened, or was closed
             self._backoff.failed()
             self._connected = 0
         is_known = isinstance(error, EngineError)

@@ -166,6 +166,21 @@ def test_an_answer_that_comes_when_nobody_waits_for_it_any_more_closes_it(quick:
     assert server.asked == 1
 
 
+def test_an_answer_that_comes_just_before_it_counts_as_missing_leaves_it_closed(
+    quick: Breaker, server: Server, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Missing(EngineUnavailable):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            server.speaks.set()
+            wait_until(lambda: quick._closed_at == seconds.now)
+
+    monkeypatch.setattr(module, "EngineUnavailable", Missing)
+    server.speaks.clear()
+    assert refused(quick, server)
+    assert not quick.is_open
+
+
 def test_an_error_that_comes_when_nobody_waits_any_more_changes_nothing(
     seconds: Seconds, quick: Breaker, server: Server
 ) -> None:
