@@ -69,11 +69,14 @@ def pending_timeouts(
     Raises:
         UnknownPolicy: no such policy, or a bare name without a target.
         ValueError: an object is not saved.
-        TypeError: the objects are of several models, or no objects of a model.
+        TypeError: the objects are of several models or in several databases, or no objects of a model.
     """
     model, objects = _model_and_objects(target)
-    source = objects[0] if isinstance(objects, list) and objects else target if isinstance(target, QuerySet) else None
-    using = database_of(Timeout if model is None else model, source)
+    sources: list[Any] = objects if isinstance(objects, list) else [objects]  # a queryset, or None
+    places = {database_of(Timeout if model is None else model, source) for source in sources or [None]}
+    if len(places) > 1:
+        raise TypeError(f"The objects are in several databases, {', '.join(sorted(places))}. Pass those of one.")
+    using = places.pop()
     rows = Timeout.objects.using(using).pending().order_by("run_at", "id")
     if target is not None and model is None:
         return rows.none()

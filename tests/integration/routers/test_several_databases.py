@@ -79,6 +79,9 @@ def test_a_shard_that_is_named_with_using_keeps_its_own_timeouts(settings: Setti
     assert states() == [("pending", "")]
     with pytest.raises(TypeError, match="several databases, default, replica"):
         dq.cancel_timeouts([row, Timeout.objects.using("default").get()])
+    for mixed in ([shard, order], [order, shard], [row, Timeout.objects.using("default").get()]):
+        with pytest.raises(TypeError, match="several databases, default, replica"):
+            dq.pending_timeouts(mixed)
 
 
 class Reads:
