@@ -269,14 +269,15 @@ class PolicyOperationView(OperationView):
             return self.render_to_response(self.get_context_data(form=form, preview=preview))
         more = {"progress": time_limit()} if self.operation.moves_rows else {}
         change: PolicyChange | None = self.call(self.state.policy, form, **more)
+        label = f"“{self.state.label}”"  # without quotes the admin would capitalize the first letter of the label
         if change is None:
             is_resume = self.operation.name == "resume"
             unchanged = _("{policy} is not stopped.") if is_resume else _("Nothing was changed.")
-            messages.warning(self.request, unchanged.format(policy=self.state.label))
+            messages.warning(self.request, unchanged.format(policy=label))
         else:
             controls = PolicyControl.objects.using(self.using).filter(policy__in=self.state.policy.labels)
             self.log(list(controls.order_by("-changed_at", "-id")[:1]), form)
-            result = _("{policy}: {what}.").format(policy=self.state.label, what=change.get_what_display())
+            result = _("{policy}: {what}.").format(policy=label, what=change.get_what_display())
             if change.finished_at is None:
                 result += " " + _("Deadlines are still being moved. A worker continues within a minute.")
             elif change.moved or change.unmoved:

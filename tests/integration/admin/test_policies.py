@@ -137,7 +137,7 @@ def test_with_its_permission_an_operation_is_done_logged_and_told(staff: Staff, 
         user,
         str(PolicyControl.objects.get().pk),
     ) and "a storm" in entry.change_message
-    assert told(answer)[0].startswith(LABEL)
+    assert told(answer)[0].startswith(f"“{LABEL}”")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -231,6 +231,11 @@ def test_a_hold_is_released_with_or_without_moving_the_deadlines(admin_client: C
         before = now
 
 
+def test_the_page_shows_the_label_as_it_is_written_in_the_message_too(admin_client: Client) -> None:
+    shown = admin_client.post(address("pause"), FIELDS, follow=True).content.decode()
+    assert f"“{LABEL}”: paused." in shown and LABEL.capitalize() not in shown  # the admin capitalizes messages
+
+
 def test_a_pause_until_a_moment_ends_by_itself_and_says_when(admin_client: Client) -> None:
     until = timezone.localtime() + timedelta(hours=3)
     admin_client.post(address("pause"), {"reason": "x", "until": f"{until:%Y-%m-%dT%H:%M}", "confirmed": "yes"})
@@ -288,7 +293,7 @@ def test_what_does_not_fit_what_is_in_force_is_told(admin_client: Client) -> Non
     assert answer.status_code == 200 and "held" in answer.content.decode()
     assert state().stop == "held"
     operations.resume(LABEL, by="somebody")
-    assert told(admin_client.post(address("resume"), FIELDS)) == [f"{LABEL} is not stopped."]
+    assert told(admin_client.post(address("resume"), FIELDS)) == [f"“{LABEL}” is not stopped."]
     shifted = admin_client.post(address("delay", "testapp.order.remind"), FIELDS)
     assert "declares no delay" in shifted.content.decode()
 

@@ -74,6 +74,7 @@ def test_a_guard_is_set_and_declared_again(do: Do, command: str, arguments: list
         (["delayq_brake", REMIND, "500"], "needs a period"),
         (["delayq_brake", REMIND, "many", "--per", "10m"], "is not a number"),
         (["delayq_brake", REMIND, "5", "--per", "0s"], "per must lie between"),
+        (["delayq_shadow", REMIND], "Give on, off or declared, or --share PERCENT"),
         (["delayq_shadow", REMIND, "maybe"], r"argument on\|off\|declared: invalid choice"),
         (["delayq_shadow", REMIND, "--share", "101"], "must be 0 to 100"),
         (["delayq_shadow", REMIND, "off", "--share", "10"], "does not go with"),
