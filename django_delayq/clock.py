@@ -58,8 +58,7 @@ def set_to(moment: datetime) -> Iterator[None]:
     """
     if not isinstance(moment, datetime):
         raise TypeError(
-            f"set_to() takes the datetime that the clocks show, not {moment!r}. To move them by a duration: "
-            "set_to(clock.now() + timedelta(...))."
+            f"The clock is set to a datetime, not to {moment!r}. To move it by a duration, add that to clock.now()."
         )
     global _moments  # noqa: PLW0603 - worker threads must see it too, so neither a context variable nor a thread local
     if timezone.is_aware(moment) != settings.USE_TZ:

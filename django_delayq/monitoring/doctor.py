@@ -26,6 +26,7 @@ from django_delayq.ledger.db_connections import pool_limit, server_limit, unappl
 from django_delayq.ledger.installation import ledger_name
 from django_delayq.ledger.locking import database_of
 from django_delayq.ledger.search import NOTHING, count_each, in_state
+from django_delayq.ledger.subjects import kind_of
 from django_delayq.models import PolicyChange, Timeout
 from django_delayq.monitoring.servers import redis, skew
 from django_delayq.monitoring.snapshot import OVERDUE, PolicyStatus, policy_statuses, workers_alive
@@ -237,6 +238,20 @@ def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
             yield Warning(counted(count, one, many), hint=hint, id="too_old")
 
 
+def moved_models(using: str) -> Iterator[CheckMessage]:
+    """Find pending timeouts under a former label of a policy whose objects have the content type of another model."""
+    for state in policy_states(using):
+        policy, former = state.policy, state.policy.labels[1:]
+        if not former or database_of(policy.concrete_model) != using:
+            continue
+        kind = kind_of(policy.concrete_model, using)
+        if labels := {row.policy for row in _sample(former, using) if row.content_type_id != kind}:
+            text = f"Pending timeouts of {', '.join(sorted(labels))} have the content type of another model than "
+            text += f"{policy.label}, so that saves schedule a second one, and both fire."
+            hint = "Rename the content type in the migration that moves the model: see the page Declaring, Renaming."
+            yield Warning(text, hint=hint, id="moved_models")
+
+
 def delays(using: str) -> Iterator[CheckMessage]:
     """Find policies whose `after` was changed in the code, and whose pending deadlines still have the former one."""
     outdated = list[CheckMessage]()
@@ -266,7 +281,7 @@ def delays(using: str) -> Iterator[CheckMessage]:
 
 def _sample(labels: Sequence[str], using: str) -> list[Any]:
     """Return the pending rows that are due first and last, at most `SAMPLE` each of every label, by the index."""
-    columns = ("id", "due_at", "since_at", "first_due_at", "extensions", "created_at")
+    columns = ("id", "policy", "content_type_id", "due_at", "since_at", "first_due_at", "extensions", "created_at")
     found: dict[int, Any] = {}
     for label in labels:
         rows = Timeout.objects.using(using).filter(policy=label, state=Timeout.State.PENDING)
@@ -308,5 +323,5 @@ Check: TypeAlias = Callable[[str], Iterator[CheckMessage]]
 
 QUICK: tuple[Check, ...] = (versions, migrations, indexes, installation, machine_clock, connection_limit, redis)
 QUICK += (workers, policies, unfinished_changes)
-SLOW: tuple[Check, ...] = (too_old_to_arm, delays, capacity)
+SLOW: tuple[Check, ...] = (too_old_to_arm, moved_models, delays, capacity)
 """These read the tables of the policies, as a sync does, timeouts of each policy, or the timeouts of an hour."""
