@@ -170,7 +170,7 @@ def test_a_policy_is_paused_held_and_resumed(admin: Admin) -> None:
         admin.open(f"{POLICIES}shop.review.review_by_default/{button.lower()}/")
         admin.type("reason", "an outage")
         admin.press(button)
-        assert f"review_by_default: {told}." in admin.message()
+        assert f"review_by_default”: {told}." in admin.message()
         admin.wait_for(shown)
         admin.wait_for("By admin:boss: an outage")
         admin.press("Resume shop.review.review_by_default")
@@ -206,7 +206,7 @@ def test_guard_rails_are_changed_and_shown_with_who_set_them(admin: Admin) -> No
             admin.type(name, value)
         admin.type("reason", "a campaign")
         admin.press(button)
-        assert "notify_trial_expiry: " in admin.message()
+        assert "notify_trial_expiry”: " in admin.message()
         admin.wait_for(shown)
 
 
@@ -245,7 +245,7 @@ def test_support_sees_that_and_why_a_brake_has_paused_a_policy_and_resumes_it(ad
     admin.press(f"Resume {LABEL}")
     admin.type("reason", "the condition was corrected")
     admin.press("Resume")
-    assert "cancel_unpaid: resumed." in admin.message()
+    assert "cancel_unpaid”: resumed." in admin.message()
     assert "has paused it" not in admin.browser.page_source
     assert admin.shop.ask(STATES, RESUMED) == ["fired"] * 6
 
