@@ -239,7 +239,7 @@ def test_a_manager_may_have_the_methods_of_a_queryset_that_arms_and_of_no_other(
         def unpaid(self) -> Orders:
             return self.filter(status="unpaid")
 
-    manager = ArmingManager.from_queryset(Orders)()
+    manager: Any = ArmingManager.from_queryset(Orders)()
     manager.model = Order
     [order] = manager.bulk_create([Order(created_at=now)])
     assert_scheduled(order, "cancel_unpaid")

@@ -15,7 +15,7 @@ from django.apps import apps
 from django.conf import settings
 from django.db import DatabaseError, transaction
 from django.test import override_settings
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, start_http_server
 
 import django_delayq as dq
 from django_delayq import GiveUp, Retry, Skip, clock, operations, signals
@@ -257,8 +257,7 @@ def test_each_process_of_a_supervisor_logs_the_address_that_it_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started, port = [], free_port()
-    serve = metrics.start_http_server
-    monkeypatch.setattr(metrics, "start_http_server", lambda *given: started.append(serve(*given)))
+    monkeypatch.setattr(metrics, "start_http_server", lambda *given: started.append(start_http_server(*given)))
     monkeypatch.setenv("DELAYQ_METRICS_ADDRESS", f":{port - 1}")
     monkeypatch.setenv("DELAYQ_PROCESS", "2")
     with caplog.at_level("INFO", "django_delayq.metrics"):
