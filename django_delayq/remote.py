@@ -58,8 +58,9 @@ class RemoteExecutor(Executor):
     """Base class of executors that send each work to another task queue. A subclass defines `send`.
 
     One thread, with a database connection of its own, sends the messages and reads the ledger. A broker that is down or
-    slow does not stop the worker: works are refused until it answers. After a lease without any progress only one
-    message a lease is sent, so that messages do not accumulate while no process receives them.
+    slow does not stop the worker: works are refused until it answers. After a lease without any progress only
+    `concurrency` messages a lease are sent, so that messages do not accumulate while no process receives them. Not only
+    one: a timeout that kills its process, lease after lease, would be the only one that is sent.
     """
 
     prefetch_seconds = 2.0
@@ -71,6 +72,7 @@ class RemoteExecutor(Executor):
         self._unsent: list[tuple[Work, Done]] = []
         self._sent: list[_Sent] = []
         self._is_closed = self._is_silent = False
+        self._max_while_silent = max(2, concurrency)
         self._progress_at = time.monotonic()
         self._name = f"{type(self).__module__}.{type(self).__qualname__}"
         self._broker = StateLog(logger, "broker_away", "broker_back")
@@ -86,10 +88,10 @@ class RemoteExecutor(Executor):
 
     def submit(self, work: Work, done: Done) -> None:
         with self._changed:
-            if self._is_silent and (self._unsent or self._sent):
+            if self._is_silent and len(self._unsent) + len(self._sent) >= self._max_while_silent:
                 raise TimeoutError(
                     f"no timeout was settled for {get_settings().lease}. Check that processes of the task queue run, "
-                    "use this database and serve this queue. One message is sent per lease until they do."
+                    "use this database and serve this queue. Only few messages are sent per lease until they do."
                 )
             self._unsent.append((work, done))
             self._changed.notify()
