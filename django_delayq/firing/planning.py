@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from django.db.models import Subquery
+
 from django_delayq.clock import DatabaseNow
 from django_delayq.engine.records import MAX_ID
 from django_delayq.firing.handler import reach
@@ -16,8 +18,9 @@ from django_delayq.firing.report import Report, ReportBuilder, Work
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger.claiming import Slot
 from django_delayq.ledger.controls import stop_cache
+from django_delayq.ledger.installation import check_name
 from django_delayq.ledger.statements import compiled, has_key, key_list
-from django_delayq.models import Timeout
+from django_delayq.models import Installation, Timeout
 from django_delayq.policies import registry
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ class _Row(NamedTuple):
     state: str
     run_at: datetime
     database_now: datetime
+    installation: str | None
 
 
 class Pacing(NamedTuple):
@@ -64,6 +68,7 @@ def plan(
 
     Raises:
         django.db.Error: the database cannot be read. Nothing has changed then.
+        WrongInstallation: a copy of another installation has replaced the database while this process runs.
     """
     found = _rows_of(deliveries, using)
     report = ReportBuilder(now=found[0].database_now if found else None)
@@ -111,13 +116,15 @@ def _rows_of(ids: Iterable[int], using: str) -> list[_Row]:
     found = [_Row(*row) for row in _read.rows(using, count, id=wanted)] if possible else []
     if found:
         firing_state.note_database(found[0].database_now)
+        check_name(found[0].installation)
     return found
 
 
 @compiled
 def _read(using: str, count: int) -> QuerySet[Timeout, Any]:
     rows = Timeout.objects.using(using).filter(has_key(Timeout, "id", count, using))
-    rows = rows.annotate(database_now=DatabaseNow())
+    name = Subquery(Installation.objects.using(using).values("name")[:1])
+    rows = rows.annotate(database_now=DatabaseNow(), installation=name)
     return rows.order_by("run_at", "id").values_list(*_Row._fields)
 
 

@@ -65,15 +65,20 @@ def check_ledger(using: str) -> str | None:
         WrongInstallation: the ledger belongs to another installation.
         DatabaseError: it could not be read.
     """
-    name = get_settings().installation
-    known = None if name is None else ledger_name(using)
+    known = None if get_settings().installation is None else ledger_name(using)
+    check_name(known)
+    return known
+
+
+def check_name(known: str | None) -> None:
+    """Raise WrongInstallation if the ledger, which remembers the name `known`, belongs to another installation."""
+    name = get_settings().installation or known
     if known not in (None, name):
         raise WrongInstallation(
             f"This database belongs to the installation {known!r}, and DELAYQ['INSTALLATION'] is {name!r}. If it is a "
             "copy, run manage.py delayq_adopt to make it this installation's own. Otherwise correct the setting. "
             "Nothing was changed."
         )
-    return known
 
 
 def assign(using: str, name: str) -> None:

@@ -21,7 +21,7 @@ from django_delayq import __version__
 from django_delayq.clock import brief, counted
 from django_delayq.conf import get_settings
 from django_delayq.engine.wakeup import Wakeup
-from django_delayq.exceptions import EngineError
+from django_delayq.exceptions import EngineError, WrongInstallation
 from django_delayq.executors import make_executor
 from django_delayq.firing.state import firing_state
 from django_delayq.ledger import installation
@@ -135,8 +135,9 @@ class Worker:
         """Fire due timeouts until `stop`, or until a burst or `max_timeouts` is over. No failure of a server ends it.
 
         Raises ConfigError if the database allows too few connections for any handler, and WrongInstallation, before it
-        writes anything, if the ledger or the Redis belongs to another installation. A burst raises NotMigrated if
-        tables are missing; otherwise the worker waits for them.
+        writes anything, if the ledger or the Redis belongs to another installation; before it fires anything, if a copy
+        of one replaces the ledger later. A burst raises NotMigrated if tables are missing; otherwise the worker waits
+        for them.
         """
         with self._stopping_on_signals():
             try:
@@ -280,11 +281,13 @@ class Worker:
         return not rows.exists()
 
     def _try(self, step: Callable[[], T]) -> T | None:
-        """Return the result of `step`; after an error note it, and return None."""
+        """Return the result of `step`; after an error note it, and return None. Raises WrongInstallation."""
         try:
             return step()
         except EngineError as error:
             self.redis.failed(error)
+        except WrongInstallation:
+            raise
         except Exception as error:  # noqa: BLE001
             self._database.failed(error)
         finally:

@@ -78,6 +78,20 @@ def test_a_worker_with_another_name_does_not_start(
     assert not WorkerSeen.objects.exists()
 
 
+def test_a_running_worker_ends_when_a_copy_replaces_its_database(
+    start_worker: StartWorker, source: str, called: Call
+) -> None:
+    """A nightly job restores production in staging, and does not stop the workers of staging."""
+    called("staging")
+    running = start_worker()
+    wait_until(WorkerSeen.objects.exists, "it has passed the check of its start")
+    Installation.objects.update(name="production")
+    due_orders("remind", 3)
+    with pytest.raises(WrongInstallation, match=r"'production'.*'staging'.*delayq_adopt"):
+        running.join()
+    assert set(Timeout.objects.values_list("state", "attempts")) == {("pending", 0)}
+
+
 def test_the_command_exits_with_3(without_redis: None, called: Call) -> None:
     named("production")
     called("staging")
