@@ -292,6 +292,9 @@ def transient_reason(
             databases, so a lost connection counts only if this one is lost, or replaced: leaving a transaction may have
             opened another one. None: no handler has run.
     """
+    # The code of this process is newer than the tables, or older: a migration was applied too late, or too early.
+    if driver_connection is None and _is_missing(error):
+        return f"the database lacks a table or column ({_summary(error)})"
     causes = [error, *(monitor.errors if monitor else ())]
     contention = next((cause for cause in causes if _is_contention(cause)), None)
     is_lost = any(map(_is_connection_error, causes)) and (
@@ -319,6 +322,12 @@ def _is_connection_error(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError)
 
 
+def _is_missing(error: BaseException) -> bool:
+    """Return whether a statement named a table or column that the database does not have."""
+    is_sqlite = isinstance(error, Error) and str(error).startswith(("no such table", "no such column"))
+    return is_sqlite or error_code(error) in _MISSING
+
+
 def _is_contention(error: BaseException) -> bool:
     if not isinstance(error, Error):
         return False
@@ -342,9 +351,8 @@ def unapplied_migrations(using: str) -> list[str]:
 
 def not_migrated(error: Error, using: str) -> NotMigrated | None:
     """Return an error with advice if `error` reports a missing table or column, and migrations are not applied."""
-    is_missing = error_code(error) in _MISSING or str(error).startswith(("no such table", "no such column"))
     try:
-        apps = unapplied_migrations(using) if is_missing else []
+        apps = unapplied_migrations(using) if _is_missing(error) else []
     except Error:
         return None
     words = "{}. Migrations of {} are not applied: run manage.py migrate"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 
 import django_delayq as dq
 from django_delayq import clock
 from django_delayq.firing.state import _MAX_BACKOFFS, TimeoutBackoff
 from django_delayq.models import Timeout
-from tests.integration.firing.conftest import due, fire
+from tests.integration.firing.conftest import MODES, due, fire, state
 from tests.testapp.models import Order
 
 Declare = Callable[..., dq.TimeoutPolicy[Any]]
@@ -77,3 +77,29 @@ def test_the_wait_after_a_transient_error_begins_when_the_handler_has_raised(ord
         row = due(order, declare(Order, handler, name="deadlocks"))
         report = fire(row)
         assert report.again[row.pk] > NOON + timedelta(minutes=1)
+
+
+@contextmanager
+def without_a_column() -> Iterator[None]:
+    """The table of orders lacks a column that the code reads."""
+
+    def rename(before: str, after: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {Order._meta.db_table} RENAME COLUMN {before} TO {after}")
+
+    rename("note", "former_note")
+    try:
+        yield
+    finally:
+        rename("former_note", "note")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("mode", MODES)
+def test_no_attempt_counts_while_the_tables_do_not_fit_the_code(order: Order, declare: Declare, mode: str) -> None:
+    """A worker of a new release runs before its migration is applied, or one of the former release afterwards."""
+    row = due(order, declare(Order, name="strict", retry=dq.Retry.never(), **MODES[mode]))
+    with without_a_column():
+        assert list(fire(row).again) == [row.pk]
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert fire(row).fired == (row.pk,)
