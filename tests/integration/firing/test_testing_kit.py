@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 from django.test import TestCase, TransactionTestCase
 
 import django_delayq as dq
-from django_delayq import clock
+from django_delayq import clock, operations
 from django_delayq.models import Timeout
 from django_delayq.testing import (
     assert_cancelled,
@@ -229,6 +229,20 @@ def test_only_the_policy_and_the_object_that_are_asked_for_fire(order: Order, de
     assert fire_due(dq.get_policy((Order, "remind_many")), Order) == 1
     with pytest.raises(dq.UnknownPolicy):
         fire_due("remand", order)
+
+
+def test_guard_rails_of_the_test_before_do_not_apply(declare: Declare) -> None:
+    policy = declare(Order, name="watched")
+
+    class Case(TestCase):
+        def test_1_in_shadow_mode(self) -> None:
+            operations.shadow(policy, share=100, by="script:test")
+            assert perform(policy, Order.objects.create(status="new")).cause == "shadow"
+
+        def test_2_as_declared(self) -> None:
+            assert perform(policy, Order.objects.create(status="new")).state == "fired"
+
+    assert run(Case).testsRun == 2
 
 
 def test_perform_runs_one_handler_as_a_worker_would(order: Order, declare: Declare) -> None:
