@@ -15,7 +15,7 @@ from django.db import connections
 from django_delayq.arming.receivers import arming_later
 from django_delayq.arming.sync import sync_timeouts
 from django_delayq.conf import get_settings
-from django_delayq.firing.failures import record_error
+from django_delayq.firing.failures import reason_to_repeat, record_error
 from django_delayq.firing.handler import Call, call_handler, caught, firing_transaction, reach
 from django_delayq.firing.log_lines import STOPPED, log_waiting
 from django_delayq.firing.members import Member, lock_objects_of, matching_of, readable_pk
@@ -25,7 +25,6 @@ from django_delayq.firing.report import Candidate, ReportBuilder
 from django_delayq.firing.state import TRANSIENT_MAX_SECONDS, Cost, firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.controls import Guards, stop_cache
-from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
 from django_delayq.policies import TimeoutPolicy
@@ -291,7 +290,7 @@ class Attempt:
         elif isinstance(error, LostRace):
             report.release(ids, self.using, reason := "the database clock went back")
         elif not isinstance(error, Outcome):
-            reason = transient_reason(error, self.using, self.monitor, self.driver_connection)
+            reason = reason_to_repeat(error, self.using, self.call, self.driver_connection, self.monitor)
             if reason is not None:
                 report.release(ids, self.using, reason, TRANSIENT_MAX_SECONDS)
         if reason is None or len(ids) > 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from django.db import IntegrityError
+from django.db import IntegrityError, connections
 
 from django_delayq import clock
 from django_delayq.clock import counted
@@ -16,6 +16,7 @@ from django_delayq.exceptions import InvalidDelay
 from django_delayq.firing.handler import Call, firing_transaction, reach
 from django_delayq.firing.log_lines import log_failure, log_snooze
 from django_delayq.firing.report import Report, ReportBuilder
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger import settling
 from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, clipped, error_details, event, message_of, snoozes_of
@@ -23,10 +24,15 @@ from django_delayq.models import Timeout
 from django_delayq.outcomes import GiveUp, Outcome, Skip, Snooze
 from django_delayq.policies import TimeoutPolicy, registry
 
+if TYPE_CHECKING:
+    from django_delayq.firing.overlap import StatementMonitor
+
 State, Cause = Timeout.State, Timeout.Cause
 
 UNDECLARED_GRACE: Final = timedelta(minutes=1)
 """How long an expired row of a policy that is not declared here is left to workers that know the policy."""
+MAX_LOSSES: Final = 5
+"""How often in a row a handler may lose its connection to the database until that counts as a failed attempt."""
 _SETTLE_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
 """The work of a handler outside a transaction cannot be rolled back, so its settling is tried for half a minute."""
 
@@ -189,6 +195,26 @@ def _of_firing(row: Timeout, values: dict[str, Any], now: datetime, is_supersede
     if values["state"] != State.PENDING:
         values["run_at"] = min(row.run_at, now)  # not the end of the lease: no attempt follows
     return values
+
+
+def reason_to_repeat(
+    error: BaseException,
+    using: str,
+    call: Call | None,
+    driver_connection: object,
+    monitor: StatementMonitor | None = None,
+) -> str | None:
+    """Describe the transient database error by which `call` failed, so that it does not count; None: it counts.
+
+    The other arguments are those of `transient_reason`. A handler that loses its connection each time most likely is
+    the cause: it is silent for longer than the server or a firewall waits, or crashes the server. It would be called
+    again and again without end, with its effects outside the database.
+    """
+    reason = transient_reason(error, using, monitor, driver_connection)
+    if call is not None and driver_connection is not connections[using].connection:  # lost
+        waits = [firing_state.backoff.times(using, timeout_id) for timeout_id in call.timeout_ids]
+        return None if min(waits) >= MAX_LOSSES else reason
+    return reason
 
 
 def persistently(settle: Callable[[], ReportBuilder], timeout_id: int, using: str) -> ReportBuilder:

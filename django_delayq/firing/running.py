@@ -15,7 +15,14 @@ from django.db.utils import Error
 from django_delayq.clock import database_now
 from django_delayq.conf import get_settings
 from django_delayq.firing.attempt import Attempt
-from django_delayq.firing.failures import TransientFailure, WorkerDied, persistently, record_deaths, record_error
+from django_delayq.firing.failures import (
+    TransientFailure,
+    WorkerDied,
+    persistently,
+    reason_to_repeat,
+    record_deaths,
+    record_error,
+)
 from django_delayq.firing.handler import Call, RunningWork, call_handler, caught, firing_transaction, reach, tracked
 from django_delayq.firing.log_lines import log_suspect, log_waiting
 from django_delayq.firing.rails import brake_room, count_fired
@@ -23,7 +30,6 @@ from django_delayq.firing.report import Candidate, Report, ReportBuilder, Work
 from django_delayq.firing.state import MAX_GROUP, TRANSIENT_MAX_SECONDS, WORK_SECONDS, firing_state
 from django_delayq.firing.time_limits import run_within_limit
 from django_delayq.ledger import settling
-from django_delayq.ledger.db_connections import transient_reason
 from django_delayq.ledger.history import appended, event, moment
 from django_delayq.models import Timeout
 from django_delayq.outcomes import Outcome
@@ -206,7 +212,7 @@ def _record_failure(
     """Record what a handler outside a transaction raised. After a transient error no attempt is counted."""
     [timeout_id], reason = call.timeout_ids, None
     if not isinstance(error, Outcome):
-        reason = transient_reason(error, using, None, driver_connection)
+        reason = reason_to_repeat(error, using, call, driver_connection)
     if reason is not None:
         wait = firing_state.backoff.next_wait(using, timeout_id, reason, TRANSIENT_MAX_SECONDS)
         error = TransientFailure(reason, wait)

@@ -206,6 +206,11 @@ class TimeoutBackoff:
             return timedelta(seconds=seconds - (now + seconds) % LOCKED_INTERVAL_SECONDS)
         return timedelta(seconds=base * random.uniform(0.5, 1.5))
 
+    def times(self, using: str, timeout_id: int) -> int:
+        """Return how often the timeout has waited since it was last reset."""
+        waiting = self._waiting.get((using, timeout_id))
+        return 0 if waiting is None else waiting.times
+
     def reset(self, using: str, timeout_id: int) -> None:
         """Begin with the shortest wait again, because the timeout was fired or waits for another reason."""
         if self._waiting:

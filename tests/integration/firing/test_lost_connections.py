@@ -14,10 +14,11 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
+from django_delayq.firing.failures import MAX_LOSSES
 from django_delayq.firing.handler import set_hook
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
-from tests.integration.firing.conftest import due, fire, grouping, in_another_thread, make_due, state
+from tests.integration.firing.conftest import MODES, due, fire, grouping, in_another_thread, make_due, state
 from tests.testapp.models import Effect, Order
 
 pytestmark = [
@@ -116,6 +117,46 @@ def test_a_connection_lost_in_the_handler_counts_no_attempt_even_if_it_is_swallo
     assert (state(row), row.attempts) == (("pending", ""), 0)
     assert fire(row).fired == (row.pk,)
     assert Effect.objects.count() == 1
+
+
+@pytest.mark.parametrize("how", MODES)
+def test_a_handler_that_loses_its_connection_each_time_does_not_run_without_end(
+    order: Order, declare: Declare, how: str
+) -> None:
+    """For example because it waits for a partner for longer than the server or a firewall waits for a statement."""
+    calls: list[int] = []
+
+    def handler(obj: Any, timeout: Any) -> None:
+        calls.append(1)
+        kill_own_connection()
+        Effect.objects.create(what="sent", object_id=order.pk)
+
+    row = due(order, declare(Order, handler, name="silent", retry=dq.Retry.never(), **MODES[how]))
+    for _ in range(MAX_LOSSES):
+        assert list(fire(row).again) == [row.pk]
+        assert (state(row), row.attempts) == (("pending", ""), 0)
+        make_due(row)
+    assert fire(row).done == (row.pk,)
+    assert (state(row), row.attempts, len(calls)) == (("dead", "retries"), 1, MAX_LOSSES + 1)
+    assert row.errors[0]["error"] in {"OperationalError", "InterfaceError"}
+
+
+def test_a_member_that_loses_the_connection_each_time_does_not_keep_its_group_from_firing(
+    orders: list[Order], declare: Declare
+) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        if obj.pk == orders[3].pk:
+            kill_own_connection()
+        Effect.objects.create(what="sent", object_id=obj.pk)
+
+    policy = declare(Order, handler, name="silent", retry=dq.Retry.never())
+    rows = [due(order, policy) for order in orders]
+    for _ in range(MAX_LOSSES):
+        grouping(policy)
+        assert len(fire(*rows).again) == 5
+    grouping(policy)
+    assert len(fire(*rows).fired) == 4
+    assert (state(rows[3]), rows[3].attempts) == (("dead", "retries"), 1)
 
 
 def test_an_idle_connection_that_the_server_closed_is_opened_anew(order: Order) -> None:
