@@ -19,6 +19,7 @@ from django_delayq.executors import Executor
 from django_delayq.firing import Report, Work, plan
 from django_delayq.firing.planning import Pacing
 from django_delayq.firing.report import suits_use_tz
+from django_delayq.firing.state import firing_state
 from django_delayq.ledger.db_connections import check_connections
 from django_delayq.ledger.history import message_of, shown
 from django_delayq.policies import registry
@@ -325,11 +326,16 @@ class Dispatch:
         return len(ids)
 
     def firing_non_atomic(self) -> list[int]:
-        """Return the ids in flight whose rows are `firing` while their handler runs (`atomic=False`)."""
+        """Return the ids in flight whose rows are `firing` while their handler runs (`atomic=False`).
+
+        Not suspects that wait for a thread: the attempt that died must expire.
+        """
+        begun = {id for running in list(firing_state.running.values()) for id in running.work.ids}
         return [
             id
             for id, each in list(self._in_flight.items())
             if (policy := registry.get(each.work.policy)) is not None and not policy.atomic
+            if id in begun or not each.work.suspect
         ]
 
     def _done(self, work: Work, report: Report) -> None:

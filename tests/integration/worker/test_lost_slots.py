@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
+from django.utils import timezone
 
 from django_delayq import Limits
-from django_delayq.firing import Report, Work, run
+from django_delayq.firing import Report, Work, run, settle_expired
 from django_delayq.ledger.claiming import Slot
 from django_delayq.models import Timeout
 from django_delayq.worker import Worker
 from django_delayq.worker import dispatch as dispatch_module
+from django_delayq.worker.background import leases_job
 from django_delayq.worker.dispatch import Dispatch
 from django_delayq.worker.servers import ClockSkew
 from django_delayq.worker.sources.ledger import Batch, LedgerSource, PacedSource
@@ -181,3 +183,21 @@ def test_what_was_claimed_is_released_when_the_claim_of_the_next_policy_fails(de
     ledger.flush()
     assert set(Timeout.objects.values_list("claims", flat=True)) == {0}
     assert list(claim(first).claimed.claims) == ids
+
+
+def test_an_attempt_that_died_expires_although_its_timeout_waits_for_a_thread(declare: Declare) -> None:
+    """Extending the leases would otherwise keep it, and delay the next attempt by a lease each time."""
+    dispatches: list[Dispatch] = []
+    extended: list[list[int]] = []
+    policy = declare(Order, lambda *_: extended.append(dispatches[0].firing_non_atomic()), name="outside", atomic=False)
+    [row] = due_orders(policy, 1)
+    ended = timezone.now() - timedelta(seconds=1)
+    Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=ended)
+    worker, executor = Worker(concurrency=1), Silent()
+    dispatches.append(Dispatch(worker, executor))
+    dispatches[0].add(Batch({row.pk: 2}))
+    leases_job(worker.sources, dispatches[0], "default").run()
+    assert list(settle_expired("default").again) == [row.pk]
+    [(work, _)] = executor.works
+    assert run(work, "default").fired == (row.pk,)
+    assert extended == [[row.pk]]
