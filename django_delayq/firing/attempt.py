@@ -210,6 +210,8 @@ class Attempt:
             elif row.run_at > now:  # moved meanwhile, or the entry in Redis was early; if firing: until it expires
                 log_waiting([row.pk], "it is not due yet")
                 self.report.again[row.pk] = row.run_at
+            elif self.is_counted and not row.attempts:
+                self.report.release([row.pk], self.using, "a new round has begun, whose attempt is not counted yet")
             elif row.state == State.PENDING and row.object_id == candidate.object_id and row.policy in labels:
                 due.append(row)
             else:  # the next plan shows which

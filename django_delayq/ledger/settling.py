@@ -158,6 +158,8 @@ def _marked_at_once(using: str, policy: TimeoutPolicy[Any], attempts: int, late:
     due: Any = _due(Q(pk__in=[RawSQL("delayq_given.id", ())]), using)
     due = due.alias(label=_by_no_index("policy"), about=_by_no_index("object_id"))
     due = due.filter(label__in=policy.labels, about=RawSQL("locked.object_id", ())).exclude(stop_in_force(policy))
+    if not attempts:  # not a new round that has begun since
+        due = due.filter(attempts__gt=0)
     if late is not None:
         due = due.filter(Q(attempts__gt=1 - attempts) | Q(run_at__gte=DatabaseNow() - late))
     values = {**settled(State.FIRED, Cause.DUE, DatabaseNow()), "attempts": F("attempts") + attempts}

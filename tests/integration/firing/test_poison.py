@@ -194,3 +194,17 @@ def test_a_suspect_that_is_moved_between_plan_and_charge_is_not_charged(order: O
     assert (state(row), row.attempts) == (("pending", ""), 0)
     make_due(row)
     assert fire(row).fired
+
+
+def test_a_round_that_begins_between_charge_and_attempt_has_all_its_attempts(order: Order, declare: Declare) -> None:
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError
+
+    row = due(order, declare(Order, handler, name="fails", retry=dq.Retry([0, 3600])))
+    set_hook(lambda step: due(order, "fails", payload="newer") and None if step == "charged" else None)
+    report = fire(row, deliveries=2)
+    set_hook(None)
+    assert list(report.again) == [row.pk]
+    fire(row)
+    assert (state(row), row.payload, row.attempts) == (("pending", ""), "newer", 1)
+    assert row.run_at < timezone.now() + timedelta(minutes=1)
