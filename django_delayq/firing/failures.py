@@ -32,7 +32,7 @@ State, Cause = Timeout.State, Timeout.Cause
 UNDECLARED_GRACE: Final = timedelta(minutes=1)
 """How long an expired row of a policy that is not declared here is left to workers that know the policy."""
 MAX_LOSSES: Final = 5
-"""How often in a row a handler may lose its connection to the database until that counts as a failed attempt."""
+"""How often in a row a handler may lose its connection to the database before that counts as a failed attempt."""
 _SETTLE_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 5, 8, 10)
 """The work of a handler outside a transaction cannot be rolled back, so its settling is tried for half a minute."""
 
@@ -211,10 +211,10 @@ def reason_to_repeat(
     again and again without end, with its effects outside the database.
     """
     reason = transient_reason(error, using, monitor, driver_connection)
-    if call is not None and driver_connection is not connections[using].connection:  # lost
-        waits = [firing_state.backoff.times(using, timeout_id) for timeout_id in call.timeout_ids]
-        return None if min(waits) >= MAX_LOSSES else reason
-    return reason
+    if reason is None or call is None or driver_connection is connections[using].connection:  # not lost
+        return reason
+    losses = [firing_state.backoff.note_loss(using, timeout_id) for timeout_id in call.timeout_ids]
+    return None if min(losses) > MAX_LOSSES else reason
 
 
 def persistently(settle: Callable[[], ReportBuilder], timeout_id: int, using: str) -> ReportBuilder:

@@ -170,6 +170,7 @@ class _Waiting(NamedTuple):
     times: int
     since: float
     logged_at: float
+    losses: int = 0
 
 
 class TimeoutBackoff:
@@ -191,7 +192,7 @@ class TimeoutBackoff:
             if len(self._waiting) >= _MAX_BACKOFFS:
                 del self._waiting[next(iter(self._waiting))]
             logged_at = now if logs else before.logged_at
-            self._waiting[using, timeout_id] = _Waiting(before.times + 1, before.since, logged_at)
+            self._waiting[using, timeout_id] = _Waiting(before.times + 1, before.since, logged_at, before.losses)
         if logs:
             logger.warning(
                 "Timeout %s has waited %.0f s to be fired: %s",
@@ -206,10 +207,13 @@ class TimeoutBackoff:
             return timedelta(seconds=seconds - (now + seconds) % LOCKED_INTERVAL_SECONDS)
         return timedelta(seconds=base * random.uniform(0.5, 1.5))
 
-    def times(self, using: str, timeout_id: int) -> int:
-        """Return how often the timeout has waited since it was last reset."""
-        waiting = self._waiting.get((using, timeout_id))
-        return 0 if waiting is None else waiting.times
+    def note_loss(self, using: str, timeout_id: int) -> int:
+        """Note that its handler has lost the connection; return how often, since the timeout was last reset."""
+        now = time.monotonic()
+        with self._lock:
+            waiting = self._waiting.get((using, timeout_id), _Waiting(0, now, now))
+            self._waiting[using, timeout_id] = waiting = waiting._replace(losses=waiting.losses + 1)
+            return waiting.losses
 
     def reset(self, using: str, timeout_id: int) -> None:
         """Begin with the shortest wait again, because the timeout was fired or waits for another reason."""

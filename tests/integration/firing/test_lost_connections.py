@@ -16,6 +16,7 @@ import django_delayq as dq
 from django_delayq.firing import plan, run, settle_expired
 from django_delayq.firing.failures import MAX_LOSSES
 from django_delayq.firing.handler import set_hook
+from django_delayq.firing.state import firing_state
 from django_delayq.models import Timeout
 from tests.engine.fault_proxy import FaultProxy
 from tests.integration.firing.conftest import MODES, due, fire, grouping, in_another_thread, make_due, state
@@ -132,6 +133,8 @@ def test_a_handler_that_loses_its_connection_each_time_does_not_run_without_end(
         Effect.objects.create(what="sent", object_id=order.pk)
 
     row = due(order, declare(Order, handler, name="silent", retry=dq.Retry.never(), **MODES[how]))
+    for _ in range(2 * MAX_LOSSES):  # for a lock, which is not a loss
+        firing_state.backoff.next_wait("default", row.pk, "locked", 0.1)
     for _ in range(MAX_LOSSES):
         assert list(fire(row).again) == [row.pk]
         assert (state(row), row.attempts) == (("pending", ""), 0)
