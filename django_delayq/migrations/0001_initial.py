@@ -32,12 +32,16 @@ def compare_texts_exactly(apps: Any, schema_editor: Any) -> None:
 
     Their default collations ignore case, accents and trailing spaces. With them "a" finds the timeouts of "A", where
     the table of the objects distinguishes the two.
+
+    Also make them accept each character in a reason. The default of the database may be `latin1` or `utf8mb3`. There
+    an error whose message has another character could not be recorded, and the handler would run again without end.
     """
     connection = schema_editor.connection
     if connection.vendor == "mysql":
         exact = f"CHARACTER SET utf8mb4 COLLATE {'utf8mb4_nopad_bin' if connection.mysql_is_mariadb else 'utf8mb4_0900_bin'}"
         schema_editor.execute(
             f"ALTER TABLE {TABLE} MODIFY object_id varchar(255) {exact} NOT NULL, MODIFY `key` varchar(200) {exact} NOT NULL"
+            ", MODIFY reason varchar(255) CHARACTER SET utf8mb4 NOT NULL"
         )
 
 

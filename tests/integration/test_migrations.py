@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -13,8 +14,11 @@ from django.db.migrations.state import ProjectState
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_delayq import Retry, TimeoutPolicy
 from django_delayq.migrations._operations import AddIndexConcurrently
 from django_delayq.models import Timeout
+from tests.integration.firing.conftest import due, fire, state
+from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -97,3 +101,29 @@ def test_the_tables_can_be_removed_and_made_again() -> None:
     assert TABLE not in connection.introspection.table_names()
     call_command("migrate", "django_delayq", verbosity=0)
     assert indexes() == before
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="only MySQL and MariaDB have databases of smaller alphabets")
+def test_a_failure_is_recorded_whatever_its_message_in_a_database_of_a_smaller_alphabet(
+    order: Order, declare: Callable[..., TimeoutPolicy[Any]]
+) -> None:
+    """A message that the column refuses would keep the attempt from being counted, and the handler would run again."""
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        raise ValueError("a customer named \N{GRINNING FACE}")
+
+    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+    call_command("migrate", "django_delayq", "zero", verbosity=0)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER DATABASE {name} CHARACTER SET utf8mb3")
+        try:
+            call_command("migrate", "django_delayq", verbosity=0)
+        finally:
+            cursor.execute(f"ALTER DATABASE {name} CHARACTER SET utf8mb4")
+    try:
+        row = due(order, declare(Order, handler, name="smile", retry=Retry.never()))
+        assert fire(row).done == (row.pk,)
+        assert (state(row), row.reason) == (("dead", "retries"), "ValueError: a customer named \N{GRINNING FACE}")
+    finally:
+        call_command("migrate", "django_delayq", "zero", verbosity=0)
+        call_command("migrate", "django_delayq", verbosity=0)
