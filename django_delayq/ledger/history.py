@@ -66,19 +66,24 @@ def appended(history: list[dict[str, Any]], *events: dict[str, Any]) -> list[dic
     if len(longer) <= MAX_EVENTS:
         return longer
     dropped, kept = longer[1 : -MAX_EVENTS + 1], longer[-MAX_EVENTS + 1 :]
-    counting = [event for event in dropped if event.get("what") in _COUNTING]
-    if counting and not any(event.get("what") in _COUNTING for event in kept):
+    counting = [event for event in dropped if _counts(event)]
+    if counting and not any(map(_counts, kept)):
         kept[0] = counting[-1]
     return [longer[0], *kept]
 
 
 def snoozes_of(history: list[dict[str, Any]]) -> int:
-    """Return how often the handler has snoozed since the row was scheduled, or since an operator has retried it.
+    """Return how often the handler has snoozed in this round, and since an operator has retried it.
 
     Each snooze has a running number, because old events are dropped.
     """
-    last: dict[str, Any] = next((event for event in reversed(history) if event.get("what") in _COUNTING), {})
+    last: dict[str, Any] = next(filter(_counts, reversed(history)), {})
     return int(last.get("number", 0))
+
+
+def _counts(event: dict[str, Any]) -> bool:
+    """Return whether `event` is a snooze, or what restarts their count: a retry, or a save that changed `since`."""
+    return event.get("what") in _COUNTING or (event.get("what"), event.get("by")) == ("rescheduled", "save")
 
 
 def began_at(row: Timeout) -> datetime:

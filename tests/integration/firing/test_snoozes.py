@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import Q
+from django.utils import timezone
 
 from django_delayq import Limits, Retry, Snooze, TimeoutPolicy, operations, signals
 from django_delayq.models import Timeout
@@ -122,3 +125,20 @@ def test_a_retry_that_the_history_forgets_still_counts(order: Order, declare: De
     operations.retry(row, by="script:test")
     fire_again(row, 46)
     assert state(row) == ("pending", "")
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_new_value_of_since_begins_anew(order: Order, declare: Declare, atomic: bool) -> None:
+    """Its round is another one: the snoozes of the former ones do not end it without a call."""
+    options: dict[str, Any] = {"after": timedelta(0), "since": "created_at", "when": Q(status="unpaid")}
+    policy = declare(Order, snoozing, name="moved", atomic=atomic, limits=Limits(snoozes=2), **options)
+    order.created_at = timezone.now()
+    order.save()
+    row = order.timeouts.get(policy=policy.label)
+    fire_again(row, 2)
+    order.created_at = timezone.now()
+    order.save()
+    fire_again(row, 2)
+    assert state(row) == ("pending", "")
+    fire_again(row)
+    assert state(row) == ("dead", "limit")
