@@ -13,9 +13,10 @@ a save that was missed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -34,11 +35,12 @@ from django_delayq.arming.row_state import (
     row_states,
     slots_by_object,
 )
-from django_delayq.clock import counted
+from django_delayq.clock import counted, shifted
 from django_delayq.conf import get_settings
 from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
-from django_delayq.ledger.history import message_of
+from django_delayq.ledger.controls import holds_ended
+from django_delayq.ledger.history import message_of, moment
 from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_row, locking_rows, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
@@ -48,13 +50,15 @@ from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeou
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from django.db.models import Model
 
     from django_delayq.policies import TimeoutPolicy
 
 Cause = Timeout.Cause
+MOVES_OF_ALL = ("hold_ended", "replanned")
+"""The events of moves that an operator has made to all rows of a policy."""
 Place: TypeAlias = "tuple[str, Any, datetime | None]"
 """A round, by the label of its policy, the key of its object, and its `since_at`."""
 
@@ -65,6 +69,8 @@ class Kept(NamedTuple):
     due_at: datetime | None
     first_due_at: datetime
     extensions: int
+    held_until: datetime
+    """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
 
     def is_later(self, due_at: datetime) -> bool:
         """Return whether the round keeps more than `due_at`, which its policy would give it now.
@@ -288,7 +294,7 @@ def _settled_rounds(
     slots = slots_by_object({state.policy for state, _ in asked}, {state.pk for state, _ in asked}, using)
     of_places = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
     rows = as_it_is(Timeout.objects.using(using).filter(of_places), using)
-    columns = ("id", "due_at", "first_due_at", "extensions", "history")
+    columns = ("id", "due_at", "first_due_at", "extensions", "created_at", "history")
     if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
         found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
     else:  # of closed rounds nothing but each place once, because there may be very many with one `since_at`
@@ -296,14 +302,29 @@ def _settled_rounds(
         rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
         found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
     for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        row_id, due_at, first_due_at, extensions, history = values
+        row_id, due_at, first_due_at, extensions, created_at, history = values
         place = (*slots[slot], since_at)
         if row_id is None:
             closed.add(place)
         elif not is_new:
-            moves = [event["what"] for event in history if "from" in event]
-            kept[place] = Kept(None if moves[-1:] == ["fire_requested"] else due_at, first_due_at, extensions)
-    return closed, kept
+            moves = [event["what"] for event in history if "from" in event and event["what"] not in MOVES_OF_ALL]
+            due_at = None if moves[-1:] == ["fire_requested"] else due_at
+            held = [moment(event["at"]) for event in history if event["what"] == "hold_ended"]
+            kept[place] = Kept(due_at, first_due_at, extensions, max([created_at, *held]))
+    return closed, kept and _after_holds(kept, {state.policy for state, _ in asked}, using)
+
+
+def _after_holds(kept: dict[Place, Kept], policies: Iterable[TimeoutPolicy[Any]], using: str) -> dict[Place, Kept]:
+    """Return `kept` with the deadlines moved by holds that have not moved them yet, as those of pending rounds."""
+    moved, first = dict(kept), min(each.held_until for each in kept.values())
+    held = {policy.label: holds_ended(policy, first, using) for policy in policies}
+    for place, each in kept.items():
+        label, _, since_at = place
+        spans = [(begin, end) for begin, end in held[label] if end > each.held_until]
+        if each.due_at is not None and since_at is not None and spans:
+            by = sum((max(timedelta(0), end - max(begin, since_at)) for begin, end in spans), timedelta(0))
+            moved[place] = each._replace(due_at=shifted(each.due_at, by))
+    return moved
 
 
 def apply(changes: Changes, using: str, *, signals: bool) -> None:

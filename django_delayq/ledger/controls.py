@@ -24,10 +24,11 @@ from django.db import connections
 from django.db.models import DurationField, Exists, Q, QuerySet, Subquery, Value
 
 from django_delayq.clock import DatabaseNow, database_now, evaluated_at_execution
+from django_delayq.ledger.history import moment
 from django_delayq.ledger.locking import for_update, is_private
 from django_delayq.ledger.search import labels_of
 from django_delayq.ledger.statements import Raw, compiled, selected, sql_of
-from django_delayq.models import PolicyControl, Timeout
+from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.policies import TimeoutPolicy, get_policies, get_policy
 from django_delayq.policy_options import Brake, Late
 
@@ -130,6 +131,14 @@ def read_delay(policy: TimeoutPolicy[Any], using: str) -> timedelta | None:
 @compiled
 def _delay(using: str, policy: TimeoutPolicy[Any]) -> QuerySet[PolicyControl, Any]:
     return _controls_of(policy, using).values_list("after")[:1]
+
+
+def holds_ended(policy: TimeoutPolicy[Any], since: datetime, using: str) -> list[tuple[datetime, datetime]]:
+    """Return begin and end of the holds of `policy` that ended after `since`, and moved deadlines."""
+    ended = PolicyChange.objects.using(using).filter(policy__in=policy.labels, what=PolicyChange.What.RESUMED)
+    found = ended.filter(at__gt=since).values_list("details", flat=True)
+    # These words are stored: see `operations.changes`.
+    return [(moment(each["frozen_at"]), moment(each["thawed_at"])) for each in found if each.get("move") == "thaw"]
 
 
 def policy_states(using: str) -> list[PolicyState]:
@@ -342,14 +351,14 @@ def _controls(using: str) -> Raw:
     expired, parameters = sql_of(firing.filter(run_at__lte=DatabaseNow()).values("pk"), using)
     compiler = firing.query.get_compiler(using)
     with evaluated_at_execution():
-        now, moment = compiler.compile(DatabaseNow())
+        now, given = compiler.compile(DatabaseNow())
     columns = [selected(f"control.{quoted(field.column)}", field, connection) for field in _FIELDS]
     columns.append(selected(now, time_field, connection))
     sql = (
         f"SELECT {', '.join(columns)}, EXISTS ({expired}) FROM (SELECT 1 AS one) one"
         f" LEFT JOIN {quoted(PolicyControl._meta.db_table)} control ON 1 = 1"
     )
-    return Raw(sql, [*moment, *parameters], [*_FIELDS, time_field])
+    return Raw(sql, [*given, *parameters], [*_FIELDS, time_field])
 
 
 def _controls_of(policy: TimeoutPolicy[Any], using: str) -> QuerySet[PolicyControl]:

@@ -62,14 +62,15 @@ def fail_to_pay(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["save", "bulk", "sync"])
 @pytest.mark.parametrize("move", [extend, postpone, reschedule, hold])
-def test_a_moved_deadline_survives_a_payment_that_fails(move: Callable[[Order], None], how: str) -> None:
+def test_a_moved_deadline_survives_a_payment_that_fails(move: Callable[[Order], None], how: str, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": timedelta(hours=1)}  # no first deadline is too old
     begin = timezone.now()
     order, other = (Order.objects.create(status="unpaid", created_at=begin) for _ in range(2))
     with clock.set_to(begin + 25 * MINUTE):
         move(order)
     before = order.timeouts.values_list("due_at", "first_due_at", "extensions").get()
     plain = other.timeouts.values_list("due_at", "first_due_at", "extensions").get()
-    with clock.set_to(begin + 26 * MINUTE):
+    with clock.set_to(begin + (86 if move is hold else 26) * MINUTE):  # the hold ends after 85
         for _ in range(2):
             fail_to_pay(how)
     for each, expected in ((order, before), (other, plain)):
@@ -129,6 +130,32 @@ def test_a_request_to_fire_now_is_not_kept_after_an_attempt_that_failed(declare:
     testing.fire_due(policy, raises=False)
     fail_to_pay("save")
     assert order.timeouts.get(policy=policy.label, state="pending").due_at == begin + 30 * MINUTE
+
+
+@pytest.mark.parametrize("what", ["hold", "shift"])
+def test_a_request_to_fire_now_is_not_kept_because_all_deadlines_were_moved_since(declare: Declare, what: str) -> None:
+    """The partner is down, so the policy is held. Nothing fires early when a payment fails later."""
+    begin, days = timezone.now(), timedelta(days=20)
+
+    def handler(order: Order, timeout: Timeout) -> None:
+        raise RuntimeError("the partner is down")
+
+    options = {"after": days, "since": "created_at", "when": Q(status="unpaid"), "retry": dq.Retry([86400])}
+    policy = declare(Order, name="failing", handler=handler, **options)
+    order = Order.objects.create(status="unpaid", created_at=begin)
+    operations.fire_now(order.timeouts.get(policy=policy.label), by="admin:a")
+    testing.fire_due(policy, raises=False)
+    later = MINUTE
+    if what == "hold":
+        operations.hold(policy, by="admin:a")
+        with clock.set_to(begin + 60 * MINUTE):
+            operations.resume(policy, by="admin:a")
+        later = timedelta(0)
+    else:
+        operations.change_delay(policy, days + later, by="admin:a", mode="shift")
+    with clock.set_to(begin + 120 * MINUTE):
+        fail_to_pay("save")
+    assert order.timeouts.get(policy=policy.label, state="pending").due_at == begin + days + later
 
 
 @pytest.mark.parametrize("how", ["save", "bulk"])

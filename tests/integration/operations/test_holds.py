@@ -128,3 +128,34 @@ def test_what_is_armed_again_during_a_hold_loses_as_little_of_its_time_as_the_ot
         resume(policy, by=BY)
     assert get_deadline(tried, policy) == get_deadline(quiet, policy) == began + 5 * HOUR + HOUR * 3 / 4 + granted
     assert get_deadline(new, policy) == began + 6 * HOUR, "it began during the hold"
+
+
+@pytest.mark.parametrize("after", [HOUR, lambda order: HOUR], ids=["a duration", "a function"])
+@pytest.mark.parametrize("shift", [True, False])
+def test_what_is_armed_again_after_a_hold_has_the_time_of_the_hold_too(
+    declare: Callable[..., dq.TimeoutPolicy[Any]], after: Any, shift: bool
+) -> None:
+    """A payment was being tried when the hold ended, and fails afterwards."""
+    policy = declare(Order, name="wait", after=after, since="created_at", when=Q(status="waiting"))
+    began = timezone.now()
+    with clock.set_to(began):
+        early, late, quiet = (Order.objects.create(status="waiting", created_at=began) for _ in range(3))
+        early.status = "paying"
+        early.save()
+    with clock.set_to(began + HOUR / 4):
+        hold(policy, by=BY)
+    with clock.set_to(began + 2 * HOUR):
+        late.status = "paying"
+        late.save()
+    with clock.set_to(began + 3 * HOUR):
+        resume(policy, by=BY, shift=shift)
+        for order in (early, late):
+            order.status = "waiting"
+            order.save()
+    deadlines = {get_deadline(order, policy) for order in (early, late, quiet)}
+    assert deadlines == {began + HOUR + (HOUR * 11 / 4 if shift else timedelta(0))}
+    with clock.set_to(began + 3 * HOUR + HOUR / 8):
+        hold(policy, by=BY)
+    with clock.set_to(began + 4 * HOUR + HOUR / 8):
+        resume(policy, by=BY)
+    assert {get_deadline(order, policy) for order in (early, late, quiet)} == {at + HOUR for at in deadlines if at}
