@@ -17,7 +17,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypedDict
@@ -93,9 +93,18 @@ def evaluated_at_execution() -> Iterator[None]:
     """
     token = _is_compiling.set(True)
     try:
-        yield
+        with in_own_zone():
+            yield
     finally:
         _is_compiling.reset(token)
+
+
+def in_own_zone() -> AbstractContextManager[Any]:
+    """Let a query of the block read days and hours in `TIME_ZONE`, whatever zone a request or a handler has activated.
+
+    Otherwise a condition on the day of the week would be another one for each customer.
+    """
+    return timezone.override(timezone.get_default_timezone())
 
 
 class DatabaseNow(Expression):

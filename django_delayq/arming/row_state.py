@@ -17,6 +17,7 @@ from django.db.models import Case, Exists, F, IntegerField, OuterRef, Q, Subquer
 from django.db.models.fields import BigIntegerField, BooleanField, DateTimeField
 from django.db.models.lookups import Exact, IsNull
 
+from django_delayq.clock import in_own_zone
 from django_delayq.dialects import dialect_of
 from django_delayq.key_types import root_of_key
 from django_delayq.ledger.controls import delay_in_force
@@ -191,7 +192,8 @@ def row_states(policies: Sequence[TimeoutPolicy[Any]], pks: Collection[Any], usi
     for number, policy in enumerate(policies):
         columns |= _columns(number, policy, using)
     rows = as_it_is(rows_of(model, using).filter(pk__in=pks).annotate(**columns), using).order_by("pk")
-    found, to_python = list(rows.values_list("pk", *columns)), root_of_key(model).to_python
+    with in_own_zone():
+        found, to_python = list(rows.values_list("pk", *columns)), root_of_key(model).to_python
     pending, states = pending_rounds(policies, pks, using), []
     for row in found:
         pk = to_python(row[0])

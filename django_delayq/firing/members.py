@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.db.models import Model, Q
 
+from django_delayq.clock import in_own_zone
 from django_delayq.firing.report import Candidate
 from django_delayq.key_types import pk_of, root_of_key
 from django_delayq.ledger import settling
@@ -119,7 +120,8 @@ def matching_of(policy: TimeoutPolicy[Any], objects: Sequence[Model], using: str
     if "delayq_matches" in vars(objects[0]):
         return {obj.pk for obj in objects if vars(obj).pop("delayq_matches")}
     if not is_compilable(policy.model):
-        return set(_matching(using, policy, Q(pk__in=pks)).values_list("pk", flat=True))
+        with in_own_zone():
+            return set(_matching(using, policy, Q(pk__in=pks)).values_list("pk", flat=True))
     wanted, count = key_list(policy.model, pks, using)
     return {pk for (pk,) in _matching_compiled.rows(using, policy, count, pk=wanted)}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, timedelta
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +13,10 @@ from django.db.models import Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq import get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
+from django_delayq import clock, get_deadline, pending_timeouts, schedule_timeout, signals, sync_timeouts
 from django_delayq.arming.sync import TableSync, sync_policy
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.testapp.models import ExpressOrder, Order
 
 if TYPE_CHECKING:
@@ -200,3 +202,26 @@ def test_what_a_save_of_the_parent_changes_for_a_policy_of_the_child_is_found_by
     parent.save()
     assert sync_policy(policy, "default").cancelled == 1
     assert get_deadline(child, policy) is None
+
+
+@pytest.mark.parametrize("how", ["save", "save in a transaction", "sync"])
+def test_a_condition_on_a_day_means_that_of_the_project_whatever_zone_a_request_has(declare: Any, how: str) -> None:
+    """Otherwise that of the customer whose save was the first in this process would count for all."""
+    if not connection.features.has_zoneinfo_database:
+        pytest.skip("the server has no tables of time zones")
+    monday = datetime(2026, 3, 2, 20, tzinfo=UTC)  # in Tokyo it is Tuesday
+    when = Q(status="open", created_at__week_day=2)
+    policy = declare(Order, name="mondays", after=timedelta(hours=1), since="created_at", when=when)
+    fields: dict[str, Any] = {"status": "open", "created_at": monday}
+    with clock.set_to(monday):
+        with timezone.override("Asia/Tokyo"):
+            if how == "sync":
+                Order.objects.bulk_create([Order(**fields)])
+                sync_timeouts(Order.objects.filter(status="open"))
+            else:
+                with transaction.atomic() if how == "save in a transaction" else nullcontext():
+                    Order.objects.create(**fields)
+        Order.objects.create(**fields)
+        assert pending_timeouts(Order, policy).count() == 2
+    with clock.set_to(monday + timedelta(hours=1)), timezone.override("Asia/Tokyo"):
+        assert fire_due(policy) == 2
