@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from asgiref.sync import sync_to_async
 from django.db import Error as DatabaseError
+from django.db.models import Q
 
 from django_delayq import clock
-from django_delayq.arming.row_state import CLOSING
+from django_delayq.arming.row_state import CLOSING, condition_holds, objects_of_policy
 from django_delayq.clock import database_now, parse_delay, shifted
 from django_delayq.exceptions import ExtensionLimit, InvalidDelay, InvalidPayload, TimeoutConflict
 from django_delayq.ledger import writing
@@ -264,6 +265,8 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     writing.forbid_attempts(rows, subject.using, reason, now)
     firing = [row for row in rows if row.state == State.FIRING]
     decisive = max([newest, *firing], key=lambda row: (began_at(row), row.pk))
+    if decisive.state == State.FIRED and _has_unarmed_round(subject, decisive):
+        return True, None, []
     if decisive.state in (State.FIRED, State.FIRING):
         return False, decisive, []
     rows = [row for row in rows if row.state in (State.PENDING, State.DEAD)]
@@ -276,6 +279,22 @@ def cancel_newest(subject: Subject, reason: str, *, strict: bool = False) -> tup
     for row in rows:
         announce(timeout_cancelled, row, subject.using)
     return True, rows[0] if rows else newest, rows
+
+
+def _has_unarmed_round(subject: Subject, fired: Timeout) -> bool:
+    """Return whether the object has a later round than `fired`, not armed yet, as after `QuerySet.update`."""
+    policy, using = subject.policy, subject.using
+    if policy is None or subject.row_id is not None or subject.key or not policy.is_automatic:
+        return False
+    found = objects_of_policy(policy, [subject.pk], using) if condition_holds(policy, subject.pk, using) else {}
+    try:
+        since_at = next(map(policy.since_of, found.values()), None)
+    except DatabaseError:
+        raise
+    except Exception:  # noqa: BLE001 - `since` of the application: no round can be armed
+        return False
+    others = subject.rounds().filter(Q(since_at=since_at, state=State.FIRED) | Q(settled_at=None))
+    return since_at not in {None, fired.since_at} and not as_it_is(others, using)[:1]
 
 
 def _is_late(subject: Subject, row: Timeout) -> bool:

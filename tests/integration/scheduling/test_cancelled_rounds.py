@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import (
+    DeadlinePassed,
     acancel_timeout,
     before_deadline,
     cancel_timeout,
@@ -24,6 +25,7 @@ from django_delayq import (
 )
 from django_delayq.arming.sync import TableSync
 from django_delayq.models import Timeout
+from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
 if TYPE_CHECKING:
@@ -215,3 +217,50 @@ def test_what_is_scheduled_by_hand_afterwards_is_pending(unarmed: Order) -> None
     assert cancel_timeout(unarmed, "cancel_unpaid") is True
     schedule_timeout(unarmed, "cancel_unpaid")
     assert pending_timeouts(unarmed).count() == 1
+
+
+@pytest.mark.parametrize("since", ["created_at", lambda order: order.created_at], ids=["a column", "a function"])
+@pytest.mark.parametrize("how", ["cancel", "guard"])
+def test_a_fired_round_does_not_count_as_a_later_one_that_is_not_armed_yet(
+    declare: Declare, since: Any, how: str
+) -> None:
+    """A cart was reminded, and used again by `QuerySet.update`. Its owner can pay, and is not reminded afterwards."""
+    policy = declare(Order, name="idle", after=HALF_HOUR, since=since, when=Q(status="cart"))
+    began = timezone.now()
+    cart = Order.objects.create(status="cart", created_at=began - HALF_HOUR)
+    assert fire_due(policy) == 1
+    assert cancel_timeout(cart, policy) is False
+    Order.objects.update(created_at=began)
+    if how == "cancel":
+        assert cancel_timeout(cart, policy) is True
+        TableSync("default").run(at_once=True)
+    else:
+        with before_deadline(cart, policy) as row:
+            cart.status = "paid"
+            cart.save()
+        assert row is None
+    assert not pending_timeouts(cart, policy)
+
+
+def test_a_round_that_has_fired_before_the_newest_one_is_too_late_too(declare: Declare) -> None:
+    policy = declare(Order, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
+    began = timezone.now()
+    cart = Order.objects.create(status="cart", created_at=began - 2 * HALF_HOUR)
+    assert fire_due(policy) == 1
+    cart.created_at = began - HALF_HOUR
+    cart.save()
+    assert fire_due(policy) == 1
+    Order.objects.update(created_at=began - 2 * HALF_HOUR)
+    assert cancel_timeout(cart, policy) is False
+
+
+def test_a_fired_round_counts_although_its_handler_has_changed_since(declare: Declare) -> None:
+    def expire(order: Order, timeout: Timeout) -> None:
+        Order.objects.filter(pk=order.pk).update(status="expired", created_at=timezone.now())
+
+    policy = declare(Order, expire, name="idle", after=HALF_HOUR, since="created_at", when=Q(status="cart"))
+    cart = Order.objects.create(status="cart", created_at=timezone.now() - HALF_HOUR)
+    assert fire_due(policy) == 1
+    assert cancel_timeout(cart, policy) is False
+    with pytest.raises(DeadlinePassed), before_deadline(cart, policy):
+        pass
