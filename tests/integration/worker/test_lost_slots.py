@@ -193,10 +193,10 @@ def test_an_attempt_that_died_expires_although_its_timeout_waits_for_a_thread(de
     [row] = due_orders(policy, 1)
     ended = timezone.now() - timedelta(seconds=1)
     Timeout.objects.update(state="firing", slot_taken=None, attempts=1, run_at=ended)
-    worker, executor = Worker(concurrency=1), Silent()
-    dispatches.append(Dispatch(worker, executor))
+    executor = Silent()
+    dispatches.append(dispatch_to(executor))
     dispatches[0].add(Batch({row.pk: 2}))
-    leases_job(worker.sources, dispatches[0], "default").run()
+    leases_job(dispatches[0]._sources, dispatches[0], "default").run()
     assert list(settle_expired("default").again) == [row.pk]
     [(work, _)] = executor.works
     assert run(work, "default").fired == (row.pk,)
