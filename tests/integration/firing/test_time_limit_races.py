@@ -224,8 +224,10 @@ class Growing(list[threading.Thread]):
             self.append(threading.current_thread())
 
 
-def test_a_thread_that_is_abandoned_while_stuck_threads_are_counted_is_counted_from_then_on() -> None:
+def test_a_thread_that_is_abandoned_while_stuck_threads_are_counted_is_counted_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The main loop and the heartbeat count them, while other threads abandon theirs."""
-    firing_state.abandoned = Growing([threading.Thread()])
+    monkeypatch.setattr(firing_state, "abandoned", Growing([threading.Thread()]))
     _ = firing_state.stuck_threads
     assert firing_state.stuck_threads == 1
