@@ -123,39 +123,36 @@ def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> No
     assert clock.to_ms(base + timedelta(microseconds=micros)) == int(base.timestamp()) * 1000 + ms
 
 
+@pytest.fixture
+def naive_order(settings: Any) -> Iterator[Order]:
+    """An order in a project without time zones."""
+    if connection.vendor == "postgresql":
+        pytest.skip("the columns of the test database are timestamps with time zone")
+    order = Order.objects.create()
+    connection.close()
+    settings.USE_TZ = False
+    yield order
+    settings.USE_TZ = True
+    connection.close()
+
+
 @pytest.mark.parametrize("active", ["Pacific/Honolulu", "Asia/Tokyo"])
-def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(settings: Any, active: str) -> None:
-    if connection.vendor == "postgresql":
-        pytest.skip("the columns of the test database are timestamps with time zone")
-    order = Order.objects.create()
-    connection.close()
-    settings.USE_TZ = False
-    try:
-        with timezone.override(active):
-            row = dq.schedule_timeout(order, "remind", minutes=5)
-            assert abs(clock.to_ms(row.due_at) / 1000 - time.time() - 300) < 60
-            assert abs(clock.database_now("default") - clock.now()) < timedelta(minutes=1)
-            with dq.before_deadline(order, "remind", strict=True) as cancelled:
-                assert cancelled == row
-    finally:
-        settings.USE_TZ = True
-        connection.close()
+def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
+    naive_order: Order, active: str
+) -> None:
+    with timezone.override(active):
+        row = dq.schedule_timeout(naive_order, "remind", minutes=5)
+        assert abs(clock.to_ms(row.due_at) / 1000 - time.time() - 300) < 60
+        assert abs(clock.database_now("default") - clock.now()) < timedelta(minutes=1)
+        with dq.before_deadline(naive_order, "remind", strict=True) as cancelled:
+            assert cancelled == row
 
 
-def test_without_time_zones_everything_is_local_and_nothing_is_early(settings: Any) -> None:
-    if connection.vendor == "postgresql":
-        pytest.skip("the columns of the test database are timestamps with time zone")
-    order = Order.objects.create()
-    connection.close()
-    settings.USE_TZ = False
-    try:
-        dq.schedule_timeout(order, "remind", hours=7, key="later")
-        dq.schedule_timeout(order, "remind", seconds=0, key="now")
-        due = Timeout.objects.filter(run_at__lte=clock.database_now("default") + timedelta(seconds=5))
-        assert set(due.values_list("key", flat=True)) == {"now"}
-        assert not Timeout.objects.due().filter(key="later").exists()
-        with pytest.raises(dq.InvalidDelay, match="aware"):
-            dq.schedule_timeout(order, "remind", at=datetime.now(UTC))
-    finally:
-        settings.USE_TZ = True
-        connection.close()
+def test_without_time_zones_everything_is_local_and_nothing_is_early(naive_order: Order) -> None:
+    dq.schedule_timeout(naive_order, "remind", hours=7, key="later")
+    dq.schedule_timeout(naive_order, "remind", seconds=0, key="now")
+    due = Timeout.objects.filter(run_at__lte=clock.database_now("default") + timedelta(seconds=5))
+    assert set(due.values_list("key", flat=True)) == {"now"}
+    assert not Timeout.objects.due().filter(key="later").exists()
+    with pytest.raises(dq.InvalidDelay, match="aware"):
+        dq.schedule_timeout(naive_order, "remind", at=datetime.now(UTC))
