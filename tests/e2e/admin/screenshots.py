@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import subprocess
 import sys
 import termios
 from contextlib import suppress
@@ -95,6 +96,8 @@ SIZE = (
 
 @pytest.mark.timeout(300)
 def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: pytest.TempPathFactory) -> None:
+    fonts = subprocess.run(["fc-list", ":lang=zh"], capture_output=True, check=True).stdout
+    assert fonts, "Install a Chinese font, such as fonts-noto-cjk: the Chinese page would show boxes."
     timeout, order = shop.ask(f"[{MOVED}, {ORDER}]", STORY)
     shop.start_server()
     admin = Admin(chrome, shop, axe="")
