@@ -237,7 +237,7 @@ def stop(state: PolicyState) -> str:
         return ""
     reasons = {
         Stop.PAUSED: _("Paused since {since}."),
-        Stop.HELD: _("On hold since {since}. Releasing it moves the deadlines by the duration of the hold."),
+        Stop.HELD: _("On hold since {since}. Resuming it moves the deadlines by the duration of the hold."),
         Stop.RELEASING: _("Being released: its deadlines are being moved."),
     }
     parts: list[str] = [format_html(reasons[Stop(state.stop)], since=time_tag(state.stopped_at))]
