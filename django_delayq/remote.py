@@ -59,8 +59,8 @@ class RemoteExecutor(Executor):
 
     One thread, with a database connection of its own, sends the messages and reads the ledger. A broker that is down or
     slow does not stop the worker: works are refused until it answers. After a lease without any progress only
-    `concurrency` messages a lease are sent, or two, so that messages do not accumulate while no process receives them.
-    Not one: a timeout that kills its process, lease after lease, would be the only one that is sent.
+    `concurrency` messages a lease are sent, so that messages do not accumulate while no process receives them. They are
+    at least two: otherwise a timeout that kills its process, lease after lease, would be the only one that is sent.
     """
 
     prefetch_seconds = 2.0

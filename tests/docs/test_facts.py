@@ -23,6 +23,7 @@ from django.dispatch import Signal
 
 import django_delayq
 from django_delayq import Retry, TimeoutPolicy, checks, conf, relations
+from django_delayq.arming import sync
 from django_delayq.dialects import MySQL
 from django_delayq.engine.records import MAX_DUE_MS
 from django_delayq.ledger import history, subjects
@@ -148,6 +149,16 @@ def test_the_capacity_in_the_guide_is_about_that_of_the_latest_benchmark() -> No
     assert off == [], "correct these figures (shown, measured) in docs/growing.md"
 
 
+@pytest.mark.parametrize(("name", "part"), [("admin", "admin: "), ("rest", "rest: "), ("operating", "command ")])
+def test_the_times_of_pages_and_commands_are_about_those_of_the_latest_benchmark(name: str, part: str) -> None:
+    samples = json.loads((ROOT / "benchmarks" / "results.json").read_text())["works"]["pages"]["samples"]
+    reading = [title for title in samples if title.startswith(part) and "--dry-run" not in title]
+    measured = [median(samples[title]["p50"]) for title in reading if "p50" in samples[title]]
+    (section,) = re.findall(r"With 1,000,000 pending and .*?benchmarks", _flat(read(DOCS / f"{name}.md")))
+    shown = [int(number) for pair in re.findall(r"(\d+)(?: to (\d+))? ms", section) for number in pair if number]
+    assert 0.6 < min(shown) / min(measured) < 1.6 and 0.6 < max(shown) / max(measured) < 1.6, (shown, measured)
+
+
 def _figure(cell: str) -> float:
     return float(cell.replace(",", ""))
 
@@ -262,6 +273,10 @@ def test_numbers_that_the_pages_name_are_those_of_the_code() -> None:
     assert "the last forty" in states and history.MAX_EVENTS == 40
     assert MAX_DUE_MS == 2**42 - 1 and "latest supported year is 2108" in scheduling
     assert "twice immediately, then after 2, 10 and 10 minutes, and 1, 2, 6 and 15 hours" in handlers
+    assert f"at most {sync.LOCKED} in one transaction" in _flat(read(DOCS / "databases.md"))
+    groups = tomllib.loads((ROOT / "tests" / "faults.toml").read_text())["group"]
+    (faults,) = re.findall(r"some (\d+) small faults", (ROOT / "CONTRIBUTING.md").read_text())
+    assert abs(sum(len(group["fault"]) for group in groups) - int(faults)) <= 10
     ladder = [0, 0, *(60 * minutes for minutes in (2, 10, 10, 60, 120, 360, 900))]
     assert list(Retry().delays) == ladder
 
