@@ -145,8 +145,7 @@ def retry(
 
     The round stays the same, with its deadline and `idempotency_key`, so that an earlier attempt's effect outside the
     database is not repeated. Refused if the object is gone, the policy is no longer declared, or the object has a newer
-    round: what that one has done, or a call that cancelled it was promised, would not hold any more. Arguments and
-    errors are those of `cancel`.
+    round, whose effect or cancellation the retry could contradict. Arguments and errors are those of `cancel`.
     """
 
     def refuse(row: Timeout, context: Context) -> Refusal | None:

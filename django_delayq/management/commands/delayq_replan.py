@@ -16,7 +16,7 @@ from django_delayq.operations.policies import MODES
 
 
 class Command(PolicyCommand):
-    """Changes the delay of a policy; without --after and --declared, replans pending deadlines with the present."""
+    """Changes the delay of a policy; without --after and --declared, replans pending ones with that in force."""
 
     arguments = "LABEL"
     examples = (
