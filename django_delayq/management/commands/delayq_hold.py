@@ -4,7 +4,7 @@ from django_delayq.management.operating import PolicyCommand
 
 
 class Command(PolicyCommand):
-    """Stops policies until they are resumed, which then moves all pending deadlines by as long. Replaces a pause."""
+    """Stops policies and their clocks: resuming them moves pending deadlines by the hold. Replaces a pause."""
 
     examples = ("shop.order.cancel_unpaid --reason 'the payment provider is down'",)
     name, done = "hold", "held"

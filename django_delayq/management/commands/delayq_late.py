@@ -10,7 +10,7 @@ from django_delayq.policy_options import Then
 
 
 class Command(GuardCommand):
-    """Limits the lateness: what would first be attempted later than that after its deadline is skipped, or dead."""
+    """Limits the lateness: timeouts whose first attempt would begin later than that are skipped, or dead."""
 
     arguments = "LABEL DURATION|off|declared"
     examples = ("shop.order.cancel_unpaid 6h --then dead", "shop.order.cancel_unpaid off")

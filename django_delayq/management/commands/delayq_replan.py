@@ -16,7 +16,7 @@ from django_delayq.operations.policies import MODES
 
 
 class Command(PolicyCommand):
-    """Changes the delay of a policy; without --after and --declared, replans pending ones with that in force."""
+    """Changes the delay of a policy. Without --after and --declared, applies the present one to pending deadlines."""
 
     arguments = "LABEL"
     examples = (

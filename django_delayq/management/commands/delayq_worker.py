@@ -54,7 +54,8 @@ class Command(BaseCommand):
 
     Then running handlers are completed, the remaining timeouts are released to other workers at once, and the exit code
     is 0. A second signal aborts running handlers: their transactions roll back, the timeouts are retried, and the exit
-    code is 1. With --processes, all of them do so, and a process that dies is started again.
+    code is 1. With --processes, all of them do so, and a process that dies is started again. A worker whose database or
+    Redis belongs to another installation changes nothing, and exits with 3.
     """
 
     help = __doc__
@@ -65,8 +66,8 @@ class Command(BaseCommand):
         add("--queue", action="extend", nargs="+", metavar="Q", help=words)
         add("--concurrency", metavar="N", help="handlers that run at once (default: DELAYQ['CONCURRENCY'])")
         add("--processes", metavar="N", help="worker processes under one supervisor (default: 1)")
-        add("--burst", action="store_true", help="exit when no timeout is due")
-        add("--max-timeouts", metavar="N", help="exit after N timeouts; each process, which is then replaced")
+        add("--burst", action="store_true", help="sync, fire due timeouts, and exit when none is due")
+        add("--max-timeouts", metavar="N", help="exit after N timeouts; with --processes, each one is then replaced")
         add("--log-level", choices=LEVELS, help="the least level that is logged (default: info, or as LOGGING has it)")
         words = "lines or JSON objects (default: plain, or as in LOGGING)"
         add("--log-format", choices=("plain", "json"), help=words)
