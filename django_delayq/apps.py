@@ -15,9 +15,11 @@ class DelayqConfig(AppConfig):
     def ready(self) -> None:
         from django_delayq import checks
         from django_delayq.arming import receivers
+        from django_delayq.conf import get_settings
         from django_delayq.policies import registry
         from django_delayq.policy_rules import check_against_model
 
+        get_settings()  # a web server runs no system checks, and each save would fail
         autodiscover_modules("timeouts")
         for policy in registry:  # also those that were declared before the models were loaded
             check_against_model(policy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +44,14 @@ def test_an_unknown_key_is_refused_with_the_near_one(settings: Any) -> None:
         get_settings()
     assert isinstance(refused.value, (DelayqError, ImproperlyConfigured))
     assert [message.id for message in run_checks(tags=["django_delayq"])][:1] == ["django_delayq.E001"]
+
+
+def test_no_process_starts_with_a_wrong_setting_not_even_a_web_server_which_runs_no_checks() -> None:
+    start = "import django; from django.conf import settings as s; s.configure(INSTALLED_APPS={}, DELAYQ={}); {}"
+    script = start.format(["django.contrib.contenttypes", "django_delayq"], {"RETENTOIN": None}, "django.setup()")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "ConfigError" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("Did you mean 'RETENTION'?")
 
 
 @pytest.mark.parametrize(
