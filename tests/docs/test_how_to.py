@@ -196,8 +196,9 @@ def test_the_processes_of_a_platform_are_commands_that_exist() -> None:
         check(shlex.split(command))
 
 
-def test_the_line_for_cron_is_a_command_that_exists() -> None:
+def test_the_lines_for_cron_are_commands_that_exist() -> None:
     (block,) = [block for block in read(HOW_TO / "from-cron.md").blocks if block.language == "none"]
-    *when, command = block.code.strip().split(" ", 5)
-    assert len(when) == 5
-    check(shlex.split(command))
+    for line in block.code.splitlines():
+        *when, command = line.split(" ", 5)
+        assert len(when) == 5
+        check(shlex.split(command))
