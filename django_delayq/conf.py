@@ -137,7 +137,7 @@ def _checked_redis(value: Any) -> Any:
     if value is None or callable(value):
         return value
     if not isinstance(value, str) or not value:
-        kind = type(value).__name__
+        kind = type(value).__name__ if value else repr(value)
         raise ConfigError(f"DELAYQ['REDIS'] must be a cache alias, a URL, a dotted path or None, not {kind}.")
     if "://" in value or _DOTTED.fullmatch(value) or _is_redis_alias(value):
         return value

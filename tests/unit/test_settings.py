@@ -113,6 +113,12 @@ def test_a_redis_address_without_a_scheme_is_answered_with_its_url(settings: Any
         get_settings()
 
 
+def test_an_empty_address_as_of_a_variable_without_a_value_is_shown_as_such(settings: Any) -> None:
+    settings.DELAYQ = {"REDIS": ""}
+    with pytest.raises(ConfigError, match="dotted path or None, not ''"):
+        get_settings()
+
+
 def test_an_address_with_a_password_is_not_shown(settings: Any) -> None:
     settings.DELAYQ = {"REDIS": "user:secret@localhost:6433"}
     with pytest.raises(ConfigError) as refused:
