@@ -2,7 +2,7 @@
 
 Those of timeouts have the arguments `sender`, the model class of the policy (the `Timeout` model if the policy is no
 longer declared), and `timeout`, the ledger row. An exception in a receiver is logged and affects nothing else. The bulk
-functions send no signals.
+functions and the sync send no signals.
 """
 
 import logging

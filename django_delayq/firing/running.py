@@ -45,8 +45,9 @@ _UNCOUNT_TRIES, _UNCOUNT_PAUSE_SECONDS = 50, 0.02
 def run(work: Work, using: str) -> Report:
     """Wait until `work` begins. Then fire, skip, record as failed or release every timeout of it, and report which.
 
-    Call it outside a transaction, in any thread. It raises nothing for what handlers do or databases suffer. Only
-    KeyboardInterrupt passes, after the interrupted transaction has rolled back. It does not acknowledge in Redis.
+    Call it outside a transaction, in any thread. Errors of handlers and of the database are recorded or logged, and not
+    raised. Only KeyboardInterrupt passes, after the interrupted transaction has rolled back. It does not acknowledge in
+    Redis.
     """
     report, running = ReportBuilder(), RunningWork(work)
 
