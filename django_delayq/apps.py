@@ -19,7 +19,8 @@ class DelayqConfig(AppConfig):
         from django_delayq.policies import registry
         from django_delayq.policy_rules import check_against_model
 
-        get_settings()  # a web server runs no system checks, and each save would fail
+        # A web server runs no system checks, and each save would fail. Not cached: a test may still change settings.
+        get_settings.__wrapped__()
         autodiscover_modules("timeouts")
         for policy in registry:  # also those that were declared before the models were loaded
             check_against_model(policy)
