@@ -94,10 +94,15 @@ SIZE = (
 )
 
 
-@pytest.mark.timeout(300)
-def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture
+def chinese_font() -> None:
     fonts = subprocess.run(["fc-list", ":lang=zh"], capture_output=True, check=True).stdout
     assert fonts, "Install a Chinese font, such as fonts-noto-cjk: the Chinese page would show boxes."
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("chinese_font")
+def test_the_pictures_are_taken(shop: Shop, chrome: Chrome, tmp_path_factory: pytest.TempPathFactory) -> None:
     timeout, order = shop.ask(f"[{MOVED}, {ORDER}]", STORY)
     shop.start_server()
     admin = Admin(chrome, shop, axe="")
