@@ -33,7 +33,7 @@ from django_delayq.ledger.locking import (
 )
 from django_delayq.ledger.outbox import push_due
 from django_delayq.ledger.statements import Param, Raw, compiled, param, selected, update
-from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters
+from django_delayq.ledger.subjects import kind_of, model_and_pk_of, objects_of, order_matters, root_of
 from django_delayq.models import Timeout
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def newest_id(using: str) -> int:
 
 
 def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
-    """Return the writer and pages of ids, in the order of the objects' kinds and keys, in which all callers lock them.
+    """Return the writer and pages of ids, in the order of the objects' tables and keys, in which all callers lock them.
 
     Not in the order of the strings, where 10 comes before 9. Of one object the newest row comes first. A queryset is
     evaluated again, by the writer.
@@ -167,8 +167,9 @@ def _pages(rows: Rows, by_id: str) -> tuple[str, Iterator[Sequence[int]]]:
         using = writers[0]
     places = set()
     for row in found:  # a join may repeat one
-        _, pk = model_and_pk_of(row, using)
-        places.add((row.content_type_id, pk is None, row.object_id if pk is None else pk, -row.pk))
+        model, pk = model_and_pk_of(row, using)
+        kind = row.content_type_id if model is None else kind_of(root_of(model), using)
+        places.add((kind, pk is None, row.object_id if pk is None else pk, -row.pk))
     return using, chunks([-place[-1] for place in sorted(places)])
 
 

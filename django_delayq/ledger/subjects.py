@@ -196,20 +196,26 @@ def model_and_pk_of(row: Timeout, using: str) -> tuple[type[Model] | None, Any]:
 def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model], list[Any]]]:
     """Yield models and sorted keys of the objects of `rows`, in the order in which all callers lock them.
 
-    Policies of one table may be declared for several models, its proxies: the first comes with the keys of all, so that
-    they are locked in one order, and each other one with its own. Reads `policy`, `content_type_id` and `object_id` of
-    each row, and no other column.
+    Policies may be declared for several models with one key: proxies, a parent and its multi-table children. Their
+    topmost table comes first, with the keys of all, so that its rows are locked in one order, and then each other one
+    with its own. Reads `policy`, `content_type_id` and `object_id` of each row, and no other column.
     """
-    kinds: dict[int, dict[type[Model], set[Any]]] = {}
+    roots: dict[type[Model], dict[type[Model], set[Any]]] = {}
     for row in rows:
         model, pk = model_and_pk_of(row, using)
         if model is not None and pk is not None:
-            kinds.setdefault(row.content_type_id, {}).setdefault(model, set()).add(pk)
-    for _, keys in sorted(kinds.items()):
-        first, *others = keys
-        yield first, sorted(set().union(*keys.values()))
-        for model in others:
-            yield model, sorted(keys[model])
+            roots.setdefault(root_of(model), {}).setdefault(model, set()).add(pk)
+    for root, keys in sorted(roots.items(), key=lambda each: kind_of(each[0], using)):
+        if len(keys) > 1:
+            yield root, sorted(set().union(*keys.values()))
+            keys.pop(root, None)
+        yield from ((model, sorted(pks)) for model, pks in keys.items())
+
+
+@functools.cache
+def root_of(model: type[Model]) -> type[Model]:
+    """Return the topmost table that has the key of `model`: its own, or that of a parent. It is locked first."""
+    return [table for table in tables_of(model) if root_of_key(table) is root_of_key(model)][-1]
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from django_delayq import operations
 from django_delayq.arming.receivers import arm_saved, arming_later
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
+from django_delayq.ledger.paging import CHUNK
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
@@ -104,6 +105,29 @@ def test_a_childs_verbs_lock_its_parents_half_first_as_saving_does(declare: Call
         session = Session(lambda: CHILDS[verb](express))
         session.wait_until_it_waits()
         ExpressOrder.objects.filter(pk=express.pk).update(courier="saving")
+    session.end()
+
+
+@pytest.mark.parametrize("others", [1, CHUNK], ids=["one_page", "two_pages"])
+def test_timeouts_of_parents_and_children_lock_the_parents_in_the_order_of_their_keys(
+    declare: Callable[..., Any], others: int
+) -> None:
+    """An operator cancels everything. Parents of children were locked after all other orders, whatever their keys."""
+    declare(ExpressOrder, name="of_child")
+    express = ExpressOrder.objects.create()
+    orders = Order.objects.bulk_create([Order() for _ in range(others)])
+    dq.schedule_timeout(express, "of_child", hours=1)
+    dq.schedule_timeouts(Order.objects.exclude(pk=express.pk), "remind", hours=1)
+
+    def cancel_all() -> None:
+        with transaction.atomic():
+            assert dq.cancel_timeouts(Timeout.objects.all()) == others + 1
+
+    with transaction.atomic():
+        Order.objects.filter(pk=express.pk).update(note="saving")
+        session = Session(cancel_all)
+        session.wait_until_it_waits()
+        Order.objects.filter(pk=orders[0].pk).update(note="saving")
     session.end()
 
 
