@@ -27,6 +27,7 @@ from tests.integration.firing.conftest import (
     needs_row_locks,
     state,
 )
+from tests.support.waiting import wait_until
 from tests.testapp.models import Customer, Effect, ExpressOrder, Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -237,6 +238,38 @@ def test_a_handler_that_waits_too_long_for_a_lock_counts_no_attempt(declare: Dec
     row = due(mine, declare(Order, handler, name="impatient"))
     with locking(other):
         assert set(fire(row).again) == {row.pk}
+    assert (state(row), row.attempts) == (("pending", ""), 0)
+    assert fire(row).fired
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="other databases count keys without a lock")
+def test_a_handler_that_waits_too_long_for_the_next_key_counts_no_attempt(order: Order, declare: Declare) -> None:
+    """An INSERT of rows of a query holds the counter of keys of its table. Deadlocks at it have the same error."""
+    Order.objects.create()
+    table = Effect._meta.db_table
+
+    def insert_slowly() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:  # the second row waits
+            columns = f"INSERT INTO {table} (what, object_id, at, idempotency_key)"
+            name = "IF(id = %s, 'delayq free', 'delayq held')"
+            cursor.execute(f"{columns} SELECT 'x', id, now(), GET_LOCK({name}, 60) FROM testapp_order", [order.pk])
+
+    def handler(obj: Order, timeout: Timeout) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+        Effect.objects.create(what="y", object_id=obj.pk)
+
+    row = due(order, declare(Order, handler, name="impatient"))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK('delayq held', 0)")
+        slow = threading.Thread(target=lambda: in_another_thread(insert_slowly))
+        slow.start()
+        waits = "SELECT count(*) FROM information_schema.processlist WHERE state = 'User lock' AND db = DATABASE()"
+        wait_until(lambda: cursor.execute(waits) and cursor.fetchone() == (1,), "the other session waits")
+        report = fire(row)
+        cursor.execute("SELECT RELEASE_LOCK('delayq held')")
+    slow.join(WAIT)
+    assert set(report.again) == {row.pk}
     assert (state(row), row.attempts) == (("pending", ""), 0)
     assert fire(row).fired
 
