@@ -82,6 +82,9 @@ class Dialect:
     text_as_key: ClassVar[dict[str, str]] = {}
     """SQL for the key of the string `{0}`, or NULL, by type of key, where a bare cast may raise an error."""
 
+    wait_briefly: str = ""
+    """SQL that ends the waits for locks in the rest of a transaction, where `raising_instead_of_waiting` does not."""
+
     def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         """Return the server's clock as SQL that can be compared with `DateTimeField`s, and its parameters."""
         return self.server_time, ()
@@ -154,6 +157,7 @@ class PostgreSQL(Dialect):
     needs_statistics = True
     hex_type = "uuid"
     updates_from_rows = True
+    wait_briefly = "SET LOCAL lock_timeout = '100ms'"
     key_arrays: ClassVar[dict[str, str]] = {
         **{name: name for name in ("uuid", "text", "date")},
         **dict.fromkeys(("datetime", "naive datetime"), "timestamptz"),

@@ -341,8 +341,7 @@ def lock_pending(subject: Subject) -> list[Timeout]:
     There are several only while a rename is deployed, if old and new code each arm a row.
     """
     if subject.row_id is not None or len(subject.slots) == 1:
-        row = lock_newest(subject, pending=True)
-        return [] if row is None else [row]
+        return [row] if (row := lock_newest(subject, pending=True)) else []
     rows = lock_in_slot_order(subject.pending(), subject.using)
     return sorted(rows, key=lambda row: subject.slots.index(row.slot))
 

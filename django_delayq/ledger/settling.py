@@ -64,8 +64,7 @@ def lock_rows(
     """
     wanted, count = key_list(Timeout, ids, using)
     found = _locked.objects(using, count, history, policy, id=wanted) if ids else []
-    now: datetime = vars(found[0])["database_now"] if found else database_now(using)
-    return {row.pk: row for row in found}, now
+    return {row.pk: row for row in found}, vars(found[0])["database_now"] if found else database_now(using)
 
 
 @compiled
@@ -232,10 +231,18 @@ def mark_settled(
 
 
 def compare_and_set(row: Timeout, using: str, **values: Any) -> bool:
-    """Write `values` if `row` was not moved, settled, restarted or tried since it was read; else return False."""
+    """Write `values` if `row` was not moved, settled, restarted or tried since it was read; else return False.
+
+    A row that takes its slot again does not wait for a transaction that has scheduled the next round in it: that one
+    may wait for the row, or stay open for long. Raises the error of the database. The caller then commits at once.
+    """
     unchanged = {name: getattr(row, name) for name in ("state", "attempts", "run_at", "idempotency_key")}
-    if not Timeout.objects.using(using).filter(pk=row.pk, **unchanged).update(**values):
-        return False
+    connection = connections[using]
+    if values.get("slot_taken") and not row.slot_taken and (statement := dialect_of(connection).wait_briefly):
+        connection.cursor().execute(statement)
+    with raising_instead_of_waiting(using):
+        if not Timeout.objects.using(using).filter(pk=row.pk, **unchanged).update(**values):
+            return False
     vars(row).update(values)
     return True
 
