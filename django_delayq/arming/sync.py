@@ -113,7 +113,7 @@ def sync_policy(
             intervals: the first start on an old table must not cancel ten thousand forgotten orders.
         dry_run: write nothing, only count.
     """
-    oldest = None if backfill else 2 * get_settings().sync_interval
+    oldest = None if backfill else _oldest()
     found, done = Failures(policy) if failures is None else failures, Synced()
     for step in steps(policy, using, oldest, found):
         done += repair(step, using, oldest, found, dry_run=dry_run)
@@ -215,11 +215,10 @@ class TableSync:
 
         `now`: the time of the database when the policies were claimed. `limit`: pause after so many seconds.
         """
-        interval = get_settings().sync_interval
         if not row.is_running:
             _begin(row, now)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
-        spent, oldest = 0.0, 2 * interval + (now - (row.before_at or now))
+        spent, oldest = 0.0, _oldest(now - (row.before_at or now))
         place = None
         with suppress(ValueError):  # if a migration has given the keys another type, the pass begins again
             place = pk_of(policy.concrete_model, row.place) if row.place else None
@@ -263,6 +262,14 @@ class TableSync:
             logger.info(words, label, extra={"event": "sync_back", "policy": label})
 
 
+def _oldest(behind: timedelta = timedelta(0)) -> timedelta:
+    """Return how long a round may be overdue that the sync arms, if the pass before began `behind` ago.
+
+    If it might be longer, the row of a round that has fired may have been pruned, and the round would fire again.
+    """
+    return min(2 * get_settings().sync_interval + behind, get_settings().retention / 2)
+
+
 def _begin(row: PolicySync, now: datetime) -> None:
     """Begin a pass at `now`."""
     before_at = row.began_at or row.before_at
@@ -277,10 +284,10 @@ def _was_left(row: PolicySync, since: datetime) -> bool:
     return all(time is None or time < since for time in times)
 
 
-def count_too_old(policy: TimeoutPolicy[Any], using: str, oldest: timedelta) -> Count:
-    """Count the objects, up to one page, that match, have no round, and are overdue by `oldest` or more."""
+def count_too_old(policy: TimeoutPolicy[Any], using: str) -> Count:
+    """Count the objects, up to one page, that match, have no round, and are overdue by too long to be armed."""
     page = list(candidates(policy, using, None).values_list("pk", flat=True)[:PAGE])
-    changes = arm_many([policy], set(page), using, oldest, failures=Failures(policy), dry_run=True)
+    changes = arm_many([policy], set(page), using, _oldest(), failures=Failures(policy), dry_run=True)
     return Count(changes.too_old, is_capped=len(page) == PAGE)
 
 

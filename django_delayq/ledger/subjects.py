@@ -208,8 +208,7 @@ def objects_of(rows: Iterable[Timeout], using: str) -> Iterator[tuple[type[Model
     for root, keys in sorted(roots.items(), key=lambda each: kind_of(each[0], using)):
         if len(keys) > 1:
             yield root, sorted(set().union(*keys.values()))
-            keys.pop(root, None)
-        yield from ((model, sorted(pks)) for model, pks in keys.items())
+        yield from ((model, sorted(pks)) for model, pks in keys.items() if len(keys) == 1 or model is not root)
 
 
 @functools.cache

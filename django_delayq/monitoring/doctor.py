@@ -230,7 +230,7 @@ def unfinished_changes(using: str) -> Iterator[CheckMessage]:
 def too_old_to_arm(using: str) -> Iterator[CheckMessage]:
     """Find objects whose deadlines had passed long ago when their policy was declared. Only a backfill arms them."""
     for policy in automatic_policies(using):
-        count = count_too_old(policy, using, get_settings().sync_interval * 2)
+        count = count_too_old(policy, using)
         if count.value:
             one = f"object matches {policy.label}, but its deadline passed too long ago to arm it."
             many = f"objects match {policy.label}, but their deadlines passed too long ago to arm them."

@@ -355,6 +355,16 @@ def test_while_workers_run_and_each_pass_fails_nothing_becomes_too_old(declare: 
     assert pending(policy) == armed
 
 
+def test_no_round_is_armed_whose_row_may_have_been_pruned(policy: dq.TimeoutPolicy[Any], settings: Any) -> None:
+    """A project that does not need the sync lets it run once a month. Reminders were sent a second time then."""
+    settings.DELAYQ = {**settings.DELAYQ, "SYNC_INTERVAL": 30 * DAY, "RETENTION": 30 * DAY}
+    slow_orders(1, created_at=timezone.now() - 31 * DAY)
+    slow_orders(1, created_at=timezone.now() - 14 * DAY)
+    TableSync("default").run(at_once=True)
+    assert pending(policy) == 1
+    assert sync_policy(policy, "default").armed == 0
+
+
 def test_a_pass_that_fails_leaves_the_time_of_its_claim(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = declare(Order, name="slow", since="created_at", after=HOUR, when=Q(status="slow"))
     slow_orders(1)
