@@ -17,11 +17,13 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import timeout_cancelled
+from django_delayq.arming.sync import sync_policy
 from django_delayq.ledger import writing
 from django_delayq.ledger.history import record
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
 from django_delayq.scheduling.queries import countdown_of
+from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -199,3 +201,30 @@ def test_what_is_refused_leaves_both(order: Order, declare: Declare) -> None:
     with pytest.raises(dq.ExtensionLimit):
         dq.extend_timeout(order, policy, hours=5)
     assert states() == ["pending", "pending"]
+
+
+ONE_RELEASE = [("former", ()), ("present", ("former",))]
+TWO_RELEASES = [("former", ("present",)), ("present", ("former",))]
+
+
+@pytest.mark.parametrize(("releases", "reminders"), [(ONE_RELEASE, 2), (TWO_RELEASES, 1)], ids=["one", "two"])
+def test_old_and_new_processes_fire_a_round_once_if_a_release_before_the_rename_lists_the_new_name(
+    order: Order, declare: Declare, releases: list[Any], reminders: int
+) -> None:
+    """After a rename in one release, old processes do not know the rounds that new ones have fired."""
+    called: list[str] = []
+
+    def as_in(release: tuple[str, tuple[str, ...]]) -> dq.TimeoutPolicy[Any]:
+        name, aliases = release
+        options = {"since": "created_at", "after": HOUR, "when": Q(status="new"), "aliases": aliases}
+        return declare(Order, lambda *_: called.append(name), name=name, **options)
+
+    Order.objects.filter(pk=order.pk).update(created_at=timezone.now() - HOUR)
+    for release in [releases[1], releases[0], releases[1]]:
+        policy = as_in(release)
+        order.refresh_from_db()
+        order.save()
+        sync_policy(policy, "default")
+        fire_due()
+        registry.remove(policy)
+    assert len(called) == Timeout.objects.filter(state="fired").count() == reminders
