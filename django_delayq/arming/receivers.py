@@ -81,8 +81,7 @@ def lock_parents_first(
         return
     topmost = _table(sender)._meta.all_parents[-1]
     is_locked = any({field.name, field.attname} & set(update_fields) for field in topmost._meta.local_concrete_fields)
-    can_lock = not is_locked and connection.features.has_select_for_update
-    if can_lock and policies_by_table(sender, update_fields) and has_timeouts(sender, instance, using):
+    if not is_locked and policies_by_table(sender, update_fields) and has_timeouts(sender, instance, using):
         lock_parents(_table(sender), [instance.pk], using)
 
 
@@ -184,9 +183,14 @@ def has_timeouts(sender: type[Model], instance: Model, using: str) -> bool:
 _being_deleted: WeakKeyDictionary[Any, dict[type[Model], WeakValueDictionary[Any, Model]]] = WeakKeyDictionary()
 
 
-def note_deletion(sender: type[Model], instance: Model, using: str, **_: Any) -> None:
-    """Note the key of a row before its deletion, so that deleting a thousand rows cancels once."""
+def note_deletion(sender: type[Model], instance: Model, using: str, *, origin: Any = None, **_: Any) -> None:
+    """Note the key of a row before its deletion, so that deleting a thousand rows cancels once.
+
+    Lock the parents' rows of a multi-table child first, as everywhere: Django deletes the child's row before them. Not
+    for each row of a queryset or a cascade.
+    """
     if has_timeouts(sender, instance, using):
+        lock_parents(_table(sender), [instance.pk] if getattr(origin, "pk", None) == instance.pk else [], using)
         by_table = _being_deleted.setdefault(connections[using], {})
         by_table.setdefault(_table(sender), WeakValueDictionary())[instance.pk] = instance
 
@@ -200,8 +204,7 @@ def cancel_deleted(sender: type[Model], instance: Model, using: str, **_: Any) -
     noted = _being_deleted.get(connections[using], {}).get(_table(sender))
     if noted is not None and instance.pk in noted:
         pks = set(noted)
-        left = cancel_of_deleted(_table(sender), pks, using)[1]
-        for pk in pks - left:
+        for pk in pks - cancel_of_deleted(_table(sender), pks, using)[1]:  # without those that are still there
             noted.pop(pk, None)
 
 

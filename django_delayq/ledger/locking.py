@@ -223,7 +223,8 @@ def lock_parents(model: type[Model], pks: Collection[Any], using: str) -> None:
 
     A statement over both tables would lock the child's row first, and deadlock with a transaction that saves it.
     """
-    for parent in reversed(model._meta.all_parents):
+    parents = model._meta.all_parents if connections[using].features.has_select_for_update else ()
+    for parent in reversed(parents):
         wanted = pks
         if root_of_key(parent) is not root_of_key(model):  # the child has its own key
             name = cast("Any", parent._meta.pk).name

@@ -164,6 +164,28 @@ def test_two_saves_of_a_child_do_not_deadlock_if_one_names_only_the_childs_colum
     sessions[0].end()
 
 
+@pytest.mark.parametrize("model", [Order, ExpressOrder])
+def test_deleting_a_child_locks_its_parents_half_first_too(declare: Callable[..., Any], model: Any) -> None:
+    """Django deletes the child's row first, and what schedules a timeout at that time locks the parent's row first."""
+    declare(ExpressOrder, name="of_child")
+    express, sessions = ExpressOrder.objects.create(), list[Session]()
+
+    def schedule() -> None:
+        with pytest.raises(ValueError, match="not in the database"):
+            dq.schedule_timeout(express, "of_child", hours=1)
+
+    def after_the_childs_row(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        done = execute(sql, *rest)
+        if sql.startswith("DELETE") and ExpressOrder._meta.db_table in sql:
+            sessions.append(Session(schedule))
+            sessions[0].wait_until_it_waits()
+        return done
+
+    with transaction.atomic(), connection.execute_wrapper(after_the_childs_row):
+        model.objects.get(pk=express.pk).delete()
+    sessions[0].end()
+
+
 BULK: dict[str, Callable[[Any], int]] = {
     "schedule": lambda orders: dq.schedule_timeouts(orders, "remind", hours=2),
     "cancel": lambda orders: dq.cancel_timeouts(dq.pending_timeouts(orders, "remind")),
