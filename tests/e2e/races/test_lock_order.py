@@ -26,7 +26,7 @@ from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.testing import fire_due
 from tests.e2e.races.sessions import Session, deadlocks, impatient, needs_row_locks, transaction_with
 from tests.e2e.races.stage import PATIENCE
-from tests.testapp.models import ExpressOrder, Order
+from tests.testapp.models import Customer, ExpressOrder, Order
 from tests.testapp.timeouts import cancel_unpaid
 
 pytestmark = [pytest.mark.e2e, pytest.mark.django_db(transaction=True), needs_row_locks]
@@ -184,6 +184,26 @@ def test_deleting_a_child_locks_its_parents_half_first_too(declare: Callable[...
     with transaction.atomic(), connection.execute_wrapper(after_the_childs_row):
         model.objects.get(pk=express.pk).delete()
     sessions[0].end()
+
+
+def test_what_locks_an_object_before_it_inserts_a_row_that_refers_to_it_does_not_deadlock(
+    declare: Callable[..., Any],
+) -> None:
+    """On MariaDB the insert locks the object, shared with others, so that a call after it would deadlock."""
+    customer, policy = Customer.objects.create(), declare(Customer, name="of_customer")
+
+    def act() -> None:
+        with dq.before_deadline(customer, policy):
+            Order.objects.create(customer=customer)
+            if not sessions:
+                sessions.append(Session(act))
+                sessions[0].wait_until_it_waits()
+            dq.schedule_timeout(customer, policy, hours=1)
+
+    sessions: list[Session] = []
+    act()
+    sessions[0].end()
+    assert Timeout.objects.pending().count() == 1
 
 
 BULK: dict[str, Callable[[Any], int]] = {
