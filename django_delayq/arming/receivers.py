@@ -258,10 +258,10 @@ class ArmingQuerySet(QuerySet[M]):
         being locked is not updated, or, with more than 500 rows, its timeouts are left to the workers' next sync.
         """
         using = self._armed_in(values.keys())
-        if using is None or self.query.is_sliced or self.query.combinator:
+        if using is None or self.query.is_sliced or self.query.combinator or self.query.distinct_fields:
             return super().update(**values)
         with transaction_of(using), transaction.atomic(using=using, savepoint=False):
-            keys = sorted(set(self.using(using).order_by().values_list("pk", flat=True)))
+            keys = list(dict.fromkeys(self.using(using).order_by("pk").values_list("pk", flat=True)))
             pages = list(chunks(keys))
             for page in pages:
                 list(locking_rows(self.model, page, using).values_list("pk", flat=True))
