@@ -83,10 +83,10 @@ def record_deaths(report: ReportBuilder, using: str, limit: int, ids: Collection
         try:
             report.add(record_error(policy, error, using, Call((row.pk,), seen, is_counted=True)))
         except Exception as failure:
-            if transient_reason(failure, using):
+            if transient_reason(failure, using) and connections[using].connection is None:  # it was lost
                 raise
-            # Only this row, for example by the retries of its policy: it must not keep those behind it from being
-            # settled.
+            # Only this row, for example by the retries of its policy, or because another transaction has scheduled the
+            # next round in its slot: it must not keep those behind it from being settled.
             report.release_unknown(row.policy, [row.pk], failure, using)
 
 

@@ -304,9 +304,10 @@ def transient_reason(
     )
     if contention is not None and is_read_only(contention):
         discard(connections[using])  # the next connection may lead to the new primary
-    if is_lost:
-        if not is_usable(connections[using]):
-            discard(connections[using])
+    if is_lost and not is_usable(connections[using]):
+        discard(connections[using])
+        contention = None
+    if is_lost and contention is None:
         return f"the connection to the database failed ({_summary(error)})"
     return None if contention is None else _summary(contention)
 

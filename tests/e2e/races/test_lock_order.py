@@ -20,7 +20,6 @@ from django_delayq import operations
 from django_delayq.arming.receivers import arm_saved, arming_later
 from django_delayq.arming.reconcile import arm_one
 from django_delayq.firing import plan, run
-from django_delayq.firing.handler import set_hook
 from django_delayq.ledger.paging import CHUNK
 from django_delayq.models import PolicyChange, PolicyControl, Timeout
 from django_delayq.testing import fire_due
@@ -359,33 +358,3 @@ def test_operators_who_are_all_the_first_to_touch_a_policy_take_turns() -> None:
     assert deadlocks() == before
     assert PolicyChange.objects.count() == 3
     assert PolicyControl.objects.get().by == "another"
-
-
-def test_a_failed_attempt_waits_for_no_transaction_that_has_scheduled_the_next_round(
-    declare: Callable[..., Any],
-) -> None:
-    """It would hold its row meanwhile, for which that transaction may wait."""
-    began, may_fail, tried = threading.Event(), threading.Event(), threading.Semaphore(0)
-
-    def fail(order: Order, timeout: Timeout) -> None:
-        began.set()
-        assert may_fail.wait(PATIENCE)
-        raise RuntimeError("no answer")
-
-    policy, order = declare(Order, fail, name="outside", atomic=False), Order.objects.create()
-    works, _ = plan({dq.schedule_timeout(order, policy, seconds=0).pk: 1}, "default")
-    set_hook(lambda step: tried.release() if step == "undone" else None)
-    try:
-        worker = Session(lambda: run(works[0], "default"))
-        assert began.wait(PATIENCE)
-        with transaction.atomic():
-            dq.schedule_timeout(order, policy, hours=1)
-            may_fail.set()
-            assert tried.acquire(timeout=PATIENCE)
-            assert tried.acquire(timeout=PATIENCE)  # again, so the first one did not wait for the slot
-            assert dq.cancel_timeouts(order.timeouts.all()) == 1
-        worker.end()
-    finally:
-        set_hook(None)
-    rows = Timeout.objects.order_by("pk").values_list("state", "cause", "attempts")
-    assert list(rows) == [("cancelled", "hand", 1), ("cancelled", "hand", 0)]
