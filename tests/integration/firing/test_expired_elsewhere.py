@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.utils import timezone
 
 from django_delayq import get_policy, timeout_failed
@@ -46,7 +46,7 @@ def test_a_failure_of_a_handler_is_told_although_its_row_was_settled_meanwhile(
     assert [found.getMessage().rpartition(": ")[2] for found in caplog.records] == ["no"]
 
 
-def test_rows_that_were_settled_before_the_database_failed_are_announced() -> None:
+def test_rows_that_were_settled_before_the_database_failed_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [due(Order.objects.create(), "send_outside") for _ in range(3)]
     for row in rows:
         die_at(row, "committed")
@@ -58,6 +58,7 @@ def test_rows_that_were_settled_before_the_database_failed_are_announced() -> No
         if step == "undone":
             undone.append(step)
             if len(undone) == 3:
+                monkeypatch.setattr(connection, "is_usable", lambda: False)  # it is lost
                 raise OperationalError
 
     def note(timeout: Timeout, **_: Any) -> None:
