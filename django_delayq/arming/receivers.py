@@ -31,6 +31,7 @@ from django_delayq.ledger.locking import (
     writer_of,
 )
 from django_delayq.ledger.paging import chunks
+from django_delayq.models import Timeout, slot_of
 from django_delayq.policies import M, get_policies
 
 if TYPE_CHECKING:
@@ -60,6 +61,13 @@ def connect() -> None:
             post_save.connect(arm_saved, model, dispatch_uid="django_delayq.arm_saved")
             if _table(model)._meta.parents:
                 pre_save.connect(lock_parents_first, model, dispatch_uid="django_delayq.lock_parents_first")
+    pre_save.connect(renew_slot, Timeout, dispatch_uid="django_delayq.renew_slot")
+
+
+def renew_slot(sender: type[Timeout], instance: Timeout, *, raw: bool = False, **_: Any) -> None:
+    """Compute the slot of a timeout that `loaddata` writes: its content type may have another id in this database."""
+    if raw:
+        instance.slot = slot_of(instance.policy, instance.content_type_id, instance.object_id, instance.key)
 
 
 def lock_parents_first(

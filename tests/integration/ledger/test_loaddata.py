@@ -1,0 +1,50 @@
+"""A ledger that `dumpdata` and `loaddata` move to another database, in which content types have other ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.contrib.contenttypes.models import ContentType
+from django.core.management import call_command
+from django.utils import timezone
+
+from django_delayq import cancel_timeout, schedule_timeout
+from django_delayq.models import Timeout
+from tests.testapp.models import Order
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def no_content_types_in_the_cache() -> Iterator[None]:
+    ContentType.objects.clear_cache()
+    yield
+    ContentType.objects.clear_cache()
+
+
+def move_to_a_database_with_other_content_types(file: Path) -> None:
+    """Dump the timeouts, and load them again when the content type of orders has another id."""
+    call_command("dumpdata", "django_delayq.timeout", use_natural_foreign_keys=True, output=str(file), verbosity=0)
+    Timeout.objects.all().delete()
+    ContentType.objects.filter(app_label="testapp", model="order").update(model="former")
+    ContentType.objects.clear_cache()
+    ContentType.objects.get_for_model(Order)
+    call_command("loaddata", str(file), verbosity=0)
+
+
+def test_a_loaded_timeout_is_found_moved_and_cancelled(tmp_path: Path) -> None:
+    order = Order.objects.create(status="new")
+    row = schedule_timeout(order, "remind", hours=1)
+    move_to_a_database_with_other_content_types(tmp_path / "ledger.json")
+    assert schedule_timeout(order, "remind", hours=2).pk == row.pk
+    assert cancel_timeout(order, "remind")
+    assert not Timeout.objects.unsettled().exists()
+
+
+def test_saving_an_object_arms_no_second_timeout_beside_the_loaded_one(tmp_path: Path) -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    move_to_a_database_with_other_content_types(tmp_path / "ledger.json")
+    order.save()
+    assert Timeout.objects.count() == 1
