@@ -32,6 +32,8 @@ WEIGHT: Final = 0.2
 CPU_BOUND_SECONDS: Final = 0.5
 """A work that takes longer, although works are made to take half as long, most likely waits for something."""
 LOG_SECONDS: Final = 0.5
+OPEN_AFTER_SECONDS: Final = 1.0
+"""If the server has too few connections, sweep and heartbeat must have theirs before the handlers take the rest."""
 
 
 class Executor(Protocol):
@@ -215,6 +217,7 @@ class ThreadExecutor(Executor):
 
     def close(self, *, wait: bool = True) -> None:
         self._works.close()
+        self._has_works.set()
         for thread in self._threads if wait else ():
             thread.join()
         self._closed.set()
@@ -233,6 +236,7 @@ class ThreadExecutor(Executor):
                 self._has_works.set()
 
     def _serve(self) -> None:
+        self._has_works.wait(OPEN_AFTER_SECONDS)
         open_connection(self._using)
         used_at = time.monotonic()
         try:

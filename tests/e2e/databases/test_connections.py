@@ -37,13 +37,13 @@ Start = Callable[..., tuple["subprocess.Popen[bytes]", Path]]
 
 @pytest.fixture
 def start(start_command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> Start:
-    """Start a worker with 4 threads and short intervals; returns it and its log. Keywords are its environment."""
+    """Start a worker with short intervals; returns it and its log. Keywords are its environment."""
     log = tmp_path / "worker.log"
 
-    def start(**environment: str) -> tuple[subprocess.Popen[bytes], Path]:
+    def start(threads: int = 4, **environment: str) -> tuple[subprocess.Popen[bytes], Path]:
         environment = {"DELAYQ_TEST_SECONDS": json.dumps(SHORT), **environment}
         with log.open("wb") as output:
-            arguments = ("delayq_worker", "-v0", "--log-level", "warning", "--concurrency", "4")
+            arguments = ("delayq_worker", "-v0", "--log-level", "warning", "--concurrency", str(threads))
             return start_command(*arguments, env=environment, stdout=output, stderr=output), log
 
     return start
@@ -174,6 +174,23 @@ def test_a_worker_that_cannot_run_one_handler_refuses_to_start(few: Any, start: 
         worker, log = start(**environment)
         assert worker.wait(60) == 1
     assert re.search(r"allows \d connections?. A worker needs at least", log.read_text())
+
+
+@pytest.mark.skipif(connection.vendor != "mysql", reason="the limit of a running PostgreSQL cannot be changed")
+@pytest.mark.usefixtures("short_horizon")
+def test_handlers_leave_connections_of_a_full_server_to_sweep_and_heartbeat(
+    own_database: OwnDatabase, start: Start
+) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL max_connections = 14")
+    worker, log = start(20, **own_database.environment | {"DELAYQ_TEST_SECONDS": json.dumps(SHORT)})
+    wait_until(WorkerSeen.objects.exists, "the worker beats")
+    row = dq.schedule_timeout(Order.objects.create(status="new"), "linger", seconds=2 * SHORT["HORIZON"])
+    wait_until(lambda: not Timeout.objects.unsettled().exists(), "the sweep brought it")
+    row.refresh_from_db()
+    assert row.settled_at is not None
+    assert row.settled_at - row.due_at < LATE
+    assert "sweep failed" not in stop(worker, log)
 
 
 @on_postgresql
