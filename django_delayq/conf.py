@@ -45,7 +45,7 @@ class Settings:
         prefix: the first part of every Redis key. Projects that share a Redis need different prefixes. A mapping from
             aliases in `DATABASES` gives each of several ledgers its own.
         shards: number of sorted sets per queue; only Redis Cluster needs more than 1.
-        horizon: a timeout due later than this is added to Redis by a later sweep.
+        horizon: a timeout due later than this, and than two sweeps, is added to Redis by a later sweep.
         lease: how long a worker may fire what it claimed; extended while a handler runs. After a SIGKILL the
             timeout is fired again when the lease expires.
         concurrency: handler threads per worker process.

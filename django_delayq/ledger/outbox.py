@@ -61,15 +61,16 @@ def push_rows(rows: Iterable[Timeout], using: str, *, earlier_only: bool = False
 def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_only: bool) -> None:
     """Push when pending rows are due, given by their queues, ids and `run_at`.
 
-    A row that is due within `HORIZON` gets an entry. One that is due later stays out of Redis until a sweep adds it, so
-    the entry that it had before it was moved is removed.
+    A row that is due within `HORIZON`, or before a sweep would add it, gets an entry. One that is due later stays out
+    of Redis until then, so the entry that it had before it was moved is removed.
 
     `earlier_only`: for new rows, of which Redis has nothing that would be wrong. Otherwise a later due time replaces
     the one that Redis has.
     """
-    if get_settings().redis is None:  # `push` checks this, too, but then all rows have been read
+    settings = get_settings()
+    if settings.redis is None:  # `push` checks this, too, but then all rows have been read
         return
-    changes, end = [], clock.now() + get_settings().horizon
+    changes, end = [], clock.now() + max(settings.horizon, 2 * settings.sweep_interval)
     for queue, row_id, at in due:
         if at <= end:
             changes.append(Change(queue, row_id, due_ms_of(at), earlier_only))

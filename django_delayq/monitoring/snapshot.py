@@ -346,7 +346,7 @@ def redis_status(using: str, now: datetime) -> RedisStatus:
         engine = get_engine(using)
         if engine is None:
             return RedisStatus()
-        swept_until = now + min(get_settings().sweep_interval, get_settings().horizon)
+        swept_until = now + get_settings().sweep_interval
         stopped = stop_cache.read(using).all_labels()
         # Workers claim due rows of policies with a rate from the ledger, and remove their entries.
         swept = {label for policy in get_policies() if not policy.rate for label in policy.labels}.difference(stopped)

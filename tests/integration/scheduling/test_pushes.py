@@ -208,3 +208,11 @@ def test_what_lies_beyond_the_horizon_waits_in_the_ledger_alone(order: Order, se
     assert in_redis() == in_ledger()
     extend_timeout(order, "remind", minutes=9)
     assert in_redis() == {}
+
+
+def test_what_is_due_before_the_sweep_adds_it_is_pushed_whatever_the_horizon(order: Order, settings: Settings) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "HORIZON": timedelta(0), "SWEEP_INTERVAL": 5 * MINUTE}
+    schedule_timeout(order, "remind", minutes=9)
+    assert in_redis() == in_ledger() != {}
+    extend_timeout(order, "remind", minutes=9)
+    assert in_redis() == {}
