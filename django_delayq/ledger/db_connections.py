@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_delayq.worker")
 
-IDLE_SECONDS: Final = 60.0
-"""A connection that was idle for longer is tested before it is used, because firewalls cut silent connections."""
+IDLE_SECONDS: Final = 5.0
+"""A connection that was idle for longer is tested before it is used: servers, proxies and firewalls cut it. The test is
+done ahead of the deadline, so that it delays nothing."""
 POOL_SIZE: Final = 4
 """The default of psycopg's pool."""
 # SQLSTATE: serialization failure, deadlock, lock not available; insufficient resources, system error.

@@ -76,16 +76,6 @@ def pool(size: str) -> Iterator[dict[str, str]]:
     yield {"DELAYQ_TEST_POOL": size}
 
 
-def worker_connections() -> int:
-    """How many connections others than this test have to its database."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-            " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        )
-        return int(cursor.fetchone()[0])
-
-
 def stop(worker: subprocess.Popen[bytes], log: Path) -> str:
     """Stop the worker, which must end well; returns its log."""
     worker.terminate()
@@ -139,7 +129,7 @@ def watch_until_all_are_settled() -> tuple[list[int], list[float]]:
     beats: list[float] = []
 
     def all_are_settled() -> bool:
-        counts.append(worker_connections())
+        counts.append(len(sessions()))
         seen = WorkerSeen.objects.get().seen_at
         beats.append((database_now("default") - seen).total_seconds())
         return Timeout.objects.count() == 320 and not Timeout.objects.unsettled().exists()
@@ -157,12 +147,12 @@ def test_a_worker_uses_three_connections_more_than_it_has_threads(environment: d
     counts: list[int] = []
 
     def all_are_settled() -> bool:
-        counts.append(worker_connections())
+        counts.append(len(sessions()))
         return not Timeout.objects.unsettled().exists()
 
     wait_until(all_are_settled, "all are settled")
     if not environment:
-        wait_until(lambda: worker_connections() == 4 + 3, "each thread has its connection")
+        wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
     assert max(counts) <= 4 + 3
     assert "of them" not in stop(worker, log)
 
@@ -226,6 +216,37 @@ def test_a_worker_outlives_a_time_in_which_the_server_is_read_only(own_database:
     wait_until(lambda: not Timeout.objects.unsettled().exists(), "all are settled")
     assert set(Timeout.objects.values_list("attempts", flat=True)) == {1}
     assert len(stop(worker, log).splitlines()) < 20
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no server")
+def test_a_server_that_closes_idle_sessions_does_not_look_like_an_outage(
+    own_database: OwnDatabase, start: Start
+) -> None:
+    with connection.cursor() as cursor:
+        if connection.vendor == "mysql":
+            cursor.execute("SET GLOBAL wait_timeout = 7")
+        else:
+            cursor.execute("ALTER SYSTEM SET idle_session_timeout = '7s'")
+            cursor.execute("SELECT pg_reload_conf()")
+    worker, log = start(**own_database.environment)
+    fire_some(1)
+    wait_until(lambda: len(sessions()) == 4 + 3, "each thread has its connection")
+    before = sessions()
+    wait_until(lambda: len(before & sessions()) <= 2, "the server has closed those of the main loop and the handlers")
+    fire_some(1)
+    assert stop(worker, log) == ""
+
+
+def sessions() -> set[int]:
+    """The server's numbers of the connections that others than this test have to its database."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+            if connection.vendor == "mysql"
+            else "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        )
+        return {number for (number,) in cursor.fetchall()}
 
 
 def set_read_only(is_on: bool) -> None:
