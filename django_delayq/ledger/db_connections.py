@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -123,12 +122,12 @@ def open_connection(using: str) -> bool:
 
 
 def check_connections(idle_seconds: float = 0.0, error: BaseException | None = None) -> bool:
-    """Close this thread's connections that are broken or too old, and return pooled ones to their pool.
+    """Close this thread's connections that are broken, and return pooled ones to their pool.
 
     Return whether one was broken.
 
-    A worker has no requests, so a connection stays open as long as it works, or for CONN_MAX_AGE seconds if that is
-    set. A connection inside a transaction is not closed.
+    A worker has no requests, so a connection stays open as long as it works, whatever CONN_MAX_AGE is. Otherwise a new
+    one would be opened at a deadline. A connection inside a transaction is not closed.
 
     Args:
         idle_seconds: how long they were not used. After `IDLE_SECONDS` they are tested.
@@ -143,7 +142,7 @@ def check_connections(idle_seconds: float = 0.0, error: BaseException | None = N
         if is_demoted or (must_test and not is_usable(connection)):
             discard(connection)
             found_broken = True
-        elif _is_too_old(connection) or getattr(connection, "pool", None) is not None:
+        elif getattr(connection, "pool", None) is not None:
             with contextlib.suppress(Exception):
                 connection.close()
     return found_broken
@@ -271,11 +270,6 @@ def error_code(error: BaseException) -> str | int | None:
         return number & 0xFF  # the rest of an extended code is a detail
     number = cause.args[0] if cause.args else None
     return number if isinstance(number, int) else None
-
-
-def _is_too_old(connection: BaseDatabaseWrapper) -> bool:
-    has_age = bool(connection.settings_dict["CONN_MAX_AGE"])
-    return has_age and connection.close_at is not None and time.monotonic() >= connection.close_at
 
 
 def transient_reason(

@@ -107,6 +107,18 @@ def test_errors_of_a_read_only_server_are_known_and_others_are_not() -> None:
     assert not is_read_only(ZeroDivisionError())
 
 
+@pytest.mark.skipif(bool(POOL), reason="a thread returns its connection to the pool")
+def test_a_connection_stays_open_longer_than_web_requests_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", 60)
+        connection.ensure_connection()
+        connection.close_at = 0.0  # as an hour later
+        check_connections()
+        assert connection.connection is not None
+
+    in_a_thread(run)
+
+
 @on_a_server
 @own_session
 def test_a_job_whose_connection_was_cut_while_idle_does_not_fail(caplog: pytest.LogCaptureFixture) -> None:
