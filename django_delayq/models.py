@@ -112,8 +112,9 @@ class Timeout(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     policy: Field[str, str] = models.CharField(_("policy"), max_length=200)
+    # Without a name in ContentType, where a model `Timeout` of the project may have its own.
     content_type = models.ForeignKey(
-        ContentType, verbose_name=_("kind of object"), on_delete=models.DO_NOTHING, db_constraint=False, db_index=False
+        ContentType, models.DO_NOTHING, "+", verbose_name=_("kind of object"), db_constraint=False, db_index=False
     )
     object_id: Field[str, str] = models.CharField(_("object id"), max_length=255)
     content_object = GenericForeignKey("content_type", "object_id", for_concrete_model=True)

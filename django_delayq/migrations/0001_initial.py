@@ -176,7 +176,7 @@ class Migration(migrations.Migration):
                 ('since_at', models.DateTimeField(blank=True, null=True, verbose_name='counts from')),
                 ('settled_at', models.DateTimeField(blank=True, null=True, verbose_name='settled at')),
                 ('claimed_until', models.DateTimeField(default=None, editable=False, null=True)),
-                ('content_type', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, to='contenttypes.contenttype', verbose_name='kind of object')),
+                ('content_type', models.ForeignKey(db_constraint=False, db_index=False, on_delete=django.db.models.deletion.DO_NOTHING, related_name='+', to='contenttypes.contenttype', verbose_name='kind of object')),
                 ('extensions', models.PositiveSmallIntegerField(default=0, verbose_name='extensions')),
                 ('attempts', models.PositiveSmallIntegerField(default=0, verbose_name='attempts')),
                 ('claims', models.PositiveSmallIntegerField(default=0, editable=False)),

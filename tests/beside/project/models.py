@@ -7,6 +7,7 @@ from typing import Any
 
 import reversion
 from django.contrib.auth.models import AbstractUser
+from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.utils import timezone
 from django_fsm import FSMField, FSMModelMixin, transition
@@ -25,6 +26,13 @@ class Person(AbstractUser):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     plan = models.CharField(max_length=10, default="trial")
     timeouts = TimeoutRelation()
+
+
+class Timeout(models.Model):
+    """The project's own deadlines, from before it used this library."""
+
+    content_type = models.ForeignKey(ContentType, models.CASCADE)
+    object_id = models.PositiveBigIntegerField()
 
 
 class Deal(models.Model):
