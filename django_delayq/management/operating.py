@@ -120,7 +120,7 @@ class AskingCommand(DelayqCommand):
         """Return if `what` may be done to that many timeouts. Raises CommandError if not, or without a terminal."""
         if options["yes"] or options["dry_run"] or number.value <= MAX_UNASKED:
             return
-        if not sys.stdin.isatty():
+        if not (sys.stdin and sys.stdin.isatty()):
             raise CommandError(f"That would {what} {number} timeouts. Without a terminal, give --yes or --dry-run.")
         self.stdout.write(f"{what} {number} timeouts? [y/N] ", ending="")
         self.stdout.flush()

@@ -159,7 +159,7 @@ class Supervisor:
             traceback.print_exc()
         finally:
             logging.shutdown()
-            with suppress(OSError, ValueError):
+            with suppress(AttributeError, OSError, ValueError):  # AttributeError: it is None if it was closed
                 sys.stdout.flush()
             os._exit(code)
 

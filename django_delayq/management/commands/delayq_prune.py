@@ -27,7 +27,7 @@ class Command(AskingCommand):
         if options["dry_run"]:
             self.report(f"{counted(old, 'timeout')} {settled}", options)
             return
-        if sys.stdin.isatty():  # without a terminal, as by cron, it proceeds: workers do the same on their own
+        if sys.stdin and sys.stdin.isatty():  # without a terminal it proceeds: workers do the same
             self.ask("delete", old, options)
         deleted = prune(using)
         words = counted(deleted, "timeout was", "timeouts were")

@@ -38,7 +38,7 @@ class Command(AskingCommand):
         for policy in policies:
             using = database_of(policy.concrete_model)
             # Without a terminal, as by cron, it proceeds: workers do the same on their own.
-            if backfill and sys.stdin.isatty() and not (options["yes"] or dry_run):
+            if backfill and sys.stdin and sys.stdin.isatty() and not (options["yes"] or dry_run):
                 seen = sync_policy(policy, using, Failures(policy), backfill=True, dry_run=True)
                 self.ask("arm, move or cancel", Count(seen.armed + seen.moved + seen.cancelled), options)
             failures = Failures(policy)

@@ -78,7 +78,7 @@ class Command(BaseCommand):
             raise CommandError("--autoreload restarts one process. Omit --processes.")
         level = options["log_level"] or {0: "warning", 1: None}.get(options["verbosity"], "debug")
         form = options["log_format"]
-        has_colors = sys.stderr.isatty() and not options["no_color"]
+        has_colors = self.stderr.isatty() and not options["no_color"]
         colors = {logging.WARNING: self.style.WARNING, logging.ERROR: self.style.ERROR} if has_colors else None
         with shown(level and level.upper(), as_json=None if form is None else form == "json", colors=colors):
             if not options["autoreload"]:
