@@ -217,11 +217,10 @@ class ThreadExecutor(Executor):
 
     def close(self, *, wait: bool = True) -> None:
         self._works.close()
+        self._closed.set()
         self._has_works.set()
         for thread in self._threads if wait else ():
             thread.join()
-        self._closed.set()
-        self._has_works.set()
 
     def _serves_several(self) -> bool:
         served = (policy for policy in registry if self._queues is None or policy.queue in self._queues)

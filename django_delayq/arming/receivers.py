@@ -24,8 +24,8 @@ from django_delayq.key_types import root_of_key
 from django_delayq.ledger.locking import (
     database_of,
     has_ledger,
+    lock_keys,
     lock_parents,
-    locking_rows,
     rows_of,
     transaction_of,
     writer_of,
@@ -272,7 +272,7 @@ class ArmingQuerySet(QuerySet[M]):
             keys = list(dict.fromkeys(self.using(using).order_by("pk").values_list("pk", flat=True)))
             pages = list(chunks(keys))
             for page in pages:
-                list(locking_rows(self.model, page, using).values_list("pk", flat=True))
+                lock_keys(self.model, page, using)
             # One statement, because the condition may read what the statement changes. It is evaluated again on the
             # locked rows.
             rows = self.filter(pk__in=keys) if len(pages) <= 1 else self

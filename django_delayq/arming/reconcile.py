@@ -41,7 +41,7 @@ from django_delayq.key_types import object_id_of
 from django_delayq.ledger import paging, writing
 from django_delayq.ledger.controls import holds_ended
 from django_delayq.ledger.history import message_of, moment
-from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_row, locking_rows, transaction_of
+from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_keys, lock_row, transaction_of
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import kind_of, slots_of, subject_at
@@ -175,16 +175,18 @@ def arm_many(
     *,
     failures: Failures | None = None,
     signals: bool = False,
+    wait: bool = True,
     dry_run: bool = False,
 ) -> Changes:
     """Make the ledger fit the rows `pks` in one transaction; return what was written.
 
-    `oldest` and `failures`: see `diff`. `signals`: for few rows. `dry_run`: lock and write nothing.
+    `oldest` and `failures`: see `diff`. `signals`: for few rows. `wait`: see `lock_keys`. `dry_run`: lock and write
+    nothing.
     """
     if dry_run:
         return diff(row_states(policies, pks, using), using, oldest, failures=failures)
     with transaction_of(using):
-        list(locking_rows(policies[0].concrete_model, pks, using).values_list("pk", flat=True))
+        pks = lock_keys(policies[0].concrete_model, pks, using, wait=wait)
         changes = diff(row_states(policies, pks, using), using, oldest, failures=failures)
         apply(changes, using, signals=signals)
     return changes

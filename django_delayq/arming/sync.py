@@ -123,10 +123,14 @@ def sync_policy(
 
 
 def repair(step: Step, using: str, oldest: timedelta | None, failures: Failures, *, dry_run: bool = False) -> Synced:
-    """Change what `step` found, if that is still so: each object is locked and read again, a few at a time."""
+    """Change what `step` found, if that is still so: each object is locked and read again, a few at a time.
+
+    Objects that other transactions have locked are left to the next sync of a worker. It arms no round that is as old
+    as those of a backfill, so that a backfill waits for them.
+    """
     done, policy = Synced(too_old=step.too_old), failures.policy
     for pks in chunks(step.wrong, LOCKED):
-        changes = arm_many([policy], pks, using, oldest, failures=failures, dry_run=dry_run)
+        changes = arm_many([policy], pks, using, oldest, failures=failures, wait=oldest is None, dry_run=dry_run)
         done += (len(changes.insert), len(changes.move), len(changes.cancel), changes.too_old)
         if step.may_be_gone:
             done += (0, 0, cancel_of_deleted(policy.concrete_model, pks, using, dry_run=dry_run)[0], 0)
@@ -141,7 +145,8 @@ class TableSync:
     takes longer than `SHARE` of an interval takes longer than the interval. Its progress is stored in `PolicySync`,
     from which another worker continues it. Policies that are due begin before long passes continue.
 
-    A pass is complete although callables have raised for some objects, so that each object is tried once an interval.
+    A pass is complete although callables have raised for some objects, or other transactions have locked them, so that
+    each object is tried once an interval.
     What becomes due meanwhile is not too old: `PolicySync.before_at` stays where it is until a pass without failures,
     for `CATCH_UP` at most. By then the rounds that it would arm again may have fired, and their rows been pruned.
     """

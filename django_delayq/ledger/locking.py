@@ -186,14 +186,26 @@ def locking_rows(model: type[M], pks: Collection[Any], using: str, *, wait: bool
     PostgreSQL refuses to lock outer joins, groups and distinct rows, and the base manager of a model may add any of
     them. So the rows of a model with a base manager of its own are locked here, and then read through that manager.
     """
-    if wait:
-        lock_parents(model, pks, using)
-    rows = for_update(with_keys(rows_of(model, using), pks).order_by("pk"), using, wait=wait)
+    rows = _locking(model, pks, using, wait)
     if not has_own_manager(model):
         return rows
-    seen = model._base_manager.using(using).select_related(None)
-    seen = seen.filter(pk__in=[row.pk for row in rows]).order_by("pk")
+    seen = model._base_manager.using(using).select_related(None).filter(pk__in=[row.pk for row in rows]).order_by("pk")
     return as_it_is(seen, using) if wait else seen
+
+
+def lock_keys(model: type[Model], pks: Collection[Any], using: str, *, wait: bool = True) -> list[Any]:
+    """Lock the rows `pks` of `model`, also those that its base manager hides; return the keys of those it has locked.
+
+    `wait=False` leaves out rows that other transactions have locked.
+    """
+    rows = _locking(model, pks, using, wait)
+    return list(rows.values_list("pk", flat=True)) if wait else [row.pk for row in rows]  # also of the parents' tables
+
+
+def _locking(model: type[M], pks: Collection[Any], using: str, wait: bool) -> QuerySet[M]:
+    if wait:
+        lock_parents(model, pks, using)
+    return for_update(with_keys(rows_of(model, using), pks).order_by("pk"), using, wait=wait)
 
 
 def with_keys(rows: QuerySet[M], pks: Collection[Any]) -> QuerySet[M]:

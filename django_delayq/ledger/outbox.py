@@ -67,10 +67,9 @@ def push_due(due: Iterable[tuple[str, int, datetime]], using: str, *, earlier_on
     `earlier_only`: for new rows, of which Redis has nothing that would be wrong. Otherwise a later due time replaces
     the one that Redis has.
     """
-    settings = get_settings()
-    if settings.redis is None:  # `push` checks this, too, but then all rows have been read
+    if get_settings().redis is None:  # `push` checks this, too, but then all rows have been read
         return
-    changes, end = [], clock.now() + max(settings.horizon, 2 * settings.sweep_interval)
+    changes, end = [], clock.now() + max(get_settings().horizon, 2 * get_settings().sweep_interval)
     for queue, row_id, at in due:
         if at <= end:
             changes.append(Change(queue, row_id, due_ms_of(at), earlier_only))

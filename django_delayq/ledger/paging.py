@@ -26,8 +26,8 @@ from django_delayq.ledger.locking import (
     as_it_is,
     database_of,
     lock_in_slot_order,
+    lock_keys,
     lock_objects,
-    locking_rows,
     transaction_of,
     with_keys,
 )
@@ -125,7 +125,7 @@ def read_page(
     objects: dict[type[Model], dict[Any, Model]] = {}
     for model, pks in objects_of(rows.values_list(*PLACE, named=True), using):
         if columns:
-            list(locking_rows(model, pks, using).values_list("pk", flat=True))
+            lock_keys(model, pks, using)
         else:
             objects[model] = lock_objects(model, pks, using)
     return Page(using, ids, lock_in_slot_order(rows.only(*columns) if columns else rows, using), objects)

@@ -370,7 +370,7 @@ def test_a_pass_that_fails_leaves_the_time_of_its_claim(declare: Any, monkeypatc
     slow_orders(1)
     tables, began = TableSync("default"), timezone.now()
     with monkeypatch.context() as patch:
-        patch.setattr(sync, "repair", lambda *_: connection.cursor().execute("SELECT 1 FROM nowhere"))
+        patch.setattr(sync, "repair", lambda *_, **__: connection.cursor().execute("SELECT 1 FROM nowhere"))
         with pytest.raises(DatabaseError, match="nowhere"):
             tables.run(at_once=True)
     row = PolicySync.objects.get(policy=policy.label)
