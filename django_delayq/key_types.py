@@ -70,8 +70,11 @@ class _Integer(KeyType):
 class _Text(KeyType):
     name = "text"
 
+    def text(self, field: Any, value: Any) -> str:
+        return str.__str__(value)  # the value of an enumeration's member, whose `str` is its name
+
     def element(self, field: Any, value: Any) -> str:
-        return '"' + str(value).replace("\\", r"\\").replace('"', r"\"") + '"'
+        return '"' + self.text(field, value).replace("\\", r"\\").replace('"', r"\"") + '"'
 
     def key(self, reference: Any, field: Any, connection: BaseDatabaseWrapper) -> Any:
         same = dialect_of(connection).compares_across_collations

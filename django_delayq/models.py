@@ -36,7 +36,7 @@ def slot_of(label: str, content_type_id: int, object_id: str, key: str) -> str:
     A digest, because MySQL can neither index four long strings together nor compare them case-sensitively. A key that
     takes the slot of another object costs an attacker 2**128 attempts.
     """
-    text = f"{label}\0{content_type_id}\0{object_id}\0{key}"
+    text = "\0".join((label, str(content_type_id), object_id, key))  # a format has the names of enumerations
     return hashlib.blake2b(text.encode(), digest_size=SLOT_BYTES).hexdigest()
 
 

@@ -218,7 +218,7 @@ def _with_literals(sql: str, parameters: Iterable[Any]) -> tuple[str, list[Any]]
         if isinstance(value, int) and value >= 0:
             return str(int(value))
         if isinstance(value, str) and _PLAIN.fullmatch(value):
-            return f"'{value!s}'"
+            return f"'{str.__str__(value)}'"  # not by its own method: that of an enumeration may return its name
         remaining.append(value)
         return "%s"
 

@@ -156,7 +156,7 @@ def slots_of(
     common = blake2b(f"{label}\0{kind_of(table, using)}\0".encode(), digest_size=SLOT_BYTES)
     for pk in map(field.to_python, pks):
         object_id, digest = text(field, pk), common.copy()
-        digest.update(f"{object_id}\0{key}".encode())
+        digest.update("\0".join((object_id, key)).encode())
         yield pk, object_id, digest.hexdigest()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -101,8 +102,10 @@ def _below(status: str | None) -> Callable[[Any], None]:
 
 VIP = (lambda obj: _owned(obj, vip=True), lambda obj: _owned(obj, vip=False), _disowned)
 OWN = ({"status": "open"}, {"status": "done"})
+Status = Enum("Status", {"OPEN": "open"}, type=str)  # its `str()` is not its value, unlike that of `StrEnum`
 CASES = {
     "own columns": Case(lambda: Q(status="open", amount__lt=5), ({"amount": 1}, {"amount": 7}, {"status": "done"})),
+    "member of an enumeration": Case(lambda: Q(status=Status.OPEN), OWN),
     "either column": Case(lambda: Q(status="new") | Q(amount=1), ({"amount": 1}, {"amount": 7}, {"status": "new"})),
     "null": Case(lambda: Q(note="x"), ({"note": "x"}, {"note": "y"}, {"note": None})),
     "null bound": Case(lambda: Q(bound__gt=3), ({"bound": 5}, {"bound": 1}, {"bound": None})),
