@@ -181,13 +181,13 @@ def _of_instances(manager: Any, instances: Sequence[Model], querysets: Sequence[
 
     def names(obj: Model) -> list[tuple[int, str]]:
         """Return content types and ids of `obj` in the ledger; the last pair is the same for a parent and its child."""
-        keys = [(table, getattr(obj, cast("Any", table._meta.pk).attname)) for table in tables_of(type(obj))]
+        keys = [(table, getattr(obj, cast("Any", table._meta.pk).attname)) for table in tables_of(obj.__class__)]
         return [(kind_of(table, rows.db), object_id_of(table, key)) for table, key in keys]
 
     owners = {name: names(obj)[-1] for obj in instances for name in names(obj)}
     wanted = Q(pk__in=[])
-    for model in {type(obj) for obj in instances}:
-        wanted |= about(tables_of(model), [obj for obj in instances if type(obj) is model], rows.db)
+    for model in {obj.__class__ for obj in instances}:
+        wanted |= about(tables_of(model), [obj for obj in instances if obj.__class__ is model], rows.db)
 
     def owner_of(row: Timeout) -> Any:
         return owners.get((row.content_type_id, row.object_id))

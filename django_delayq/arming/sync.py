@@ -312,7 +312,7 @@ def _targets(target: Any) -> Iterator[tuple[type[Model], str, QuerySet[Any] | li
                 f"{obj!r} has no primary key: it is not saved, or comes from bulk_create() on a database that returns "
                 "no keys, as MySQL. Pass a queryset that finds the new rows."
             )
-        by_place.setdefault((type(obj), database_of(type(obj), obj)), []).append(obj)
+        by_place.setdefault((obj.__class__, database_of(obj.__class__, obj)), []).append(obj)
     for (model, using), objects in by_place.items():
         if model is not Timeout:
             yield model, using, objects

@@ -113,12 +113,13 @@ def place_of(obj: Model, policy: str | TimeoutPolicy[Any] | None) -> tuple[Timeo
     if isinstance(obj, Timeout):
         raise TypeError("Expected an object, not a Timeout, which is scheduled. To move it, use reschedule_timeout().")
     if policy is None:
-        raise TypeError(f"Which policy of {type(obj).__name__}? Name one: the policy, its label or its name.")
-    resolved = resolve_policy(policy, type(obj))
+        raise TypeError(f"Which policy of {obj.__class__.__name__}? Name one: the policy, its label or its name.")
+    model = obj.__class__  # not its type, for a lazy object such as `request.user`
+    resolved = resolve_policy(policy, model)
     pk = resolved.pk_of(obj)
     if pk is None or obj._state.adding:
         raise ValueError(f"{obj!r} is not saved: save it first, its timeouts are kept by its primary key.")
-    return resolved, database_of(type(obj), obj), pk
+    return resolved, database_of(model, obj), pk
 
 
 def subject_at(policy: TimeoutPolicy[Any], pk: Any, key: str, using: str) -> Subject:

@@ -79,7 +79,7 @@ def before_deadline(
 
 def _refresh(obj: Model, using: str) -> None:
     """Lock the row of `obj` and read it into `obj`, mostly by a statement that was compiled once."""
-    model: Any = type(obj)
+    model: Any = obj.__class__
     if model.refresh_from_db is Model.refresh_from_db and not obj.get_deferred_fields():
         row = lock_object(model, obj.pk, using)
         if row is None:

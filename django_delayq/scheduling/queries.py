@@ -122,7 +122,7 @@ def _model_and_objects(target: Target) -> tuple[type[Model] | None, QuerySet[Any
     for obj in objects:
         if obj.pk is None:
             raise ValueError(f"{obj!r} is not saved: its timeouts are kept by its primary key.")
-    kind = type(target) if isinstance(target, Model) else next(iter(kinds), None)
+    kind = target.__class__ if isinstance(target, Model) else next(iter(kinds), None)
     return kind, objects
 
 

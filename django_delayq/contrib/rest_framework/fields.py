@@ -92,7 +92,7 @@ def _is_saved(obj: Any) -> bool:
 
 def _identity(obj: Model) -> tuple[Any, ...]:
     """Return what identifies the object: a relation that was not prefetched returns a new instance each time."""
-    return type(obj), obj._state.db, obj.pk
+    return obj.__class__, obj._state.db, obj.pk
 
 
 def _serialized_by(node: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
+from django.utils.functional import SimpleLazyObject
 from rest_framework import serializers
 
 import django_delayq as dq
@@ -66,6 +67,11 @@ def due(shown: Any) -> list[Any]:
 
 def expected(orders: list[Order]) -> list[Any]:
     return [dq.get_deadline(order, "remind") for order in orders]
+
+
+def test_an_object_that_is_loaded_lazily_shows_its_deadline(orders: list[Order]) -> None:
+    lazy: Any = SimpleLazyObject(lambda: orders[0])
+    assert due([OrderSerializer(lazy).data]) == expected(orders[:1])
 
 
 def test_one_object_shows_when_how_long_and_what_time_it_is(orders: list[Order]) -> None:

@@ -6,13 +6,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import prefetch_related_objects
 from django.utils import timezone
+from django.utils.functional import SimpleLazyObject
 
 import django_delayq as dq
 from django_delayq import clock, operations
 from django_delayq.ledger import controls
 from django_delayq.models import Timeout
 from django_delayq.policies import registry
+from django_delayq.templatetags.delayq import deadline
 from django_delayq.testing import fire_due
 from tests.testapp.models import Order
 
@@ -149,6 +152,27 @@ def test_what_a_verb_cannot_take_is_named_with_what_it_takes(order: Order, call:
 def test_a_single_timeout_is_enough_for_a_bulk_verb(order: Order) -> None:
     row = dq.schedule_timeout(order, "remind", hours=1)
     assert dq.extend_timeouts(row, hours=1) == dq.cancel_timeouts(row) == 1
+
+
+def test_a_verb_takes_an_object_that_is_loaded_lazily_such_as_the_user_of_a_request(order: Order) -> None:
+    def lazy() -> Any:
+        return SimpleLazyObject(lambda: Order.objects.get(pk=order.pk))
+
+    row = dq.schedule_timeout(lazy(), "remind", hours=1)
+    assert dq.schedule_timeouts([lazy()], "remind", hours=2) == 1
+    moved = dq.reschedule_timeout(lazy(), "remind", hours=1)
+    assert moved is not None
+    assert dq.get_deadline(lazy(), "remind") == deadline(lazy(), "remind").due_at == moved.due_at
+    assert list(dq.pending_timeouts(lazy(), "remind")) == list(dq.pending_timeouts([lazy()])) == [row]
+    assert [event.what for event in dq.explain_timeout(lazy(), "remind")] == ["scheduled", "rescheduled"]
+    with dq.before_deadline(user := lazy(), "remind") as timeout:
+        user.status, user.created_at = "unpaid", timezone.now()
+        Order.objects.update(created_at=user.created_at)
+    assert timeout == row
+    assert dq.sync_timeouts(lazy()) == 1
+    prefetch_related_objects([user], "timeouts")
+    assert len(user.timeouts.all()) == 2
+    assert dq.cancel_timeout(lazy(), "cancel_unpaid") is True
 
 
 def test_policy_state_takes_a_label() -> None:
