@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
@@ -335,6 +336,8 @@ def lock_in_slot_order(rows: TimeoutQuerySet, using: str) -> list[Timeout]:
 def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
     """Wait for the newest row of `subject`, or for the pending one, and lock it; return None if there is none.
 
+    Rows that were superseded do not count if there is another: `since` came back to the value of an older round.
+
     A database that locks what it reads may read a small table backwards by the primary key, and deadlock. Asked for
     the ids alone, it reads them from the index of slots.
     """
@@ -345,6 +348,9 @@ def lock_newest(subject: Subject, *, pending: bool = False) -> Timeout | None:
             return None
         row_id = max(row[0] for row in ids)
     found = _rounds.objects(using, len(slots) if row_id is None else 0, pending, False, slot=slots, id=row_id)
+    if found and found[0].cause == Timeout.Cause.SUPERSEDED:
+        for other in as_it_is(subject.rounds().exclude(cause=found[0].cause), using)[:1]:
+            return lock_newest(replace(subject, row_id=other.pk))
     return found[0] if found else None
 
 

@@ -260,11 +260,13 @@ def waiting(run_at: datetime) -> dict[str, Any]:
 def is_superseded(row: Timeout, using: str) -> bool:
     """Return whether a newer round than that of `row` was scheduled, under any label of its policy.
 
-    Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. An older row
-    that an operator has retried is newer than the rounds before that.
+    Also if the newer one has ended: the caller that cancelled it was promised that nothing will happen. But not if it
+    was superseded itself, because `since` came back to the value of `row`. An older row that an operator has retried is
+    newer than the rounds before that.
     """
     newer = Q(slot_taken=1) | Q(pk__gt=row.pk, created_at__gte=began_at(row))
-    return bool(Timeout.objects.using(using).filter(newer, slot__in=slots_of_row(row)).exists())
+    rounds = Timeout.objects.using(using).filter(slot__in=slots_of_row(row)).exclude(cause=Cause.SUPERSEDED)
+    return bool(rounds.filter(newer).exists())
 
 
 def expired(using: str, limit: int, ids: Collection[int] | None = None) -> list[Timeout]:

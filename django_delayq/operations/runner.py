@@ -140,8 +140,8 @@ class Context:
     def rounds(self) -> dict[str, dict[str, Any]]:
         """Return for each slot of the page's rows the `newest` id, the `last` creation, and whether it is `taken`."""
         slots = {slot for row in self.page.rows for slot in slots_of_row(row)}
-        rows = Timeout.objects.using(self.using).filter(slot__in=slots).order_by("slot")
-        by_slot: Any = as_it_is(rows, self.using).values("slot")
+        rows = Timeout.objects.using(self.using).filter(slot__in=slots).exclude(cause=Timeout.Cause.SUPERSEDED)
+        by_slot: Any = as_it_is(rows.order_by("slot"), self.using).values("slot")
         found = by_slot.annotate(newest=Max("pk"), last=Max("created_at"), taken=Max("slot_taken"))
         return {each["slot"]: each for each in found}
 
