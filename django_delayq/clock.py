@@ -130,14 +130,15 @@ class DatabaseNow(Expression):
 def database_now(using: str) -> datetime:
     """Return the time by the clock of database `using`, in one query (none on SQLite, or if the clock is set)."""
     connection = connections[using]
-    server_time = dialect_of(connection).server_time
-    if not server_time or is_set():
+    dialect = dialect_of(connection)
+    if not dialect.server_time or is_set():
         return now()
+    # Without USE_TZ, Django sets the session of PostgreSQL to TIME_ZONE, so that its answer is naive and local, too.
+    sql, parameters = (dialect.server_time, ()) if settings.USE_TZ else dialect.now(connection)
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {server_time}")
-        moment: datetime = cursor.fetchone()[0]
-    aware = moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
-    return aware.astimezone(UTC) if settings.USE_TZ else fitting(aware)
+        cursor.execute(f"SELECT {sql}", parameters)
+        at: datetime = cursor.fetchone()[0]
+    return at.astimezone(UTC) if timezone.is_aware(at) else at.replace(tzinfo=UTC if settings.USE_TZ else None)
 
 
 def aware(moment: datetime) -> datetime:

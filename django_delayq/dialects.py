@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 
-from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
@@ -190,11 +189,6 @@ class PostgreSQL(Dialect):
         ),
         "uuid": "(CASE WHEN {0} ~ '^[0-9a-f-]{36}$' THEN {0}::uuid END)",
     }
-
-    def now(self, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        if settings.USE_TZ:
-            return self.server_time, ()
-        return f"({self.server_time} AT TIME ZONE %s)", (settings.TIME_ZONE,)
 
     def repeats_reads(self, connection: BaseDatabaseWrapper) -> bool:
         level = connection.settings_dict["OPTIONS"].get("isolation_level")

@@ -15,6 +15,8 @@ from django.utils import timezone
 
 import django_delayq as dq
 from django_delayq import clock
+from django_delayq.conf import get_settings
+from django_delayq.firing import extend_firing
 from django_delayq.models import Timeout
 from tests.testapp.models import Order
 
@@ -126,8 +128,6 @@ def test_due_times_are_rounded_up_to_the_millisecond(micros: int, ms: int) -> No
 @pytest.fixture
 def naive_order(settings: Any) -> Iterator[Order]:
     """An order in a project without time zones."""
-    if connection.vendor == "postgresql":
-        pytest.skip("the columns of the test database are timestamps with time zone")
     order = Order.objects.create()
     connection.close()
     settings.USE_TZ = False
@@ -146,6 +146,14 @@ def test_without_time_zones_the_one_that_a_request_has_activated_does_not_count(
         assert abs(clock.database_now("default") - clock.now()) < timedelta(minutes=1)
         with dq.before_deadline(naive_order, "remind", strict=True) as cancelled:
             assert cancelled == row
+
+
+def test_without_time_zones_a_firing_whose_worker_is_running_does_not_expire(naive_order: Order) -> None:
+    row = dq.schedule_timeout(naive_order, "send_outside", seconds=0)
+    Timeout.objects.filter(pk=row.pk).update(state="firing", slot_taken=None)
+    assert extend_firing([row.pk], "default")
+    row.refresh_from_db()
+    assert timedelta(0) < row.run_at - clock.now() <= get_settings().lease
 
 
 def test_without_time_zones_everything_is_local_and_nothing_is_early(naive_order: Order) -> None:
