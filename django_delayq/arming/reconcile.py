@@ -13,7 +13,7 @@ a save that was missed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from django.db import Error as DatabaseError
 from django.db import connections
-from django.db.models import Case, F, Q, When
+from django.db.models import Case, Exists, F, OuterRef, Q, When
 
 from django_delayq import clock
 from django_delayq.arming.row_state import (
@@ -45,11 +45,10 @@ from django_delayq.ledger.locking import as_it_is, lock_in_slot_order, lock_keys
 from django_delayq.ledger.outbox import announce
 from django_delayq.ledger.paging import chunks
 from django_delayq.ledger.subjects import kind_of, slots_of, subject_at
-from django_delayq.models import Timeout
+from django_delayq.models import Installation, Timeout
 from django_delayq.signals import timeout_cancelled, timeout_rescheduled, timeout_scheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from django.db.models import Model
@@ -71,14 +70,16 @@ class Kept(NamedTuple):
     extensions: int
     held_until: datetime
     """Holds that ended later have not moved its deadline: it was not pending when they moved the others."""
+    key: str | None
+    """Its idempotency key, by which a provider knows that it has seen an attempt; None: of another installation."""
 
-    def is_later(self, due_at: datetime) -> bool:
-        """Return whether the round keeps more than `due_at`, which its policy would give it now.
+    def beside(self, due_at: datetime) -> Kept:
+        """Return what it keeps where its policy would now give it `due_at`.
 
         A deadline that was not moved is kept only if it is later: the caller that scheduled it by hand has granted it.
         """
         is_moved = self.due_at != self.first_due_at or self.extensions > 0
-        return is_moved or self.first_due_at > due_at
+        return self if is_moved or self.first_due_at > due_at else self._replace(due_at=None, first_due_at=due_at)
 
 
 class Round(NamedTuple):
@@ -262,7 +263,7 @@ def _diff_round(
             changes.cancel[pending_id] = (state, Cause.CONDITION)
         return
     kept = settled()[1].get((policy.label, state.pk, since_at)) if pending_id is None else None
-    kept = kept if kept is not None and kept.is_later(due_at) else None
+    kept = kept and kept.beside(due_at)
     due_at = due_at if kept is None else kept.due_at or due_at
     # A sync leaves more of the old rounds alone than a save, but not pending ones.
     limit = oldest if oldest is None or pending_id is None else max(oldest, get_settings().catch_up)
@@ -296,7 +297,9 @@ def _settled_rounds(
     slots = slots_by_object({state.policy for state, _ in asked}, {state.pk for state, _ in asked}, using)
     of_places = of_since(since_at for _, since_at in asked) & Q(slot__in=list(slots))
     rows = as_it_is(Timeout.objects.using(using).filter(of_places), using)
-    columns = ("id", "due_at", "first_due_at", "extensions", "created_at", "history")
+    is_adopted = Exists(Installation.objects.using(using).filter(since_at__gte=OuterRef("settled_at")))
+    rows = rows.annotate(own_key=Case(When(~is_adopted, then="idempotency_key")))
+    columns = ("id", "due_at", "first_due_at", "extensions", "created_at", "history", "own_key")
     if all(state.closed is not None for state, _ in asked):  # as after most saves; this takes Django less time
         found = rows.filter(cause=Cause.CONDITION).values_list("slot", "since_at", *columns)
     else:  # of closed rounds nothing but each place once, because there may be very many with one `since_at`
@@ -304,7 +307,7 @@ def _settled_rounds(
         rows = rows.filter(CLOSING | Q(cause=Cause.CONDITION))
         found = rows.annotate(**ended).values_list("slot", "since_at", *ended).distinct()
     for slot, since_at, *values in sorted(found, key=lambda row: row[2] or 0):
-        row_id, due_at, first_due_at, extensions, created_at, history = values
+        row_id, due_at, first_due_at, extensions, created_at, history, key = values
         place = (*slots[slot], since_at)
         if row_id is None:
             closed.add(place)
@@ -312,7 +315,7 @@ def _settled_rounds(
             moves = [event["what"] for event in history if "from" in event and event["what"] not in MOVES_OF_ALL]
             due_at = None if moves[-1:] == ["fire_requested"] else due_at
             held = [moment(event["at"]) for event in history if event["what"] == "hold_ended"]
-            kept[place] = Kept(due_at, first_due_at, extensions, max([created_at, *held]))
+            kept[place] = Kept(due_at, first_due_at, extensions, max([created_at, *held]), key)
     return closed, kept and _after_holds(kept, {state.policy for state, _ in asked}, using)
 
 
@@ -360,6 +363,7 @@ def _new_row(each: Round, using: str) -> Timeout:
     row = writing.new_row(subject_at(each.state.policy, each.state.pk, "", using), each.due_at, each.since_at)
     if each.kept is not None:
         row.first_due_at, row.extensions = each.kept.first_due_at, each.kept.extensions
+        row.idempotency_key = each.kept.key or row.idempotency_key
     return row
 
 

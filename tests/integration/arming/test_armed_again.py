@@ -132,6 +132,47 @@ def test_a_request_to_fire_now_is_not_kept_after_an_attempt_that_failed(declare:
     assert order.timeouts.get(policy=policy.label, state="pending").due_at == begin + 30 * MINUTE
 
 
+@pytest.mark.parametrize("how", ["save", "bulk"])
+@pytest.mark.parametrize("by_callable", [False, True])
+def test_an_attempt_after_a_payment_that_failed_has_the_idempotency_key_of_the_one_before(
+    declare: Declare, how: str, by_callable: bool
+) -> None:
+    """The provider may have received the first one, although it seemed to fail."""
+    sent: list[str] = []
+
+    def send(order: Order, timeout: Timeout) -> None:
+        sent.append(timeout.idempotency_key)
+        raise TimeoutError("the provider did not answer in time")
+
+    since: Any = (lambda order: order.created_at) if by_callable else "created_at"
+    options = {"after": 30 * MINUTE, "since": since, "when": Q(status="unpaid"), "retry": dq.Retry([86400])}
+    policy = declare(Order, send, name="sends", atomic=False, **options)
+    order = Order.objects.create(status="unpaid", created_at=timezone.now() - 31 * MINUTE)
+    testing.fire_due(policy, raises=False)
+    for _ in range(2):
+        fail_to_pay(how)
+    testing.fire_due(policy, raises=False)
+    assert len(sent) == 2 and len(set(sent)) == 1
+    order.created_at = timezone.now() - 32 * MINUTE
+    order.save()
+    testing.fire_due(policy, raises=False)
+    assert len(sent) == 3 and len(set(sent)) == 2, "a new round"
+
+
+def test_an_idempotency_key_of_another_installation_is_not_used_again(settings: Any) -> None:
+    order = Order.objects.create(status="unpaid", created_at=timezone.now())
+    order.status = "paying"
+    order.save()
+    settings.DELAYQ = {**settings.DELAYQ, "INSTALLATION": "staging", "REDIS": None}
+    operations.adopt(by="script:restore")
+    order.status = "unpaid"
+    order.save()
+    former, row = order.timeouts.order_by("id")
+    assert former.idempotency_key != row.idempotency_key
+    fail_to_pay("save")
+    assert order.timeouts.get(state="pending").idempotency_key == row.idempotency_key
+
+
 @pytest.mark.parametrize("what", ["hold", "shift"])
 def test_a_request_to_fire_now_is_not_kept_because_all_deadlines_were_moved_since(declare: Declare, what: str) -> None:
     """The partner is down, so the policy is held. Nothing fires early when a payment fails later."""
