@@ -11,6 +11,8 @@ from django_delayq.exceptions import InvalidDelay
 class Outcome(Exception):
     """The base class."""
 
+    reason = ""
+
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
         self.reason = reason

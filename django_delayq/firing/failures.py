@@ -163,8 +163,8 @@ def _verdict(
         number, most = snoozes_of(row.history) + 1, policy.limits.snoozes if policy and policy.limits else None
         try:
             until = error.delay.due_from(now)
-        except InvalidDelay as too_far:
-            error = too_far
+        except (InvalidDelay, AttributeError) as wrong:  # the latter: a subclass did not call `Snooze.__init__`
+            error = wrong
         else:
             if most is not None and number > most:
                 why = f": {error.reason}" if error.reason else "."

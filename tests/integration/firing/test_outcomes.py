@@ -152,6 +152,19 @@ def test_give_up_is_dead_at_once(order: Order, declare: Declare) -> None:
     assert row.reason.startswith("no such account")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [(dq.Skip, ("skipped", "handler")), (dq.GiveUp, ("dead", "handler")), (dq.Snooze, ("dead", "retries"))],
+)
+def test_an_outcome_of_the_project_that_does_not_call_its_base_ends_the_round_too(
+    order: Order, declare: Declare, outcome: Any, expected: tuple[str, str]
+) -> None:
+    own = type("Own", (outcome,), {"__init__": lambda self, order: None})
+    row = due(order, declare(Order, raising(own(order)), name="own", retry=dq.Retry.never()))
+    fire(row)
+    assert state(row) == expected
+
+
 def test_system_exit_is_a_failure_and_not_the_end_of_the_worker(order: Order, declare: Declare) -> None:
     row = due(order, declare(Order, raising(SystemExit(3)), name="exits", retry=dq.Retry.never()))
     fire(row)
