@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from django.conf import settings
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
@@ -47,11 +48,11 @@ MAX_UNITS: Final = 1e9
 class Moment(serializers.DateTimeField):
     """A datetime in the years that every database can compare."""
 
-    def to_internal_value(self, value: Any) -> datetime:
-        at = super().to_internal_value(value)
-        if at.year not in search.YEARS:
+    def enforce_timezone(self, value: datetime) -> datetime:
+        if value.year not in search.YEARS:
             raise ValidationError(_("This time is too far away."))
-        return at
+        # Without USE_TZ, datetimes are local, and Django REST framework would convert to UTC.
+        return super().enforce_timezone(value) if settings.USE_TZ else clock.fitting(value)
 
 
 class ObjectReference(serializers.CharField):
