@@ -115,6 +115,8 @@ class Failures:
 
     policy: TimeoutPolicy[Any]
     count: int = 0
+    locked: int = 0
+    """How many objects were left alone because other transactions have locked them."""
     first: Any = None
     """The key of the first one, and its exception; None: there is none."""
 
@@ -187,8 +189,10 @@ def arm_many(
     if dry_run:
         return diff(row_states(policies, pks, using), using, oldest, failures=failures)
     with transaction_of(using):
-        pks = lock_keys(policies[0].concrete_model, pks, using, wait=wait)
-        changes = diff(row_states(policies, pks, using), using, oldest, failures=failures)
+        locked = lock_keys(policies[0].concrete_model, pks, using, wait=wait)
+        if failures is not None:
+            failures.locked += len(pks) - len(locked)
+        changes = diff(row_states(policies, locked, using), using, oldest, failures=failures)
         apply(changes, using, signals=signals)
     return changes
 

@@ -146,9 +146,9 @@ class TableSync:
     from which another worker continues it. Policies that are due begin before long passes continue.
 
     A pass is complete although callables have raised for some objects, or other transactions have locked them, so that
-    each object is tried once an interval.
-    What becomes due meanwhile is not too old: `PolicySync.before_at` stays where it is until a pass without failures,
-    for `CATCH_UP` at most. By then the rounds that it would arm again may have fired, and their rows been pruned.
+    each object is tried once an interval. What becomes due meanwhile is not too old: `PolicySync.before_at` stays where
+    it is until a pass without such objects, for `CATCH_UP` at most. By then the rounds that it would arm again may have
+    fired, and their rows been pruned.
     """
 
     def __init__(self, using: str) -> None:
@@ -157,6 +157,8 @@ class TableSync:
         """When the claim of this worker ends; two if it is not known whether the last one was stored."""
         self._failed = set[str]()
         self._reported = set[str]()
+        self._left = set[str]()
+        """The policies of which this worker has left objects alone in the present or last pass: they were locked."""
 
     def run(self, between: Callable[[], object] = lambda: None, *, at_once: bool = False) -> float:
         """Sync a slice of the policies that are due; return in how many seconds to call again.
@@ -221,7 +223,8 @@ class TableSync:
         `now`: the time of the database when the policies were claimed. `limit`: pause after so many seconds.
         """
         if not row.is_running:
-            _begin(row, now)
+            _begin(row, now, stays=bool(row.failed_total) or row.policy in self._left)
+            self._left.discard(row.policy)
         # What became due since the pass before began may have been missed by it, however long a pass takes.
         spent, oldest = 0.0, _oldest(now - (row.before_at or now))
         place = None
@@ -244,6 +247,8 @@ class TableSync:
                 if spent >= limit:
                     break
         row.failed += failures.count
+        if failures.locked:
+            self._left.add(row.policy)
         if step is None:
             row.failed_total = row.failed
         row.save(using=self._using, update_fields=PROGRESS)
@@ -275,10 +280,10 @@ def _oldest(behind: timedelta = timedelta(0)) -> timedelta:
     return min(2 * get_settings().sync_interval + behind, get_settings().retention / 2)
 
 
-def _begin(row: PolicySync, now: datetime) -> None:
-    """Begin a pass at `now`."""
+def _begin(row: PolicySync, now: datetime, *, stays: bool) -> None:
+    """Begin a pass at `now`. `stays`: the pass before has left objects, so that `before_at` stays, if it can."""
     before_at = row.began_at or row.before_at
-    if row.failed_total and row.before_at is not None and before_at is not None:
+    if stays and row.before_at is not None and before_at is not None:
         before_at = min(before_at, max(row.before_at, now - get_settings().catch_up))
     row.before_at, row.began_at, row.place, row.checked, row.failed = before_at, now, "", 0, 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 from django_delayq import TimeoutPolicy
@@ -55,6 +55,28 @@ def test_an_object_that_is_locked_is_left_to_the_next_sync(policy: TimeoutPolicy
         assert pending(policy) == [str(free.pk)]
     PolicySync.objects.all().delete()
     TableSync("default").run(at_once=True)
+    assert pending(policy) == [str(free.pk), str(locked.pk)]
+
+
+def test_an_object_that_stays_locked_is_armed_afterwards_although_its_deadline_has_passed(
+    policy: TimeoutPolicy[Any],
+) -> None:
+    locked, free = slow_orders(policy)
+    sync = TableSync("default")
+
+    def minutes_later(minutes: int) -> None:
+        by = timedelta(minutes=minutes)
+        times = {name: F(name) - by for name in ("before_at", "began_at", "finished_at")}
+        PolicySync.objects.filter(policy=policy.label).update(**times, claimed_until=None)
+
+    Order.objects.filter(pk=locked.pk).update(created_at=timezone.now() - timedelta(minutes=66))
+    with transaction.atomic():
+        Order.objects.select_for_update().get(pk=locked.pk)
+        in_another_thread(lambda: sync.run(at_once=True))
+        in_another_thread(lambda: minutes_later(8))
+        in_another_thread(lambda: sync.run(at_once=True))
+    minutes_later(2)
+    sync.run(at_once=True)
     assert pending(policy) == [str(free.pk), str(locked.pk)]
 
 
