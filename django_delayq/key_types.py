@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any
 
 from django.conf import settings
@@ -136,10 +137,13 @@ class _Decimal(KeyType):
     name = "decimal"
 
     def text(self, field: Any, value: Any) -> str:
-        places = field.decimal_places
-        if not value.is_finite() or value != round(value, places):
-            raise ValueError(f"{value} is not a key with {places} decimal places: use the value that the database has.")
-        return f"{value or abs(value):.{places}f}"
+        digits, places = field.max_digits, field.decimal_places
+        is_short = value.is_finite() and value.adjusted() < digits - places  # else its text may fill the memory
+        text = f"{value or abs(value):.{places}f}" if is_short else "NaN"  # exact, unlike `round` beyond 28 digits
+        if Decimal(text) != value:
+            rule = f"at most {digits} digits, {places} of them decimal places"
+            raise ValueError(f"{value} is not a key with {rule}: use the value that the database has.")
+        return text
 
     def fault(self, field: Any, connection: BaseDatabaseWrapper | None) -> str:
         exact = None if connection is None else dialect_of(connection).exact_digits
@@ -222,8 +226,10 @@ def array_of(model: type[Model], pks: Iterable[Any]) -> str:
 
 def pk_of(model: type[Model], object_id: str) -> Any:
     """Return the primary key of which `object_id` is the text; ValueError if it is not a key of this model."""
+    field = root_of_key(model)
     try:
-        pk = root_of_key(model).to_python(object_id)
+        pk = field.to_python(object_id)
+        key_type(model).text(field, pk)  # not of a decimal or datetime for which Django or the database would raise
     except Exception as error:
         raise ValueError(f"{object_id!r} is not a key of {model.__name__}.") from error
     if isinstance(pk, int) and abs(pk) > BIGGEST_INTEGER:  # SQLite raises when it is only asked for one

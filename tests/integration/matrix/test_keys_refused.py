@@ -17,7 +17,7 @@ import django_delayq as dq
 from django_delayq import TimeoutPolicy, TimeoutRelation
 from django_delayq.checks import check_policies
 from django_delayq.exceptions import PolicyError
-from django_delayq.key_types import refusal
+from django_delayq.key_types import object_id_of, pk_of, refusal
 from django_delayq.ledger.subjects import object_id
 from tests.testapp.keys import DateTimeKey, DecimalKey, Holder, OwnChild, Parent
 
@@ -110,8 +110,24 @@ def test_a_decimal_with_more_places_than_the_key_is_refused(declare: Declare) ->
     declare(DecimalKey, name="hand")
     obj = DecimalKey.objects.create(number=Decimal("1.25"))
     obj.number = Decimal("1.254")
-    with pytest.raises(ValueError, match=r"1\.254 is not a key with 2 decimal places"):
+    with pytest.raises(ValueError, match=r"1\.254 is not a key with at most 10 digits, 2 of them"):
         dq.schedule_timeout(obj, "hand", hours=1)
+
+
+@isolate_apps("tests.testapp")
+def test_a_decimal_key_may_have_more_digits_than_python_calculates_with() -> None:
+    class Precise(models.Model):
+        number = models.DecimalField(max_digits=38, decimal_places=10, primary_key=True)
+
+        class Meta:
+            app_label = "testapp"
+
+    text = "1234567890123456789012345678.0123456789"
+    assert object_id_of(Precise, Decimal(text)) == text
+    assert pk_of(Precise, text) == Decimal(text)
+    for wrong in ("1e28", "1e-11", text + "1", "1e999999999", "NaN", "-Infinity"):
+        with pytest.raises(ValueError, match="is not a key of Precise"):
+            pk_of(Precise, wrong)
 
 
 @pytest.mark.django_db

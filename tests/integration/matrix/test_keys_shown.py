@@ -11,6 +11,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import include, path, reverse
 from rest_framework import serializers
@@ -21,6 +22,8 @@ from django_delayq.admin import TimeoutAdmin, TimeoutAdminMixin, TimeoutInline
 from django_delayq.contrib.rest_framework import DeadlineField
 from django_delayq.models import Timeout
 from tests.integration.matrix.keys import CASES, World, make_world
+from tests.testapp import keys
+from tests.testapp.models import Order
 
 site = admin.AdminSite(name="admin")
 
@@ -113,6 +116,25 @@ def test_rest_lists_and_shows_the_timeouts_of_an_object(world: World, browser: C
         assert [each["id"] for each in found] == [each.pk for each in reversed(world.rows(world.obj))]
     shown = browser.get(f"/api/timeouts/{row.pk}/").json()
     assert shown["object"]["id"] == row.object_id
+
+
+@pytest.mark.parametrize("text", ["7E1234", "1e40", "0001-01-01T00:00:00+14:00"])
+def test_what_only_looks_like_a_key_is_searched_like_any_text(
+    text: str, declare: Callable[..., TimeoutPolicy[Any]], browser: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worlds = [make_world(case, declare) for case in CASES if case.model in {keys.DecimalKey, keys.DateTimeKey}]
+    order = Order.objects.create()
+    row = dq.schedule_timeout(order, "remind", hours=1, key=text)
+    assert listed(browser, q=text) == [row.pk]
+    assert [each["id"] for each in browser.get("/api/timeouts/", {"search": text}).json()["results"]] == [row.pk]
+    call_command("delayq_explain", "--search", text)
+    assert f"testapp.order.remind of {order.pk} ({text})" in capsys.readouterr().out
+    for world in worlds:
+        label = world.case.model._meta.label_lower
+        assert listed(browser, object=f"{label}:{text}") == listed(browser, owner=f"{label}:{text}") == []
+        assert browser.get("/api/timeouts/", {"object": f"{label}:{text}"}).status_code == 400
+        with pytest.raises(CommandError, match="is not a key of"):
+            call_command("delayq_explain", label, text)
 
 
 def test_a_deadline_field_reads_one_object_many_and_prefetched_ones(world: World) -> None:
