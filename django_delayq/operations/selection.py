@@ -60,11 +60,11 @@ def find_objects(text: str, using: str, limit: int) -> list[Model]:
     term = text.strip()
     if not term or "\0" in term:
         return []
-    found = list(_objects_with(term, using, None))
+    found = [obj for objects in _objects_with(term, using, None) for obj in objects[:limit]]
     for model in dict.fromkeys(policy.concrete_model for policy in get_policies()):
-        with suppress(ValueError):
-            found.append(model._base_manager.using(using).filter(pk=pk_of(model, term)))
-    return [obj for objects in found for obj in objects[:limit]]
+        with suppress(ValueError):  # of some types of keys only the driver finds out
+            found += model._base_manager.using(using).filter(pk=pk_of(model, term))[:limit]
+    return found
 
 
 def searched_fields(user: Any = None) -> list[tuple[type[Model], str]]:

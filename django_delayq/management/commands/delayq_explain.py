@@ -106,11 +106,11 @@ def _by_object(options: dict[str, Any]) -> list[Subject]:
         raise CommandError("Which object? Give its model and its primary key, such as shop.order 1234.")
     using = database_of(model)
     try:
-        pk, condition = pk_of(model, key), about_keys(model, [key], using)
+        condition = about_keys(model, [key], using)
+        objects = list(model._base_manager.using(using).filter(pk=pk_of(model, key)))
     except ValueError as error:
         raise CommandError(f"{key} is not a key of {model.__name__}.") from error
     rows = Timeout.objects.using(using).filter(condition)
-    objects = list(model._base_manager.using(using).filter(pk=pk))
     if not objects and not rows.exists():
         raise CommandError(f"There is no {model.__name__} {key}, and no timeout of it.")
     if name is not None and (registry.get(name) or not rows.filter(policy=name).exists()):

@@ -137,6 +137,13 @@ def test_what_only_looks_like_a_key_is_searched_like_any_text(
             call_command("delayq_explain", label, text)
 
 
+def test_a_search_for_what_is_no_address_finds_no_object(declare: Callable[..., TimeoutPolicy[Any]]) -> None:
+    declare(keys.IPKey, name="hand")
+    for given in (["testapp.ipkey", "A-17"], ["--search", "A-17"]):
+        with pytest.raises(CommandError, match="A-17"):
+            call_command("delayq_explain", *given)
+
+
 def test_a_deadline_field_reads_one_object_many_and_prefetched_ones(world: World) -> None:
     class Shown(serializers.Serializer[Any]):
         due = DeadlineField("auto")
