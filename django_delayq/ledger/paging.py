@@ -272,7 +272,7 @@ def _inserted(using: str, given: Sequence[str], empty: Sequence[str], replace: b
         returning = ("id", "run_at")  # only where they differ, because drivers take long to read datetimes
     if not connection.features.supports_update_conflicts_with_target:  # MariaDB would return kept rows, too
         returning = ()
-    types = {name: cast("Any", Timeout._meta.get_field(name)).cast_db_type(connection) for name in given}
+    types = {name: cast("Any", Timeout._meta.get_field(name)).rel_db_type(connection) for name in given}
     source = f"SELECT {{values}} FROM {dialect_of(connection).rows_of_json(types, 'given')}"
     after = [Param(TextField(), "rows")]
     return insert_statement(using, columns, source, after=after, returning=returning, replace=replace)

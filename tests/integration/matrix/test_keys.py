@@ -229,3 +229,15 @@ def test_keys_of_timeouts_that_differ_in_case_or_spaces_are_different(
     assert [row.key for row in dq.pending_timeouts(obj, hand, key="a")] == ["a"]
     assert dq.cancel_timeouts(dq.pending_timeouts(obj, hand, key="A")) == 1
     assert sorted(dq.pending_timeouts(obj, hand).values_list("key", flat=True)) == ["a", "a ", "ä"]
+
+
+def test_a_key_that_ends_with_spaces_is_stored_as_it_is_by_bulk_writes_too(
+    declare: Callable[..., TimeoutPolicy[Any]],
+) -> None:
+    options: Any = {"name": "auto", "since": "begun_at", "when": Q(status="open")}
+    auto, hand = declare(keys.TextKey, after=timedelta(hours=1), **options), declare(keys.TextKey, name="hand")
+    [obj] = keys.TextKey.objects.bulk_create([keys.TextKey(code="a  ", begun_at=timezone.now())])
+    assert dq.sync_timeouts([obj]) == dq.schedule_timeouts([obj], hand, hours=1) == 1
+    assert {row.object_id for row in Timeout.objects.all()} == {"a  "}
+    assert dq.pending_timeouts(keys.TextKey.objects.all()).count() == 2
+    assert sum(sync_policy(auto, "default")) == 0
